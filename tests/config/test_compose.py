@@ -1,0 +1,332 @@
+"""What a composition gives, and what it says of each mistake."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from trainer_cli.config import check
+from trainer_cli.config.compose import ABSENT, compose, diff, from_yaml, to_yaml
+from trainer_cli.config.schema import Dtype, TrainConfig
+from trainer_cli.errors import ConfigError
+
+Write = Callable[[str, str], Path]
+
+
+def said(*overrides: str, **options: Any) -> str:
+    """The message of the error that these overrides give."""
+    with pytest.raises(ConfigError) as caught:
+        compose(list(overrides), **options)
+    return str(caught.value)
+
+
+def test_the_default_is_a_small_job(project: Path) -> None:
+    config = compose([]).config
+    assert isinstance(config, TrainConfig)
+    assert (config.name, config.run_dir, config.scheduler) == ("default", "runs/default", None)
+    assert config.model == {"_target_": "mine.MLP", "hidden": [64]}
+    assert type(config.model) is dict
+    assert type(config.model["hidden"]) is list
+    assert set(config.loggers) == {"console", "jsonl", "tensorboard"}
+
+
+@pytest.mark.parametrize("override", ["experiment=small", "+experiment=small"])
+def test_an_experiment_changes_the_defaults_and_names_the_run(project: Path, override: str) -> None:
+    composed = compose([override, "loop.log_interval=10"])
+    config = composed.config
+    assert (config.name, config.loop.max_duration, config.loop.log_interval) == ("small", "3ep", 10)
+    assert config.model["_target_"] == "mine.CNN"
+    assert config.optimizer["lr"] == 0.5
+    assert composed.overrides == [override, "loop.log_interval=10"]
+
+
+def test_a_nested_experiment_names_the_run_by_its_last_part(project: Path) -> None:
+    assert compose(["experiment=vision/deep"]).config.name == "deep"
+    assert compose(["experiment=vision/deep", "name=other"]).config.run_dir == "runs/other"
+
+
+def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path) -> None:
+    values = {"int": "3", "float": "0.5", "bool": "true"}
+    schema = check.typed()
+
+    def keys(node: Any, path: str = "") -> list[str]:
+        found = []
+        for key in node:
+            child, here = node._get_node(key), f"{path}{key}"
+            if check.is_closed(child):
+                found += keys(child, here + ".")
+            else:
+                found.append(here)
+        return found
+
+    groups = {"model", "data", "optimizer", "scheduler", "callbacks", "loggers"}
+    for key in keys(schema):
+        if key in groups:
+            value = "null" if key in ("model", "data", "optimizer", "scheduler") else "default"
+        else:
+            plain = OmegaConf.select(schema, key)
+            value = values.get(type(plain).__name__, "null") if plain is not None else "null"
+            value = "[]" if OmegaConf.is_list(plain) and key != "load.states" else value
+            value = {"param_groups": "{a: {lr: 1.0}}", "load.states": "[all]"}.get(key, value)
+            if isinstance(plain, str):
+                value = str(getattr(plain, "value", plain)).replace("${name}", "x")
+        assert compose([f"{key}={value}"]).config is not None, key
+
+
+def test_a_group_set_to_null_is_off(project: Path) -> None:
+    assert compose(["experiment=small", "scheduler=null"]).config.scheduler is None
+
+
+def test_choices_become_members(project: Path) -> None:
+    assert compose(["precision=bf16"]).config.precision.dtype is Dtype.bf16
+
+
+def test_a_files_place_and_the_command_line_are_known(project: Path) -> None:
+    composed = compose(["experiment=small", "seed=4", "ckpt=x"])
+    assert composed.where("loop.max_duration") == "configs/experiment/small.yaml:7"
+    assert composed.where("model.channels") == "configs/model/cnn.yaml:3"
+    assert composed.where("seed") == composed.where("ckpt") == "command line"
+    assert composed.where("deterministic") == "default"
+
+
+def test_a_named_folder_stands_before_the_projects_and_is_the_root(project: Path, tmp_path: Path) -> None:
+    other = tmp_path / "o'ther, [x]" / "conf"
+    (other / "model").mkdir(parents=True)
+    (other / "model/mlp.yaml").write_text("_target_: other.MLP\n")
+    composed = compose(["experiment=small", "model=mlp"], config_dir=other)
+    assert composed.config.model == {"_target_": "other.MLP"}
+    assert composed.project_root == other.parent
+    assert composed.config_dirs[:2] == [other, project / "configs"]
+
+
+def test_an_odd_path_as_second_folder_is_searched_too(tmp_path: Path, project: Path) -> None:
+    odd = tmp_path / "it's a, [b] = {c}"
+    project.rename(odd)
+    first = tmp_path / "first"
+    first.mkdir()
+    assert compose([], config_dir=first, cwd=odd).config.model["_target_"] == "mine.MLP"
+
+
+def test_a_users_own_primary_config_can_build_on_ours(project: Path, write: Write) -> None:
+    write("mine.yaml", "defaults:\n  - config\n  - _self_\nseed: 9\n")
+    assert compose(["loop.eval_steps=2"], config_name="mine").config.seed == 9
+    assert compose([], config_name="mine.yaml").config.seed == 9
+
+
+def test_nothing_is_left_behind(project: Path) -> None:
+    before, handlers = sorted(project.rglob("*")), list(logging.getLogger().handlers)
+    compose(["experiment=small"])
+    assert not GlobalHydra.instance().is_initialized()
+    assert sorted(project.rglob("*")) == before
+    assert Path.cwd() == project
+    assert logging.getLogger().handlers == handlers
+
+
+def test_a_program_that_uses_hydra_itself_keeps_it(project: Path) -> None:
+    from hydra import initialize_config_dir
+
+    with initialize_config_dir(str(project / "configs"), version_base="1.3"):
+        held = GlobalHydra.instance().hydra
+        compose([])
+        assert GlobalHydra.instance().hydra is held
+    assert not GlobalHydra.instance().is_initialized()
+
+
+MISTAKES = [
+    (["+experimant=small"], "there is no key 'experimant' (command line). Did you mean 'experiment'?"),
+    (["loop.max_duraton=3"], "there is no key 'loop.max_duraton' (command line). Did you mean 'loop.max_duration'?"),
+    (["+loop.max_duraton=3"], "there is no key 'loop.max_duraton' (command line). Did you mean 'loop.max_duration'?"),
+    (["++loop.max_duraton=3"], "there is no key 'loop.max_duraton'"),
+    (["sed=3"], "Did you mean 'seed'?"),
+    (["model.hiden=3"], "Did you mean 'model.hidden'? To add it, write '+model.hiden=3'."),
+    (["scheduler.warmup=3"], "scheduler is null (command line). Choose one first, as in scheduler=NAME."),
+    (["experiment=smal"], "there is no experiment called 'smal'"),
+    (["experiment=smal"], "vision/deep. Did you mean 'small'?"),
+    (["optimizer=adamv"], "There are: adam, adamw, sgd."),
+    (["experiment=small", "experiment=small"], "experiment is chosen twice"),
+    (["seed=abc"], "seed is 'abc', but it must be a whole number (command line)"),
+    (["seed=1.5"], "seed is 1.5, but it must be a whole number"),
+    (["deterministic=perhaps"], "deterministic is 'perhaps', but it must be true or false"),
+    (["device=cudaa"], "one of auto, cpu, cuda, mps (command line). Did you mean 'cuda'?"),
+    (["loop=null"], "loop is a section, and never null"),
+    (["precision=null"], "precision is a section, and never null"),
+    (["checkpoint.fixed_steps=[a]"], "a list of whole numbers"),
+    (["resume_allow=x"], "resume_allow is 'x', but it must be a list of texts"),
+    (["loop.max_duration=soon"], "loop.max_duration: 'soon' is not a duration"),
+    (["precision.clip_norm=nan"], "precision.clip_norm is nan"),
+    (["optimizer.lr=inf"], "optimizer.lr is inf, but it must be finite"),
+    (["run_dir=${foo}"], "run_dir: Interpolation key 'foo' not found (command line)"),
+    (["experiment=letters"], "data.path must be given (configs/data/text.yaml:3)"),
+    (["+seed=3"], "seed exists already (command line). Leave out the '+'."),
+    (["hydra.verbose=true"], "has no effect"),
+    (["~foo"], "there is no key 'foo'"),
+    (["~model.foo"], "there is no 'model.foo' to remove"),
+    (["trust=x"], "trust is 'x', but it must be a list of texts"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), MISTAKES)
+def test_a_mistake_is_one_line_with_what_where_and_cure(project: Path, overrides: list[str], expected: str) -> None:
+    message = said(*overrides)
+    assert expected in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("loop/default.yaml", "max_duration: 1ep\nmax_step: 3\n", "'loop.max_step' (configs/loop/default.yaml:2)"),
+        ("experiment/small.yaml", "# @package _global_\nmodl: {}\n", "'modl' (configs/experiment/small.yaml:2)"),
+        ("experiment/small.yaml", "# @package _global_\nloop: 3\n", "loop is 3, but it must be a section"),
+        ("experiment/small.yaml", "# @package _global_\nseed: x\n", "(configs/experiment/small.yaml:2)"),
+        ("experiment/small.yaml", "# @package _global_\nloop:\n  max_duration: 0\n", "(configs/experiment/small.yaml:3)"),
+        ("experiment/small.yaml", "# @package _global_\nseed: [\n", "this is not valid YAML"),
+        ("experiment/small.yaml", "# @package _global_\nseed: 1\nseed: 2\n", "duplicate key seed (configs/experiment/small.yaml:3)"),
+        (
+            "experiment/small.yaml",
+            "# @package _global_\ndefaults:\n  - override /model: cmn\n",
+            "there is no model called 'cmn' (configs/experiment/small.yaml:3). There are: cnn",
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_file_is_told_with_file_and_line(
+    project: Path, write: Write, file: str, text: str, expected: str
+) -> None:
+    write(file, text)
+    message = said("experiment=small")
+    assert expected in re.sub(r"found duplicate", "duplicate", message)
+
+
+def test_independent_mistakes_are_told_together(project: Path) -> None:
+    message = said("loop.max_step=3", "optimizr=sgd", "model=rnn")
+    assert "3 mistakes" in message
+    assert all(word in message for word in ("loop.max_step", "optimizr", "rnn"))
+    assert "3 mistakes" in said("seed=x", "device=tpu", "load.states=3")
+    assert "3 mistakes" in said("loop.max_duration=x", "precision.clip_norm=0", "seed=-1")
+    assert "2 mistakes" in said("model.a=1", "optimizer.b=2")
+
+
+def test_a_folder_without_experiments_does_not_silently_train_the_defaults(project: Path, write: Write) -> None:
+    folder = project / "configs/experiment"
+    folder.rename(project / "gone")
+    for name in compose([]).config_dirs:
+        if (name / "experiment").is_dir():
+            pytest.skip("experiments ship, so the group exists")
+    assert "there are no experiments" in said("experiment=small")
+
+
+def test_a_primary_config_without_the_schema_is_told_how_to_begin(project: Path, write: Write) -> None:
+    write("bare.yaml", "foo: 1\n")
+    assert "'- train_schema' first" in said("seed=1", config_name="bare")
+    assert "Did you mean 'config'?" in said(config_name="confg")
+
+
+def test_mandatory_values_may_stand_where_they_are_only_shown(project: Path) -> None:
+    composed = compose(["experiment=letters"], missing_ok=True)
+    assert "path: ???" in to_yaml(composed)
+    assert compose(["experiment=letters", "data.path=x"]).config.data["path"] == "x"
+
+
+def test_secrets_stay_unresolved_on_disk(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2")
+    composed = compose(["+model.token=${oc.env:MY_TOKEN}"])
+    assert composed.config.model["token"] == "hunter2"
+    assert "hunter2" not in to_yaml(composed)
+    assert from_yaml(to_yaml(composed)).config.model["token"] == "hunter2"
+
+
+def test_a_written_config_comes_back_the_same(project: Path) -> None:
+    composed = compose(["experiment=small", "+model.deep.list=[1,{a: 2}]", "param_groups={bias: {lr: 0.1}}"])
+    again = from_yaml(to_yaml(composed))
+    assert again.config == composed.config
+    assert to_yaml(again) == to_yaml(composed)
+    assert diff(composed.raw, again.raw) == []
+
+
+def test_values_change_a_recovered_config_and_groups_replace_a_section(project: Path, write: Write) -> None:
+    text = to_yaml(compose(["experiment=small", "+optimizer.extra=1", "+loop.steps_per_epoch=7"]))
+    write("loop/default.yaml", "max_duration: 99ep\n")
+    again = from_yaml(text, ["optimizer=sgd", "optimizer.lr=0.25", "seed=3", "+model.new=1"]).config
+    assert again.optimizer["_target_"] == "torch.optim.SGD"
+    assert again.optimizer["lr"] == 0.25
+    assert "extra" not in again.optimizer
+    assert (again.seed, again.name, again.loop.max_duration, again.loop.steps_per_epoch) == (3, "small", "3ep", 7)
+    assert again.model == {"_target_": "mine.CNN", "channels": 8, "new": 1}
+    assert from_yaml(text, ["scheduler=null"]).config.scheduler is None
+    assert from_yaml(text, ["~scheduler"]).config.scheduler is None
+
+
+def test_an_experiment_replaces_everything_recovered(project: Path) -> None:
+    text = to_yaml(compose(["seed=5", "loop.eval_steps=9"]))
+    again = from_yaml(text, ["experiment=vision/deep"])
+    assert (again.config.seed, again.config.loop.eval_steps, again.config.name) == (7, None, "deep")
+    assert again.trust.packages is None
+
+
+def test_what_belongs_to_one_command_is_not_recovered(project: Path) -> None:
+    text = to_yaml(compose(["resume=must", "resume_allow=[a]", "trust=[evil]"]))
+    again = from_yaml(text)
+    assert (again.config.resume, again.config.resume_allow, again.config.trust) == ("auto", [], [])
+    assert again.trust.packages is not None
+    assert "evil" not in again.trust.packages
+    assert "good" in (from_yaml(text, ["trust=[good]"]).trust.packages or ())
+
+
+def test_a_mistake_in_a_recovered_config_is_told_with_file_and_line(project: Path) -> None:
+    file = project / "config.yaml"
+    file.write_text("name: x\nloop:\n  max_step: 3\n")
+    with pytest.raises(ConfigError, match=r"'loop.max_step' \(config.yaml:3\)"):
+        from_yaml(file)
+    for text in ("[1, 2]", "defaults: [x]", "hydra: {}", "a: [", "a: ${b"):
+        with pytest.raises(ConfigError, match="the recovered config"):
+            from_yaml(text)
+    with pytest.raises(ConfigError, match="cannot read"):
+        from_yaml(project / "nowhere.yaml")
+
+
+def test_a_mistake_on_top_of_a_recovered_config_is_told_too(project: Path) -> None:
+    text = to_yaml(compose([]))
+    for override in ("loop.max_step=3", "model.hiden=3", "optimizer=adamv", "seed=x"):
+        with pytest.raises(ConfigError, match="command line"):
+            from_yaml(text, [override])
+
+
+def test_the_difference_names_keys_and_hides_defaults(project: Path) -> None:
+    old = OmegaConf.create({"name": "default", "seed": 1, "model": {"a": 1, "b": [1]}, "loop": {"max_duration": "1ep"}})
+    new = OmegaConf.create(
+        {"name": "default", "seed": True, "model": {"b": [2], "c": {"d": None}}, "scheduler": {"x": 1}}
+    )
+    changes = {change.key: (change.old, change.new) for change in diff(old, new)}
+    assert changes == {
+        "seed": (1, True),
+        "model.b": ([1], [2]),
+        "model.c": (ABSENT, {"d": None}),
+        "model.a": (1, ABSENT),
+        "scheduler": (None, {"x": 1}),
+        "loop.max_duration": ("1ep", "10ep"),
+    }
+    assert [str(change) for change in diff(old, new)][-1] == "loop.max_duration: 1ep -> 10ep"
+
+
+def test_the_difference_compares_what_is_written_not_what_it_resolves_to(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    config = OmegaConf.create({"run_dir": "${oc.env:NOT_THERE}"})
+    assert diff(config, config) == []
+
+
+def test_composing_imports_no_torch(project: Path) -> None:
+    code = "import sys; from trainer_cli.config.compose import compose; compose([]); sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0

@@ -1,0 +1,49 @@
+"""What every test runs under: one thread, no leftovers from the caller's environment, skips that tell why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Before torch is imported anywhere, in this process and in those that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+settings.register_profile("tests", deadline=None, derandomize=True, database=None)
+settings.load_profile("tests")
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRAIN_FULL_ERROR", "HYDRA_FULL_ERROR", "COLUMNS", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new folder that is the current one during the test."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    needs = {
+        "gpu": (_has_gpu, "needs a CUDA device"),
+        "root": (lambda: os.geteuid() == 0, "needs the superuser"),
+    }
+    for marker, (met, why) in needs.items():
+        marked = [item for item in items if item.get_closest_marker(marker)]
+        if marked and not met():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,73 @@
+"""What every logger promises, whatever it writes to."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.loggers.console import ConsoleLogger
+from trainer_cli.loggers.jsonl import JsonlLogger
+from trainer_cli.loggers.tensorboard import TensorBoardLogger
+
+MAKERS: dict[str, Callable[[], Logger]] = {
+    "jsonl": JsonlLogger,
+    "tensorboard": TensorBoardLogger,
+    "console-plain": lambda: ConsoleLogger("plain", io.StringIO()),
+    "console-rich": lambda: ConsoleLogger("rich", io.StringIO()),
+    "console-off": lambda: ConsoleLogger("off", io.StringIO()),
+}
+
+
+@pytest.fixture(params=list(MAKERS))
+def logger(request: pytest.FixtureRequest) -> Iterator[Logger]:
+    made = MAKERS[request.param]()
+    yield made
+    made.close()
+
+
+def a_record(step: int = 1, **metrics: float) -> Record:
+    return Record(step, step / 10, 1e9 + step, metrics or {"train/loss": 0.5}, samples=32 * step)
+
+
+def test_a_logger_can_be_closed_twice_and_without_a_start(logger: Logger, tmp_path: Path) -> None:
+    logger.close()
+    logger.start(RunFacts(run_dir=tmp_path))
+    logger.log(a_record())
+    logger.close()
+    logger.close()
+    logger.flush(durable=True)
+    logger.log(a_record(2))
+
+
+def test_a_logger_takes_numbers_that_are_not_finite(logger: Logger, tmp_path: Path) -> None:
+    logger.start(RunFacts(run_dir=tmp_path, total_steps=10))
+    logger.log(a_record(train=float("nan"), up=float("inf"), down=float("-inf"), huge=1e300))
+    logger.flush(durable=True)
+
+
+def test_rewinding_where_nothing_was_written_changes_nothing(logger: Logger, tmp_path: Path) -> None:
+    logger.rewind(tmp_path, 5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_logger_makes_its_folder_only_when_started(logger: Logger, tmp_path: Path) -> None:
+    logger.rewind(tmp_path / "run", -1)
+    assert not (tmp_path / "run").exists()
+    logger.start(RunFacts(run_dir=tmp_path / "run"))
+
+
+@pytest.mark.parametrize("module", ["base", "console", "jsonl", "tensorboard"])
+def test_importing_a_logger_imports_nothing_heavy(module: str) -> None:
+    code = (
+        f"import sys; import trainer_cli.loggers.{module}\n"
+        "assert not {'torch', 'tensorboard', 'rich', 'numpy'} & set(sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

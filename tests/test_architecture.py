@@ -1,0 +1,188 @@
+"""The house keeps its shape: layers, no cycles, pure rooms that stay pure, fast answers without torch."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "trainer_cli"
+ROOT = PACKAGE.name
+
+LAYERS = {
+    1: "errors",
+    2: """config.schema config.locate config.suggest
+          trainer.duration trainer.timetable trainer.stopping trainer.progress
+          checkpoint.policy checkpoint.manifest checkpoint.naming data.order""",
+    3: "parallel checkpoint.storage checkpoint.format checkpoint.process trainer.hooks models data loggers",
+    4: "checkpoint trainer",
+    5: "callbacks",
+    6: "config run.build",
+    7: "run",
+    8: "cli testing __main__",
+}
+LAYER_OF = {f"{ROOT}.{name}": layer for layer, names in LAYERS.items() for name in names.split()}
+PORTS = [f"{ROOT}.checkpoint.{part}" for part in ("storage", "format", "process")]
+PURE = [name for name, layer in LAYER_OF.items() if layer <= 2]
+# What would bring torch, a clock, the disk, other processes or chance into a pure room.
+IMPURE = {
+    "torch", "numpy", "time", "datetime", "os", "io", "shutil", "tempfile", "socket", "subprocess",
+    "threading", "multiprocessing", "random", "secrets", "uuid",
+}  # fmt: skip
+
+
+def _modules() -> dict[str, Path]:
+    return {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+MODULES = _modules()
+
+
+def _imports(name: str) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, also inside functions, with the line; type checking left out."""
+    yield from _imported(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+
+
+def _imported(node: ast.AST) -> Iterator[tuple[str, int]]:
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        for other in node.orelse:
+            yield from _imported(other)
+        return
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, node.lineno) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"line {node.lineno}: imports name the whole path"
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            yield (inner if inner in MODULES else node.module or ""), node.lineno
+    for child in ast.iter_child_nodes(node):
+        yield from _imported(child)
+
+
+def _layer(name: str) -> int:
+    """The layer of the longest entry of the table that names the module."""
+    parts = name.split(".")
+    for length in range(len(parts), 1, -1):
+        if layer := LAYER_OF.get(".".join(parts[:length])):
+            return layer
+    raise AssertionError(f"{name} stands in no layer; give it a place in the table")
+
+
+def _ours(name: str) -> list[tuple[str, int]]:
+    # The top package holds the version and lazy names: it is below everything and imports nothing.
+    return [(found, line) for found, line in _imports(name) if found.startswith(f"{ROOT}.")]
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != ROOT])
+def test_a_file_imports_only_from_its_own_layer_or_an_earlier_one(name: str) -> None:
+    upward = [
+        f"line {line}: {found} (layer {_layer(found)})"
+        for found, line in _ours(name)
+        if _layer(found) > _layer(name)
+    ]
+    assert not upward, f"{name} is of layer {_layer(name)}"
+
+
+def test_there_is_no_import_cycle() -> None:
+    graph = {name: {found for found, _ in _ours(name) if found != name} for name in MODULES if name != ROOT}
+    assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("port", PORTS)
+def test_storage_format_and_process_never_import_one_another(port: str) -> None:
+    others = tuple(other for other in PORTS if other != port)
+    sideways = [
+        f"{name}:{line} {found}"
+        for name in MODULES
+        if name.startswith(port)
+        for found, line in _ours(name)
+        if found.startswith(others)
+    ]
+    assert not sideways
+
+
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if name in PURE))
+def test_a_pure_room_has_no_torch_clock_disk_or_chance(name: str) -> None:
+    impure = [f"line {line}: {found}" for found, line in _imports(name) if found.split(".")[0] in IMPURE]
+    assert not impure
+
+
+def test_trainer_knows_hooks_but_not_callbacks_nor_hydra() -> None:
+    unknown = [
+        f"{name}:{line} {found}"
+        for name in MODULES
+        if name.startswith(f"{ROOT}.trainer")
+        for found, line in _imports(name)
+        if found.startswith((f"{ROOT}.callbacks", "hydra", "omegaconf"))
+    ]
+    assert not unknown
+
+
+def test_only_build_instantiates() -> None:
+    makers = [
+        name
+        for name, path in MODULES.items()
+        if "hydra.utils" in path.read_text(encoding="utf-8") and name != f"{ROOT}.run.build"
+    ]
+    assert not makers
+
+
+def test_nothing_imports_pickle() -> None:
+    users = [name for name in MODULES if any(found == "pickle" for found, _ in _imports(name))]
+    assert not users
+
+
+@pytest.mark.parametrize("name", list(MODULES))
+def test_the_first_line_says_why_the_file_exists(name: str) -> None:
+    assert ast.get_docstring(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, path in MODULES.items() if path.name == "__init__.py" and name != ROOT]
+)
+def test_a_package_init_holds_a_docstring_and_nothing_else(name: str) -> None:
+    assert len(ast.parse(MODULES[name].read_text(encoding="utf-8")).body) == 1
+
+
+def _loaded_after(code: str, cwd: Path) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after running the code."""
+    script = (
+        f"import sys, io\nsys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}\n"
+        "print(chr(10) + '::' + ' '.join(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=cwd, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("::")[2].split())
+
+
+def _verb(*arguments: str) -> str:
+    return (
+        "from trainer_cli.cli.main import main\n"
+        f"try:\n    code = main({list(arguments)!r})\n"
+        "except SystemExit as end:\n    code = end.code\n"
+        "assert not code, code"
+    )
+
+
+def test_importing_the_package_and_its_pure_rooms_loads_no_torch(tmp_path: Path) -> None:
+    rooms = [name for name in PURE if name in MODULES] + [f"{ROOT}.run.rundir", f"{ROOT}.loggers.base"]
+    loaded = _loaded_after("\n".join(f"import {name}" for name in [ROOT, *rooms]), tmp_path)
+    assert not loaded & {"torch", "numpy", "tensorboard", "rich"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]], ids=" ".join)
+def test_a_greeting_loads_neither_torch_nor_hydra(arguments: list[str], tmp_path: Path) -> None:
+    assert not _loaded_after(_verb(*arguments), tmp_path) & {"torch", "hydra", "omegaconf"}
+
+
+@pytest.mark.parametrize("arguments", [["config", "+experiment=digits_mlp"], ["list"]], ids=" ".join)
+def test_a_fast_verb_loads_no_torch(arguments: list[str], tmp_path: Path) -> None:
+    assert "torch" not in _loaded_after(_verb(*arguments), tmp_path)

@@ -1,0 +1,1 @@
+"""Callbacks that ship, one a file."""

@@ -1,0 +1,1 @@
+"""Checkpoints: when, what, where, and what may go."""

@@ -1,0 +1,329 @@
+"""State trees to committed checkpoints, and back: the one place where format, storage and manifest meet.
+
+    save:  tree -> format -> files in a hidden folder -> manifest, last -> folder at rest -> renamed
+    load:  manifest -> sizes -> format, digests on the way -> tree
+
+A save either commits a whole checkpoint or leaves nothing; a load gives what was saved or says what is wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from trainer_cli.checkpoint.catalog import examine
+from trainer_cli.checkpoint.format.port import Format
+from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.checkpoint.format.verified import read_verified
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.checkpoint.naming import MANIFEST_FILE, parse_step
+from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.port import ReadableFolder, Storage
+from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.errors import CheckpointError, SaveError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the caller says of a checkpoint, for its manifest."""
+
+    run_id: str = ""
+    attempt: int = 0
+    step: int = 0
+    epoch: int = 0
+    kind: Kind = Kind.permanent
+    reason: str = "saved by hand"
+    finished: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    finite: bool = True
+    config_digest: str | None = None
+    target_packages: tuple[str, ...] = ()
+    world_size: int = 1
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions beyond those of python, torch and numpy."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Small files to put beside the state, such as config.yaml."""
+
+
+class LoadedState(dict[str, Any]):
+    """A loaded tree. `missing` lists what was asked for, but is not in the checkpoint, as `a/b/c`."""
+
+    def __init__(self, tree: Mapping[str, Any], missing: list[str] | None = None) -> None:
+        super().__init__(tree)
+        self.missing = missing or []
+
+
+class Checkpointer(ABC):
+    """Saves state trees to paths and loads them. With several ranks, every rank calls every method."""
+
+    @abstractmethod
+    def save(self, state_dict: Mapping[str, Any], path: str | Path, *, facts: Facts | None = None) -> None:
+        """Save a tree as the checkpoint at `path`. What is there already, whole, is never written again.
+
+        Raises:
+            SaveError: nothing was committed; older checkpoints are intact.
+        """
+
+    @abstractmethod
+    def load(
+        self,
+        path: str | Path,
+        state_dict: MutableMapping[str, Any] | None = None,
+        default_map_location: str | torch.device | None = None,
+        strict: bool = False,
+    ) -> LoadedState:
+        """Load the checkpoint at `path`: all of it, or into `state_dict` only the keys that it names.
+
+        Tensors in `state_dict` are filled in place, other values replaced; names that the checkpoint lacks
+        are listed in the result's `missing`, or refused where `strict`. New tensors are on the CPU, or on
+        `default_map_location`.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged, or does not fit `state_dict`.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what is under way, and let go."""
+
+
+class SyncCheckpointer(Checkpointer):
+    """Saves here and now: once `save` returns, the checkpoint survives a power cut."""
+
+    def __init__(
+        self,
+        *,
+        format: Format | None = None,
+        storage: Callable[[Path], Storage] | None = None,
+        digest: DigestAlgorithm = DigestAlgorithm.xxh3_128,
+    ) -> None:
+        self.format: Format = format or TensorsFormat()
+        self.digest = digest
+        run_id = uuid.uuid4().hex[:12]
+        self._new_storage = storage or (lambda root: LocalStorage(root, run_id=run_id))
+        self._storages: dict[Path, Storage] = {}
+
+    def storage(self, root: str | Path) -> Storage:
+        """The storage of a folder of checkpoints, always the same one."""
+        root = Path(root).absolute()
+        if root not in self._storages:
+            self._storages[root] = self._new_storage(root)
+        return self._storages[root]
+
+    def save(self, state_dict: Mapping[str, Any], path: str | Path, *, facts: Facts | None = None) -> None:
+        storage, name = self._place(path)
+        facts = facts or Facts(step=parse_step(name) or 0)
+        where = storage.location(name)
+        try:
+            if self._is_saved(storage, name, facts):
+                logger.info("%s is there already, and is not written again", where)
+                return
+            self._write(storage, name, state_dict, facts)
+        except OSError as error:
+            raise self._save_error(storage, where, state_dict, error) from error
+        logger.debug("saved %s (%s)", where, facts.reason)
+
+    def load(
+        self,
+        path: str | Path,
+        state_dict: MutableMapping[str, Any] | None = None,
+        default_map_location: str | torch.device | None = None,
+        strict: bool = False,
+    ) -> LoadedState:
+        storage, name = self._place(path)
+        only = None if state_dict is None else list(state_dict)
+        tree = self._reading(storage, name, lambda folder, manifest: self.format.read(folder, manifest, only))
+        if default_map_location is not None and torch.device(default_map_location).type != "cpu":
+            tree = _moved(tree, torch.device(default_map_location), {})
+        if state_dict is None:
+            return LoadedState(tree)
+        missing, faults = _compared(state_dict, tree, "")
+        where = storage.location(name)
+        if faults:
+            raise CheckpointError(f"the checkpoint does not fit: {'; '.join(faults[:20])}", where=where)
+        if missing:
+            listed = ", ".join(missing[:20]) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
+            if strict:
+                raise CheckpointError(f"the checkpoint lacks {listed}", where=where)
+            logger.warning("%s lacks %s", where, listed)
+        _fill(state_dict, tree)
+        return LoadedState(state_dict, missing)
+
+    def manifest(self, path: str | Path) -> Manifest:
+        """The manifest of the checkpoint at `path`, whose files are all there with the right sizes.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        storage, name = self._place(path)
+        return _examined(storage, name)
+
+    def read_file(self, path: str | Path, file: str) -> bytes:
+        """One small file of the checkpoint at `path`, such as config.yaml, once its digest is found right."""
+        storage, name = self._place(path)
+        return self._reading(storage, name, lambda folder, manifest: read_verified(folder, manifest, file))
+
+    def close(self) -> None:
+        self._storages.clear()
+
+    def _place(self, path: str | Path) -> tuple[Storage, str]:
+        path = Path(path).absolute()
+        return self.storage(path.parent), path.name
+
+    def _is_saved(self, storage: Storage, name: str, facts: Facts) -> bool:
+        """True where this very checkpoint is there; what only has its name is moved out of the way."""
+        if storage.peek(name, MANIFEST_FILE) is None:
+            return False
+        manifest, problem = examine(storage, name)
+        if manifest is None or problem is not None:
+            storage.set_aside(name, problem or "it cannot be read")
+            return False
+        if (manifest.run_id, manifest.step) == (facts.run_id, facts.step):
+            return True
+        raise SaveError(
+            "another checkpoint is in the way: it is valid, so it is not replaced. "
+            f"It is step {manifest.step} of run {manifest.run_id or 'unknown'}",
+            where=storage.location(name),
+            cure="Use another run directory, or move that checkpoint away.",
+        )
+
+    def _write(self, storage: Storage, name: str, tree: Mapping[str, Any], facts: Facts) -> None:
+        with storage.writing(name, digest=self.digest) as folder:
+            record = self.format.write(folder, tree)
+            for file, content in facts.files.items():
+                with folder.create(file) as sink:
+                    sink.write(content)
+            manifest = Manifest(
+                run_id=facts.run_id,
+                attempt=facts.attempt,
+                step=facts.step,
+                epoch=facts.epoch,
+                kind=facts.kind,
+                reason=facts.reason,
+                finished=facts.finished,
+                metrics=facts.metrics,
+                finite=facts.finite,
+                world_size=facts.world_size,
+                config_digest=facts.config_digest,
+                target_packages=facts.target_packages,
+                versions={**_versions(), **facts.versions},
+                format=self.format.name,
+                files=dict(folder.files),
+                aliases=record.aliases,
+            )
+            with folder.create(MANIFEST_FILE) as sink:
+                sink.write(manifest.to_bytes())
+
+    def _reading(self, storage: Storage, name: str, read: Callable[[ReadableFolder, Manifest], T]) -> T:
+        where = storage.location(name)
+        try:
+            with storage.reading(name) as folder:
+                manifest = _examined(storage, name)
+                if manifest.format != self.format.name:
+                    raise CheckpointError(
+                        f"the checkpoint has the format {manifest.format[:40]!r}, not {self.format.name!r}",
+                        where=where,
+                    )
+                return read(folder, manifest)
+        except (FileNotFoundError, NotADirectoryError):
+            raise CheckpointError("there is no checkpoint", where=where) from None
+        except OSError as error:
+            raise DamagedCheckpoint(f"the checkpoint cannot be read: {error}", where=where) from error
+
+    def _save_error(self, storage: Storage, where: str, tree: Mapping[str, Any], error: OSError) -> SaveError:
+        free = storage.free_bytes()
+        room = "" if free is None else f", {free:,} bytes are free"
+        return SaveError(
+            f"the checkpoint could not be saved: {error.strerror or error}; "
+            f"it needs {self.format.trial(tree):,} bytes{room}",
+            where=where,
+            cure="Older checkpoints are intact.",
+        )
+
+
+def make_sync_checkpointer(
+    *,
+    format: Format | None = None,
+    storage: Callable[[Path], Storage] | None = None,
+    digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
+) -> SyncCheckpointer:
+    """A checkpointer that works by itself, without a Trainer."""
+    return SyncCheckpointer(format=format, storage=storage, digest=DigestAlgorithm(digest))
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
+
+
+def _examined(storage: Storage, name: str) -> Manifest:
+    manifest, problem = examine(storage, name)
+    if manifest is None or problem is not None:
+        raise DamagedCheckpoint(f"the checkpoint is not valid: {problem}", where=storage.location(name))
+    return manifest
+
+
+def _moved(value: Any, device: torch.device, done: dict[int, torch.Tensor]) -> Any:
+    """The tree with its tensors on a device; tied ones stay tied."""
+    if isinstance(value, torch.Tensor):
+        if id(value) not in done:
+            done[id(value)] = value.to(device)
+        return done[id(value)]
+    if type(value) is dict:
+        return {key: _moved(one, device, done) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_moved(one, device, done) for one in value)
+    return value
+
+
+def _compared(target: Mapping[Any, Any], tree: Mapping[Any, Any], path: str) -> tuple[list[str], list[str]]:
+    """What the tree lacks of the target, and which of its tensors do not fit."""
+    missing: list[str] = []
+    faults: list[str] = []
+    for key, value in target.items():
+        place = f"{path}{key}"
+        if key not in tree:
+            missing.append(place)
+            continue
+        found = tree[key]
+        if isinstance(value, Mapping) and isinstance(found, Mapping):
+            more_missing, more_faults = _compared(value, found, f"{place}/")
+            missing += more_missing
+            faults += more_faults
+        elif isinstance(value, torch.Tensor) and (fault := _misfit(value, found)):
+            faults.append(f"{place} {fault}")
+    return missing, faults
+
+
+def _misfit(wanted: torch.Tensor, found: Any) -> str | None:
+    if not isinstance(found, torch.Tensor):
+        return f"is a tensor here, but a {type(found).__name__} there"
+    here, there = (wanted.dtype, tuple(wanted.shape)), (found.dtype, tuple(found.shape))
+    return (
+        None if here == there else f"is {here[0]} of shape {here[1]} here, but {there[0]} of {there[1]} there"
+    )
+
+
+def _fill(target: MutableMapping[Any, Any], tree: Mapping[Any, Any]) -> None:
+    for key, value in target.items():
+        if key not in tree:
+            continue
+        if isinstance(value, torch.Tensor):
+            with torch.no_grad():
+                value.copy_(tree[key])
+        elif isinstance(value, MutableMapping) and isinstance(tree[key], Mapping):
+            _fill(value, tree[key])
+        else:
+            target[key] = tree[key]

@@ -1,0 +1,274 @@
+"""A state tree as JSON text and named tensors, and back, exactly. Nothing else can be in a checkpoint.
+
+Plain JSON holds null, booleans, numbers, texts, lists and mappings of texts. All else is a tag, a mapping
+with the key `$`: tuples, other mappings, bytes, NaN and infinity, large integers, and the names of tensors.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer_cli.errors import UserError
+
+Leaf = torch.Tensor | np.ndarray[Any, Any]
+
+_VERSION = 1
+_TAG = "$"
+_DEEPEST = 64
+_SMALL_INT = 2**53
+_KEYS = (str, int, float, bool, type(None), bytes, tuple)
+
+
+class UnsavableState(UserError):
+    """A part of the state is of a type that a checkpoint cannot hold."""
+
+
+class Undecodable(ValueError):
+    """The text is not what `encode` writes."""
+
+
+def encode(tree: Mapping[str, Any]) -> tuple[bytes, dict[str, Leaf]]:
+    """The JSON text of a tree and its tensors by name, in the order of the tree. Tensors are not copied.
+
+    Raises:
+        UnsavableState: naming the owner, as `callbacks/ema/decay is a set`.
+    """
+    encoder = _Encoder()
+    state = {}
+    for key, value in tree.items():
+        if type(key) is not str:
+            raise UnsavableState(f"the state has the top-level key {key!r}, which is no text")
+        state[key] = encoder.value(value, (key,))
+    text = json.dumps({"version": _VERSION, "state": state}, allow_nan=False, separators=(",", ":"))
+    return text.encode("ascii"), encoder.tensors
+
+
+def decode(text: bytes, only: Collection[str] | None = None) -> Decoder:
+    """Read the text of a tree, or of its top-level keys in `only`.
+
+    Raises:
+        Undecodable: saying why.
+    """
+    try:
+        raw = json.loads(text.decode("ascii"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise Undecodable(f"it is not JSON: {str(error)[:120]}") from None
+    if not isinstance(raw, dict) or set(raw) != {"version", "state"} or not isinstance(raw["state"], dict):
+        raise Undecodable("it does not hold a state")
+    if raw["version"] != _VERSION:
+        raise Undecodable(f"it has version {str(raw['version'])[:40]}, but this program knows {_VERSION}")
+    state = raw["state"]
+    return Decoder({key: value for key, value in state.items() if only is None or key in only})
+
+
+class Decoder:
+    """A tree that still lacks its tensors: `wanted` names them, `tree` puts them in."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+        self.wanted: dict[str, bool] = {}
+        """Name of each tensor -> True where it was a numpy array."""
+        self._walk(lambda name: None)
+
+    def tree(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """The tree, with the tensors that `wanted` names. They are not copied."""
+        return self._walk(tensors.__getitem__)
+
+    def _walk(self, find: Callable[[str], torch.Tensor | None]) -> dict[str, Any]:
+        return {key: self._value(value, find, 1) for key, value in self._state.items()}
+
+    def _value(self, raw: Any, find: Callable[[str], torch.Tensor | None], depth: int) -> Any:
+        if depth > _DEEPEST:
+            raise Undecodable(f"it is nested deeper than {_DEEPEST} levels")
+        if isinstance(raw, list):
+            return [self._value(one, find, depth + 1) for one in raw]
+        if not isinstance(raw, dict):
+            return raw
+        if _TAG not in raw:
+            return {key: self._value(value, find, depth + 1) for key, value in raw.items()}
+        if set(raw) != {_TAG, "v"}:
+            raise Undecodable("a tag has more than a value")
+        return self._tagged(raw[_TAG], raw["v"], find, depth)
+
+    def _tagged(self, tag: Any, raw: Any, find: Callable[[str], torch.Tensor | None], depth: int) -> Any:
+        if tag in ("tensor", "array", "scalar"):
+            return self._leaf(tag, raw, find)
+        if tag in ("tuple", "size"):
+            items = self._value(_a_list(raw), find, depth)
+            return tuple(items) if tag == "tuple" else _size(items)
+        if tag in ("dict", "ordered", "counter"):
+            return self._mapping(tag, _a_list(raw), find, depth)
+        if tag in ("float", "int", "bytes", "str"):
+            return _scalar(tag, raw)
+        raise Undecodable(f"it has the tag {str(tag)[:40]!r}, which does not exist")
+
+    def _leaf(self, tag: str, name: Any, find: Callable[[str], torch.Tensor | None]) -> Any:
+        if not isinstance(name, str):
+            raise Undecodable("the name of a tensor is no text")
+        self.wanted[name] = tag != "tensor"
+        found = find(name)
+        if found is None or tag == "tensor":
+            return found
+        try:
+            array = found.numpy()
+        except TypeError as error:
+            raise Undecodable(f"{name[:80]!r} cannot be an array: {error}") from None
+        return array if tag == "array" else array[()]
+
+    def _mapping(
+        self, tag: str, raw: list[Any], find: Callable[[str], torch.Tensor | None], depth: int
+    ) -> dict[Any, Any]:
+        mapping: dict[Any, Any] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}[tag]()
+        for pair in raw:
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise Undecodable("a mapping is not a list of pairs")
+            key, value = self._value(pair[0], find, depth + 1), self._value(pair[1], find, depth + 1)
+            if type(key) not in _KEYS:
+                raise Undecodable("a mapping has a key of a type that cannot be one")
+            try:
+                mapping[key] = value
+            except TypeError:
+                raise Undecodable("a mapping has a key of a type that cannot be one") from None
+        if len(mapping) != len(raw):
+            raise Undecodable("a mapping has the same key twice")
+        return mapping
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.tensors: dict[str, Leaf] = {}
+
+    def value(self, value: Any, path: tuple[str, ...]) -> Any:
+        if len(path) > _DEEPEST:
+            raise UnsavableState(f"{_shown(path)} is nested deeper than {_DEEPEST} levels, or holds itself")
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        if kind is str:
+            return _text(value)
+        if kind is int:
+            return value if abs(value) < _SMALL_INT else _tag("int", hex(value))
+        if kind is float:
+            return value if math.isfinite(value) else _tag("float", str(value))
+        if kind is list:
+            return self._items(value, path)
+        if kind is dict and all(type(key) is str and key != _TAG and _is_sound(key) for key in value):
+            return {key: self.value(one, (*path, key)) for key, one in value.items()}
+        if kind in (dict, OrderedDict, Counter):
+            tag = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}[kind]
+            return _tag(tag, [[self._key(k, path), self.value(v, (*path, str(k)))] for k, v in value.items()])
+        if kind in (tuple, torch.Size):
+            return _tag("tuple" if kind is tuple else "size", self._items(value, path))
+        if kind is bytes:
+            return _tag("bytes", base64.b64encode(value).decode("ascii"))
+        return self._leaf(value, path)
+
+    def _items(self, values: Collection[Any], path: tuple[str, ...]) -> list[Any]:
+        return [self.value(one, (*path, str(index))) for index, one in enumerate(values)]
+
+    def _key(self, key: Any, path: tuple[str, ...]) -> Any:
+        if type(key) not in _KEYS or not _is_plain_key(key):
+            raise UnsavableState(
+                f"{_shown(path)} has the key {key!r}, a {_named(type(key))}, which cannot be saved"
+            )
+        return self.value(key, path)
+
+    def _leaf(self, value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, torch.Tensor):
+            return _tag("tensor", self._name(value, path))
+        if isinstance(value, np.ndarray | np.generic):
+            if type(value) is not np.ndarray and not isinstance(value, np.generic):
+                raise _unsavable(value, path)
+            return _tag(
+                "array" if isinstance(value, np.ndarray) else "scalar", self._name(np.asarray(value), path)
+            )
+        raise _unsavable(value, path)
+
+    def _name(self, leaf: Leaf, path: tuple[str, ...]) -> str:
+        plain = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)
+        plain = plain.encode("utf-8", "replace").decode("utf-8")
+        name, serial = plain, 1
+        while name in self.tensors or name == "__metadata__":
+            serial += 1
+            name = f"{plain}#{serial}"
+        self.tensors[name] = leaf
+        return name
+
+
+def _tag(tag: str, value: Any) -> dict[str, Any]:
+    return {_TAG: tag, "v": value}
+
+
+def _text(value: str) -> Any:
+    """JSON would join two lone surrogates into one character, so texts with any are written as bytes."""
+    if _is_sound(value):
+        return value
+    return _tag("str", base64.b64encode(value.encode("utf-8", "surrogatepass")).decode("ascii"))
+
+
+def _is_sound(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_plain_key(key: Any) -> bool:
+    return type(key) in _KEYS and (type(key) is not tuple or all(_is_plain_key(part) for part in key))
+
+
+def _scalar(tag: str, raw: Any) -> Any:
+    if not isinstance(raw, str):
+        raise Undecodable(f"a tag {tag} holds no text")
+    try:
+        if tag == "int":
+            return int(raw, 16)
+        if tag == "float":
+            return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[raw]
+        content = base64.b64decode(raw, validate=True)
+        return content if tag == "bytes" else content.decode("utf-8", "surrogatepass")
+    except (ValueError, KeyError):
+        raise Undecodable(f"a tag {tag} holds {raw[:40]!r}") from None
+
+
+def _size(items: list[Any]) -> torch.Size:
+    if not all(type(one) is int and 0 <= one < 2**63 for one in items):
+        raise Undecodable("a shape holds what is no size")
+    return torch.Size(items)
+
+
+def _a_list(raw: Any) -> list[Any]:
+    if not isinstance(raw, list):
+        raise Undecodable("a tag that needs a list has none")
+    return raw
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _shown(path: tuple[str, ...]) -> str:
+    shown = "/".join(path if len(path) <= 8 else (*path[:8], "…"))
+    return shown.encode("utf-8", "replace").decode("utf-8")
+
+
+def _named(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _unsavable(value: Any, path: tuple[str, ...]) -> UnsavableState:
+    return UnsavableState(
+        f"{_shown(path)} is a {_named(type(value))}, which cannot be saved in a checkpoint",
+        cure="Give it as numbers, texts, lists, tuples, mappings, bytes or tensors.",
+    )

@@ -1,0 +1,50 @@
+"""What checkpointing asks of a file format: a state tree becomes files in a folder, and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.manifest import Manifest
+    from trainer_cli.checkpoint.storage.port import ReadableFolder, WritableFolder
+
+
+@dataclass(frozen=True, slots=True)
+class FormatRecord:
+    """What the manifest has to remember for the reader."""
+
+    aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """For each tensor file: names of tied tensors, and the name under which each is stored."""
+
+
+class Format(Protocol):
+    """Turns a state tree into files in a folder, and back. Every rank calls it with its own rank."""
+
+    @property
+    def name(self) -> str:
+        """What the manifest calls it."""
+        ...
+
+    def trial(self, tree: Mapping[str, Any]) -> int:
+        """Go through a state as `write` would, writing nothing; the bytes it needs, at most.
+
+        Raises:
+            UnsavableState: naming the owner of what cannot be saved.
+        """
+        ...
+
+    def write(self, folder: WritableFolder, tree: Mapping[str, Any], rank: int = 0) -> FormatRecord:
+        """Write the files of one rank."""
+        ...
+
+    def read(
+        self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None, rank: int = 0
+    ) -> dict[str, Any]:
+        """The tree as written, or its top-level keys in `only` alone. Every digest is verified on the way.
+
+        Raises:
+            DamagedCheckpoint: naming the file that is not what was written.
+        """
+        ...

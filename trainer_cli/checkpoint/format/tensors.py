@@ -1,0 +1,267 @@
+"""The default format: one safetensors file a rank, and one JSON file for all that is no tensor."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trainer_cli.checkpoint.format import codec
+from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
+from trainer_cli.checkpoint.format.port import FormatRecord
+from trainer_cli.checkpoint.format.verified import Verified
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.storage.port import ReadableFolder, Sink, WritableFolder
+
+_DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "C64": torch.complex64,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_ARRAY_CODES = {
+    np.dtype(name): code
+    for name, code in {
+        "float64": "F64", "int64": "I64", "uint64": "U64", "complex64": "C64", "float32": "F32", "int32": "I32",
+        "uint32": "U32", "float16": "F16", "int16": "I16", "uint16": "U16", "int8": "I8", "uint8": "U8",
+        "bool": "BOOL",
+    }.items()
+}  # fmt: skip
+_ALIGNMENT = 4096
+_LONGEST_HEADER = 100_000_000
+_MOST_DIMENSIONS = 64
+_LARGEST = 2**63
+
+
+def tensor_file(rank: int) -> str:
+    """The name of a rank's tensor file."""
+    return f"rank{rank}.safetensors"
+
+
+def state_file(rank: int) -> str:
+    """The name of a rank's file of small states."""
+    return f"rank{rank}.json"
+
+
+class TensorsFormat:
+    """Any safetensors reader can open the tensor file; tied tensors are in it once.
+
+    Tensors are written straight from their memory, largest elements first, which leaves no holes; the
+    header is padded so that they begin at a multiple of 4,096 bytes. They are read straight into new
+    memory of their own. Parameters come back as plain tensors, in contiguous layout, on the CPU.
+    """
+
+    name = "tensors"
+
+    def trial(self, tree: Mapping[str, Any]) -> int:
+        text, tensors = codec.encode(tree)
+        layout, _ = _laid_out(tensors)
+        return len(text) + len(_header(layout)) + sum(entry.size_bytes for entry in layout)
+
+    def write(self, folder: WritableFolder, tree: Mapping[str, Any], rank: int = 0) -> FormatRecord:
+        text, tensors = codec.encode(tree)
+        layout, aliases = _laid_out(tensors)
+        with folder.create(tensor_file(rank)) as sink:
+            sink.write(_header(layout))
+            for entry in layout:
+                _write_leaf(sink, tensors[entry.name])
+        with folder.create(state_file(rank)) as sink:
+            sink.write(text)
+        return FormatRecord({tensor_file(rank): aliases} if aliases else {})
+
+    def read(
+        self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None, rank: int = 0
+    ) -> dict[str, Any]:
+        with Verified(folder, manifest, state_file(rank)) as file:
+            text = file.rest()
+        try:
+            decoder = codec.decode(text, only)
+            tensors = self._read_tensors(folder, manifest, decoder.wanted, rank)
+            return decoder.tree(tensors)
+        except codec.Undecodable as error:
+            where = str(folder.path / state_file(rank))
+            raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
+
+    def _read_tensors(
+        self, folder: ReadableFolder, manifest: Manifest, wanted: Collection[str], rank: int
+    ) -> dict[str, torch.Tensor]:
+        aliases = manifest.aliases.get(tensor_file(rank), {})
+        stored = {aliases.get(name, name) for name in wanted}
+        found: dict[str, torch.Tensor] = {}
+        with Verified(folder, manifest, tensor_file(rank)) as file:
+            layout = _parsed_header(file)
+            missing = stored - {entry.name for entry in layout}
+            if missing or any(name in aliases for name in stored):
+                raise file.damaged(f"it lacks the tensor {min(missing | (stored & set(aliases)))[:80]!r}")
+            for entry in layout:
+                if entry.name in stored:
+                    found[entry.name] = _read_tensor(file, entry)
+                else:
+                    file.skip(entry.size_bytes)
+        return {name: found[aliases.get(name, name)] for name in wanted}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One tensor of a file."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+def _laid_out(tensors: Mapping[str, Leaf]) -> tuple[list[_Entry], dict[str, str]]:
+    """The tensors in file order, each stored once, and the names of those that are stored under another."""
+    entries: list[tuple[int, _Entry]] = []
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, leaf in tensors.items():
+        code, element_bytes = _code_of(name, leaf)
+        shape = tuple(leaf.shape)
+        identity = _identity(leaf)
+        if identity is not None and (first := seen.setdefault(identity, name)) != name:
+            aliases[name] = first
+            continue
+        entries.append((element_bytes, _Entry(name, code, shape, math.prod(shape) * element_bytes)))
+    entries.sort(key=lambda entry: -entry[0])
+    return [entry for _, entry in entries], aliases
+
+
+def _code_of(name: str, leaf: Leaf) -> tuple[str, int]:
+    """The safetensors name of the element type and its size; refuses what the file cannot hold."""
+    if isinstance(leaf, np.ndarray):
+        code = _ARRAY_CODES.get(leaf.dtype)
+        if code is None or not leaf.dtype.isnative:
+            raise UnsavableState(f"{name} is an array of {leaf.dtype}, which cannot be saved in a checkpoint")
+        return code, leaf.dtype.itemsize
+    plain = type(leaf) is torch.Tensor or isinstance(leaf, torch.nn.Parameter | torch.nn.Buffer)
+    if not plain or torch.nn.parameter.is_lazy(leaf):
+        kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+        raise UnsavableState(f"{name} is a {kind}, which cannot be saved in a checkpoint")
+    if leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_meta or leaf.dtype not in _CODES:
+        place = "a tensor without memory" if leaf.is_meta else f"a tensor of {leaf.dtype}, {leaf.layout}"
+        raise UnsavableState(f"{name} is {place}, which cannot be saved in a checkpoint")
+    return _CODES[leaf.dtype], leaf.element_size()
+
+
+def _identity(leaf: Leaf) -> tuple[Any, ...] | None:
+    """What two tied tensors have in common, or None for one without elements."""
+    if isinstance(leaf, np.ndarray) or leaf.numel() == 0:
+        return None
+    storage = leaf.untyped_storage()
+    signs = (leaf.is_conj(), leaf.is_neg())
+    place = (str(leaf.device), storage.data_ptr(), leaf.storage_offset())
+    return (*place, leaf.dtype, tuple(leaf.shape), leaf.stride(), *signs)
+
+
+def _header(layout: Iterable[_Entry]) -> bytes:
+    fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for entry in layout:
+        end = offset + entry.size_bytes
+        fields[entry.name] = {"dtype": entry.code, "shape": list(entry.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    if len(text) > _LONGEST_HEADER:
+        raise UnsavableState(f"the state has {len(fields)} tensors, more than one file can name")
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_leaf(sink: Sink, leaf: Leaf) -> None:
+    if isinstance(leaf, np.ndarray):
+        array = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+    else:
+        flat = leaf.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        array = flat.view(torch.uint8).numpy()
+    if array.size:
+        sink.write(array.data)
+
+
+def _read_tensor(file: Verified, entry: _Entry) -> torch.Tensor:
+    try:
+        tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.code])
+    except RuntimeError as error:
+        raise file.damaged(f"{entry.name[:80]!r} has a shape that cannot be: {error}") from None
+    if tensor.numel():
+        raw = tensor.reshape(-1).view(torch.uint8)
+        file.read_into(raw.numpy().data)
+        if tensor.dtype is torch.bool and int(raw.max()) > 1:
+            raise file.damaged(f"{entry.name[:80]!r} holds booleans that are neither true nor false")
+    return tensor
+
+
+def _parsed_header(file: Verified) -> list[_Entry]:
+    """The tensors of a file, in its order, whose sizes and places are proven to fit it exactly."""
+    if file.left_bytes < 8:
+        raise file.damaged("it is too short for a header")
+    length = int.from_bytes(file.take(8), "little")
+    if length > min(_LONGEST_HEADER, file.left_bytes):
+        raise file.damaged("its header is longer than the file")
+    try:
+        fields = json.loads(file.take(length).decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise file.damaged(f"its header is not JSON: {str(error)[:120]}") from None
+    if not isinstance(fields, dict):
+        raise file.damaged("its header is not a JSON object")
+    fields.pop("__metadata__", None)
+    try:
+        placed = sorted((_placed(name, entry) for name, entry in fields.items()), key=lambda one: one[:2])
+    except ValueError as error:
+        raise file.damaged(str(error)) from None
+    offset = 0
+    for begin, end, entry in placed:
+        if begin != offset:
+            raise file.damaged(f"{entry.name[:80]!r} does not begin where the tensor before it ends")
+        offset = end
+    if offset != file.left_bytes:
+        raise file.damaged("its tensors do not fill it")
+    return [entry for _, _, entry in placed]
+
+
+def _placed(name: str, raw: object) -> tuple[int, int, _Entry]:
+    if not isinstance(raw, dict) or set(raw) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{name[:80]!r} is not described by type, shape and place")
+    code, shape, place = raw["dtype"], raw["shape"], raw["data_offsets"]
+    if not isinstance(code, str) or code not in _DTYPES:
+        raise ValueError(f"{name[:80]!r} has a type of element that does not exist")
+    if not _are_sizes(shape) or not _are_sizes(place) or len(place) != 2 or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"{name[:80]!r} has a shape or place that cannot be")
+    size_bytes = math.prod(shape) * _DTYPES[code].itemsize
+    if math.prod(size for size in shape if size) >= _LARGEST or place[1] - place[0] != size_bytes:
+        raise ValueError(f"{name[:80]!r} has a shape that does not fit its place")
+    return place[0], place[1], _Entry(name, code, tuple(shape), size_bytes)
+
+
+def _are_sizes(raw: object) -> bool:
+    return isinstance(raw, list) and all(type(one) is int and 0 <= one < _LARGEST for one in raw)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found

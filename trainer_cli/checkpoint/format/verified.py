@@ -1,0 +1,86 @@
+"""Reading a file of a checkpoint once, front to back, while proving that it is the one that was written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Digest, Manifest, new_digest
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.storage.port import ReadableFolder, Source
+
+_BLOCK = 4 * 1024 * 1024
+
+
+class Verified:
+    """A file that is read once, front to back, while its digest is taken; leaving it compares the digest.
+
+    What was read must not be used before that.
+    """
+
+    def __init__(self, folder: ReadableFolder, manifest: Manifest, file: str) -> None:
+        self.path = folder.path / file
+        entry = manifest.files.get(file)
+        if entry is None:
+            raise self.damaged("the manifest does not list it")
+        self._entry = entry
+        self._opening = folder.open(file)
+        self._digest: Digest = new_digest(entry.algorithm)
+        self.left_bytes = entry.size_bytes
+        self._source: Source
+
+    def __enter__(self) -> Verified:
+        try:
+            self._source = self._opening.__enter__()
+        except FileNotFoundError:
+            raise self.damaged("it is missing") from None
+        if self._source.size_bytes != self._entry.size_bytes:
+            self._opening.__exit__(None, None, None)
+            size = f"{self._source.size_bytes:,} bytes instead of {self._entry.size_bytes:,}"
+            raise self.damaged(f"it has {size}")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        try:
+            if kind is None:
+                self.skip(self.left_bytes)
+                if f"{self._entry.algorithm}:{self._digest.hexdigest()}" != self._entry.digest:
+                    raise self.damaged("its content is not what was written: the digest differs")
+        finally:
+            self._opening.__exit__(kind, error, trace)
+
+    def damaged(self, why: str) -> DamagedCheckpoint:
+        """The error that names this file."""
+        return DamagedCheckpoint(f"a file of the checkpoint is damaged: {why}", where=str(self.path))
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill the buffer with the next bytes."""
+        for start in range(0, len(buffer), _BLOCK):
+            block = buffer[start : start + _BLOCK]
+            self._source.read_into(block)
+            self._digest.update(block)
+        self.left_bytes -= len(buffer)
+
+    def take(self, count: int) -> bytes:
+        """The next bytes."""
+        content = bytearray(count)
+        self.read_into(memoryview(content))
+        return bytes(content)
+
+    def rest(self) -> bytes:
+        """All that is left."""
+        return self.take(self.left_bytes)
+
+    def skip(self, count: int) -> None:
+        """Pass over bytes that nobody wants; they are digested too."""
+        scratch = memoryview(bytearray(min(count, _BLOCK)))
+        while count:
+            block = scratch[: min(count, _BLOCK)]
+            self.read_into(block)
+            count -= len(block)
+
+
+def read_verified(folder: ReadableFolder, manifest: Manifest, file: str) -> bytes:
+    """The content of a small file of a checkpoint, once its digest is found right."""
+    with Verified(folder, manifest, file) as opened:
+        return opened.rest()

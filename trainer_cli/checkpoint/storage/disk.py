@@ -1,0 +1,106 @@
+"""The primitive operations on a disk: each may fail or be the last one, and tests make each of them so."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from os import stat_result
+from pathlib import Path
+
+_FULL_FSYNC = getattr(fcntl, "F_FULLFSYNC", None)
+"""On macOS a plain fsync stops at the drive's own cache."""
+_NOT_OFFERED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+
+
+class Disk:
+    """The real one. Nothing else in checkpointing touches files."""
+
+    def mkdir(self, path: Path) -> None:
+        """Make one directory; its parent exists, it does not."""
+        os.mkdir(path)
+
+    def open_new(self, path: Path) -> int:
+        """Open a file that must not exist yet, for writing."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def open(self, path: Path) -> int:
+        """Open a file for reading, without waiting for a writer where it is a pipe."""
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def close(self, fd: int) -> None:
+        """Close a file."""
+        os.close(fd)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        """Write the beginning of `data`, and say how many bytes it was."""
+        return os.write(fd, data)
+
+    def read(self, fd: int, into: memoryview) -> int:
+        """Fill the beginning of `into`, and say how many bytes it was; 0 at the end of the file."""
+        return os.readv(fd, [into])
+
+    def fsync(self, fd: int) -> None:
+        """Return once the file's content survives a power cut."""
+        if _FULL_FSYNC is not None:
+            try:
+                fcntl.fcntl(fd, _FULL_FSYNC)
+                return
+            except OSError as error:
+                if error.errno not in _NOT_OFFERED:
+                    raise
+        os.fsync(fd)
+
+    def fsync_dir(self, path: Path) -> None:
+        """Return once the names in a directory survive a power cut, where the file system offers that."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._fsync_names(fd)
+        finally:
+            os.close(fd)
+
+    def _fsync_names(self, fd: int) -> None:
+        try:
+            Disk.fsync(self, fd)
+        except OSError as error:
+            if error.errno not in _NOT_OFFERED:
+                raise
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file or folder another name, all at once."""
+        os.rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        os.unlink(path)
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty directory."""
+        os.rmdir(path)
+
+    def listdir(self, path: Path) -> list[str]:
+        """The names in a directory, sorted."""
+        return sorted(os.listdir(path))
+
+    def stat(self, path: Path, *, follow: bool = True) -> stat_result:
+        """What a path is."""
+        return os.stat(path, follow_symlinks=follow)
+
+    def lock(self, fd: int, *, exclusive: bool) -> bool:
+        """Take a lock that the kernel drops with the process; False where another one holds it.
+
+        A file system without locks gives every lock that is asked for.
+        """
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno not in _NOT_OFFERED:
+                raise
+        return True
+
+    def free_bytes(self, path: Path) -> int:
+        """How many bytes this user can still write there."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize

@@ -1,0 +1,286 @@
+"""Checkpoints on a local disk: staged under a hidden name, brought to rest, then renamed into place."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer_cli.checkpoint.naming import (
+    MANIFEST_FILE,
+    PINNED_FILE,
+    Hidden,
+    HiddenName,
+    is_plain,
+    is_run_id,
+    parse_hidden,
+    removed_marker,
+)
+from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder
+from trainer_cli.config.schema import DigestAlgorithm
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_PEEK = 64 * 1024 * 1024
+
+
+class LocalStorage:
+    """Folders in one directory, which is made when the first of them is written.
+
+    `run_id` and `attempt` mark what is on its way in or out, so that a later attempt of the same run knows
+    its own remains. A save's order is: each file written and fsynced, the folder fsynced, renamed, its
+    parent fsynced. A removal's: manifest renamed away, folder fsynced, folder renamed, its parent fsynced,
+    files unlinked. A kill between any two of these leaves every other checkpoint as it was.
+    """
+
+    def __init__(
+        self, root: Path | str, *, disk: Disk | None = None, run_id: str = "local", attempt: int = 0
+    ) -> None:
+        if not is_run_id(run_id):
+            raise ValueError(f"run id {run_id!r} cannot be part of a folder's name")
+        self.root = Path(root)
+        self.disk = disk or Disk()
+        self.run_id = run_id
+        self.attempt = attempt
+        self._staged: set[str] = set()
+        self._root_at_rest = False
+
+    def names(self) -> list[str]:
+        try:
+            found = self.disk.listdir(self.root)
+        except FileNotFoundError:
+            return []
+        return [name for name in found if is_plain(name) and self._is_folder(self.root / name)]
+
+    def location(self, name: str) -> str:
+        return str(self._path(name))
+
+    @contextmanager
+    def writing(
+        self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
+    ) -> Iterator[LocalWritableFolder]:
+        final = self._path(name)
+        self._bring_root_to_rest()
+        self._refuse_existing(final)
+        staging = self._hidden(Hidden.tmp, name)
+        self._staged.add(staging.name)
+        try:
+            self.disk.mkdir(staging)
+            yield LocalWritableFolder(staging, self.disk, digest)
+            self.disk.fsync_dir(staging)
+            self._clear_the_way(name)
+            self.disk.rename(staging, final)
+        except BaseException:
+            self._discard_quietly(staging)
+            raise
+        finally:
+            self._staged.discard(staging.name)
+        self.disk.fsync_dir(self.root)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[LocalReadableFolder]:
+        path = self._path(name)
+        fd = self.disk.open(path / MANIFEST_FILE)
+        try:
+            if not self.disk.lock(fd, exclusive=False) or not self._is_same(fd, path / MANIFEST_FILE):
+                raise FileNotFoundError(errno.ENOENT, "The checkpoint is just being removed", str(path))
+            yield LocalReadableFolder(path, self.disk)
+        finally:
+            self.disk.close(fd)
+
+    def peek(self, name: str, file: str) -> bytes | None:
+        folder = LocalReadableFolder(self._path(name), self.disk)
+        try:
+            with folder.open(file) as source:
+                if source.size_bytes > _LARGEST_PEEK:
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder.path / file))
+                content = bytearray(source.size_bytes)
+                source.read_into(memoryview(content))
+                return bytes(content)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def sizes(self, name: str) -> dict[str, int]:
+        path = self._path(name)
+        sizes: dict[str, int] = {}
+        try:
+            for file in self.disk.listdir(path):
+                found = self.disk.stat(path / file, follow=False)
+                if stat.S_ISLNK(found.st_mode):
+                    found = self.disk.stat(path / file)
+                if stat.S_ISREG(found.st_mode):
+                    sizes[file] = found.st_size
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        return sizes
+
+    def is_pinned(self, name: str) -> bool:
+        return self._is_there(self._path(name) / PINNED_FILE)
+
+    def remove(self, name: str) -> bool:
+        path = self._path(name)
+        try:
+            if stat.S_ISLNK(self.disk.stat(path, follow=False).st_mode):
+                logger.warning("%s is a symbolic link, so it is not removed", path)
+                return False
+            fd = self.disk.open(path / MANIFEST_FILE)
+        except FileNotFoundError:
+            return False
+        try:
+            if not self.disk.lock(fd, exclusive=True):
+                return False
+            self.disk.rename(path / MANIFEST_FILE, path / removed_marker(self.run_id))
+            self.disk.fsync_dir(path)
+            trash = self._to_trash(name)
+        finally:
+            self.disk.close(fd)
+        self._discard_quietly(trash)
+        return True
+
+    def set_aside(self, name: str, why: str) -> str:
+        path = self._path(name)
+        aside = self._hidden(Hidden.aside, name)
+        self.disk.rename(path, aside)
+        self.disk.fsync_dir(self.root)
+        logger.warning("%s is set aside as %s: %s", path, aside.name, why)
+        return aside.name
+
+    def sweep(self) -> list[str]:
+        try:
+            found = self.disk.listdir(self.root)
+        except FileNotFoundError:
+            return []
+        swept: list[str] = []
+        for name in found:
+            try:
+                if self._is_dead_remains(name):
+                    self._discard(self.root / name)
+                elif self._is_half_removed(name):
+                    self._discard(self._to_trash(name))
+                else:
+                    continue
+            except OSError as error:
+                logger.warning("cannot clear away %s: %s", self.root / name, error)
+            else:
+                swept.append(name)
+        return swept
+
+    def free_bytes(self) -> int | None:
+        for path in (self.root, *self.root.absolute().parents):
+            try:
+                return self.disk.free_bytes(path)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return None
+        return None
+
+    def _path(self, name: str) -> Path:
+        if not is_plain(name):
+            raise ValueError(f"{name!r} is not a plain name of a checkpoint")
+        return self.root / name
+
+    def _hidden(self, kind: Hidden, name: str) -> Path:
+        """A hidden name that is free."""
+        serial = 0
+        while True:
+            path = self.root / str(HiddenName(kind, name, self.run_id, self.attempt, serial))
+            if not self._is_there(path):
+                return path
+            serial += 1
+
+    def _bring_root_to_rest(self) -> None:
+        """Make the directory where it is missing, so that its own name survives a power cut too."""
+        if self._root_at_rest:
+            return
+        root = self.root.absolute()
+        missing = [path for path in (root, *root.parents) if not self._is_there(path)]
+        for path in reversed(missing):
+            try:
+                self.disk.mkdir(path)
+            except FileExistsError:
+                continue
+            self.disk.fsync_dir(path.parent)
+        if not missing:
+            self.disk.fsync_dir(root.parent)
+        self._root_at_rest = True
+
+    def _refuse_existing(self, final: Path) -> None:
+        if self._is_there(final / MANIFEST_FILE):
+            raise FileExistsError(errno.EEXIST, "A checkpoint of that name exists", str(final))
+
+    def _clear_the_way(self, name: str) -> None:
+        final = self.root / name
+        self._refuse_existing(final)
+        if self._is_half_removed(name):
+            self._discard_quietly(self._to_trash(name))
+        elif self._is_there(final):
+            self.set_aside(name, "it has no manifest")
+
+    def _is_there(self, path: Path) -> bool:
+        try:
+            self.disk.stat(path, follow=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def _is_folder(self, path: Path) -> bool:
+        try:
+            return stat.S_ISDIR(self.disk.stat(path).st_mode)
+        except OSError:
+            return False
+
+    def _is_same(self, fd: int, path: Path) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), self.disk.stat(path))
+        except FileNotFoundError:
+            return False
+
+    def _is_dead_remains(self, name: str) -> bool:
+        hidden = parse_hidden(name)
+        return (
+            hidden is not None
+            and hidden.kind in (Hidden.tmp, Hidden.trash)
+            and hidden.run_id == self.run_id
+            and name not in self._staged
+        )
+
+    def _is_half_removed(self, name: str) -> bool:
+        """True where a removal of ours died between taking the manifest away and renaming the folder."""
+        path = self.root / name
+        return (
+            is_plain(name)
+            and not self._is_there(path / MANIFEST_FILE)
+            and self._is_there(path / removed_marker(self.run_id))
+        )
+
+    def _to_trash(self, name: str) -> Path:
+        trash = self._hidden(Hidden.trash, name)
+        self.disk.rename(self.root / name, trash)
+        self.disk.fsync_dir(self.root)
+        return trash
+
+    def _discard(self, path: Path) -> None:
+        """Remove a hidden folder with all in it; links are removed, not followed."""
+        try:
+            mode = self.disk.stat(path, follow=False).st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISDIR(mode):
+            self.disk.unlink(path)
+            return
+        for name in self.disk.listdir(path):
+            self._discard(path / name)
+        self.disk.rmdir(path)
+
+    def _discard_quietly(self, path: Path) -> None:
+        """What cannot be removed now is swept by a later attempt."""
+        try:
+            self._discard(path)
+        except OSError as error:
+            logger.warning("cannot clear away %s: %s", path, error)

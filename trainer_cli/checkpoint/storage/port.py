@@ -1,0 +1,120 @@
+"""What checkpointing asks of a place: whole folders go in and out, and are there or not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from trainer_cli.checkpoint.manifest import FileEntry
+from trainer_cli.config.schema import DigestAlgorithm
+
+Bytes = bytes | bytearray | memoryview
+
+
+class Sink(Protocol):
+    """One file being written, from its first byte to its last."""
+
+    def write(self, data: Bytes) -> None:
+        """Append bytes. They are taken before this returns."""
+        ...
+
+
+class WritableFolder(Protocol):
+    """A folder being written, which nobody sees yet."""
+
+    @property
+    def files(self) -> Mapping[str, FileEntry]:
+        """The files finished so far."""
+        ...
+
+    def create(self, file: str) -> AbstractContextManager[Sink]:
+        """A new file; at rest, and among `files`, on clean exit."""
+        ...
+
+
+class Source(Protocol):
+    """One file being read, from its first byte to its last."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The size when it was opened."""
+        ...
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill the buffer with the next bytes. OSError where there are fewer."""
+        ...
+
+
+class ReadableFolder(Protocol):
+    """A folder that stays while it is read."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is on this machine."""
+        ...
+
+    def open(self, file: str) -> AbstractContextManager[Source]:
+        """One of its files. FileNotFoundError where it is missing, OSError where it is no plain file."""
+        ...
+
+
+class Storage(Protocol):
+    """Moves whole folders between this machine and where checkpoints live."""
+
+    def names(self) -> list[str]:
+        """The folders that are there under a plain name, valid or not."""
+        ...
+
+    def location(self, name: str) -> str:
+        """Where a folder is, for people."""
+        ...
+
+    def writing(
+        self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
+    ) -> AbstractContextManager[WritableFolder]:
+        """A new folder: at rest and under its name on clean exit, gone without a trace on an error.
+
+        A folder of that name with a manifest is never replaced (FileExistsError); one without is partial,
+        and set aside.
+        """
+        ...
+
+    def reading(self, name: str) -> AbstractContextManager[ReadableFolder]:
+        """A folder with a manifest, held against removal. FileNotFoundError where there is none."""
+        ...
+
+    def peek(self, name: str, file: str) -> bytes | None:
+        """The content of a small file, or None where it is not there."""
+        ...
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The plain files in a folder and their sizes in bytes; empty where there is no such folder."""
+        ...
+
+    def is_pinned(self, name: str) -> bool:
+        """True where somebody asked to keep this one."""
+        ...
+
+    def remove(self, name: str) -> bool:
+        """Remove a folder, manifest first, so that a crash midway leaves it partial, not broken.
+
+        False, and nothing done, where it is being read, has no manifest, or is not a folder of its own.
+        """
+        ...
+
+    def set_aside(self, name: str, why: str) -> str:
+        """Give a partial or damaged folder a hidden name, so that a save can take its place. The new name."""
+        ...
+
+    def sweep(self) -> list[str]:
+        """Remove what dead attempts of this very run left half-written or half-removed; what was removed.
+
+        Only for who holds the run's lock. Everybody else's folders are left alone.
+        """
+        ...
+
+    def free_bytes(self) -> int | None:
+        """How much can still be written, or None where nobody knows."""
+        ...

@@ -1,0 +1,1 @@
+"""From YAML and overrides to a checked config."""

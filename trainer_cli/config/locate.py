@@ -1,0 +1,109 @@
+"""Where YAML is found: the folder that the user names, the project's own, then the one that ships.
+
+A file in an earlier folder stands before one of the same name in a later folder.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer_cli.errors import ConfigError
+
+PROJECT = "trainer-cli"
+FOLDER = "configs"
+
+
+def config_dirs(explicit: Path | None, cwd: Path, package: Path) -> list[Path]:
+    """The folders to search, in order, each once: `--config-dir`, `./configs`, the shipped one.
+
+    Raises:
+        ConfigError: for an explicit folder that is none, and where there is no folder at all.
+    """
+    if explicit is not None and not (cwd / explicit).is_dir():
+        raise ConfigError(f"{explicit} is not a folder", where="--config-dir")
+    candidates = [] if explicit is None else [cwd / explicit]
+    candidates.append(cwd / FOLDER)
+    shipped = shipped_configs(package)
+    if shipped is not None:
+        candidates.append(shipped)
+    found: list[Path] = []
+    for candidate in candidates:
+        folder = candidate.resolve()
+        if folder.is_dir() and folder not in found:
+            found.append(folder)
+    if not found:
+        raise ConfigError("there is no folder of configs", cure="Name one with --config-dir.")
+    return found
+
+
+def shipped_configs(package: Path) -> Path | None:
+    """The package's own configs: inside it in a wheel, beside it in a checkout of this very project."""
+    inside = package / FOLDER
+    if inside.is_dir():
+        return inside
+    beside = package.parent / FOLDER
+    return beside if beside.is_dir() and _is_checkout(package.parent) else None
+
+
+def project_root(explicit: Path | None, cwd: Path) -> Path:
+    """The folder that holds the configs in use, else the current one. A user's own classes import from it."""
+    return (cwd / explicit).resolve().parent if explicit is not None else cwd.resolve()
+
+
+def find(dirs: Sequence[Path], name: str) -> Path | None:
+    """The file that `name` (without `.yaml`) means, or None."""
+    for folder in dirs:
+        path = folder / f"{name}.yaml"
+        if path.is_file():
+            return path
+    return None
+
+
+def groups(dirs: Sequence[Path]) -> list[str]:
+    """Names of all groups, sorted, `experiment` first."""
+    names = {
+        path.name
+        for folder in dirs
+        for path in folder.iterdir()
+        if path.is_dir() and not path.name.startswith((".", "_")) and any(path.rglob("*.yaml"))
+    }
+    return sorted(names, key=lambda name: (name != "experiment", name))
+
+
+def is_group(dirs: Sequence[Path], name: str) -> bool:
+    """Whether a folder of this name (with `/` for a nested one) stands in any of the folders."""
+    return bool(name) and ".." not in name.split("/") and any((folder / name).is_dir() for folder in dirs)
+
+
+def options(dirs: Sequence[Path], group: str) -> dict[str, Path]:
+    """Option -> file of a group, sorted; options in sub-folders are called `folder/option`."""
+    found: dict[str, Path] = {}
+    for folder in dirs:
+        root = folder / group
+        for path in root.rglob("*.yaml"):
+            found.setdefault(path.relative_to(root).with_suffix("").as_posix(), path)
+    return dict(sorted(found.items()))
+
+
+def description(path: Path) -> str:
+    """The first comment line of a file that is not an instruction such as `@package`, or nothing."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            text = line.strip()
+            if text and not text.startswith("#"):
+                return ""
+            words = text.lstrip("# ")
+            if words and not words.startswith("@"):
+                return words
+    return ""
+
+
+def _is_checkout(folder: Path) -> bool:
+    try:
+        with (folder / "pyproject.toml").open("rb") as file:
+            project = tomllib.load(file).get("project", {})
+    except (OSError, tomllib.TOMLDecodeError):
+        return False
+    return isinstance(project, dict) and project.get("name") == PROJECT

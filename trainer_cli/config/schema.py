@@ -1,0 +1,260 @@
+"""Every closed section of the config, in the order of the YAML, with what each key means.
+
+The docstring under a field is its documentation everywhere. Sections are never null as a whole: a part is
+off when its key field is null. Checks that need one section alone stand in its `__post_init__`; they raise
+`ConfigError` with the key path.
+"""
+
+# No `from __future__ import annotations` here: OmegaConf reads the annotations as types.
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Optional
+
+from trainer_cli.errors import ConfigError
+from trainer_cli.trainer.duration import Duration, Unit
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+
+
+class Dtype(StrEnum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+class Removal(StrEnum):
+    ephemeral_only = "ephemeral_only"
+    all_non_permanent = "all_non_permanent"
+    never = "never"
+
+
+class DigestAlgorithm(StrEnum):
+    xxh3_128 = "xxh3_128"
+    sha256 = "sha256"
+
+
+class ConsoleStyle(StrEnum):
+    auto = "auto"
+    rich = "rich"
+    plain = "plain"
+    off = "off"
+
+
+class LogLevel(StrEnum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+def check_duration(key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit)) -> Duration | None:
+    """The duration that a key holds, or None where it is null."""
+    if value is None:
+        return None
+    try:
+        duration = Duration.parse(value)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}", where=key) from None
+    if duration.unit not in units:
+        known = ", ".join(unit.name.lower() + "s" for unit in units)
+        raise ConfigError(f"{key} is {value!r}, but it is counted in {known}", where=key)
+    return duration
+
+
+def check_at_least(key: str, value: float | None, least: float) -> None:
+    """Refuse a number below `least`, NaN or infinity; null passes."""
+    if value is not None and not (math.isfinite(value) and value >= least):
+        raise ConfigError(f"{key} is {value}, but it must be a finite number of at least {least:g}", where=key)
+
+
+@dataclass(kw_only=True, slots=True)
+class LoopConfig:
+    """How long to train, and what happens how often. Counts are absolute from the run's beginning."""
+
+    max_duration: Any = "10ep"
+    """The whole training, and what learning-rate schedules are stretched over."""
+    hard_stop: Any = None
+    """Ends the run earlier without changing what schedules see."""
+    max_time: Any = None
+    """Stops this process after so much time, with a checkpoint and exit code 75."""
+    steps_per_epoch: Optional[int] = None
+    """Optimizer steps of an epoch, for train loaders without a length."""
+    grad_accum_steps: int = 1
+    """Batches whose gradients are accumulated into one optimizer step."""
+    eval_interval: Any = "1ep"
+    """How often to evaluate on the validation data; null: only at the end."""
+    eval_steps: Optional[int] = None
+    """Batches of each validation loader to use; null: all."""
+    eval_at_start: bool = False
+    """Evaluate once before the first step."""
+    log_interval: Any = 50
+    """How often training metrics are logged."""
+    limit_train_batches: Any = None
+    """Use only so many batches of each epoch: a number, or a fraction below one."""
+
+    def __post_init__(self) -> None:
+        if check_duration("loop.max_duration", self.max_duration) is None:
+            raise ConfigError("loop.max_duration is null, but a run needs a length", where="loop.max_duration")
+        check_duration("loop.hard_stop", self.hard_stop)
+        check_duration("loop.max_time", self.max_time, units=(Unit.SECOND,))
+        check_duration("loop.eval_interval", self.eval_interval)
+        check_duration("loop.log_interval", self.log_interval)
+        check_at_least("loop.steps_per_epoch", self.steps_per_epoch, 1)
+        check_at_least("loop.grad_accum_steps", self.grad_accum_steps, 1)
+        check_at_least("loop.eval_steps", self.eval_steps, 1)
+        limit = self.limit_train_batches
+        whole = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
+        part = isinstance(limit, float) and 0 < limit <= 1
+        if limit is not None and not whole and not part:
+            raise ConfigError(
+                f"loop.limit_train_batches is {limit!r}, but it is a number of batches (at least 1) or a fraction "
+                "(above 0, at most 1.0)",
+                where="loop.limit_train_batches",
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class PrecisionConfig:
+    """Number formats of forward and backward, and clipping of gradients."""
+
+    dtype: Dtype = Dtype.fp32
+    """fp32, or bf16 autocast."""
+    clip_norm: Optional[float] = None
+    """Scale gradients down to this total norm."""
+    clip_value: Optional[float] = None
+    """Cut each gradient element to plus or minus this value."""
+
+    def __post_init__(self) -> None:
+        check_at_least("precision.clip_norm", self.clip_norm, 1e-12)
+        check_at_least("precision.clip_value", self.clip_value, 1e-12)
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ConfigError(
+                "precision.clip_norm and precision.clip_value are both set",
+                where="precision",
+                cure="Set one of them to null.",
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckpointConfig:
+    """When to save, and what may go."""
+
+    enabled: bool = True
+    """false saves nothing, but still loads."""
+    save_interval: Any = "1ep"
+    """How often to save for good; null: never by interval."""
+    ephemeral_save_interval: Any = None
+    """How often to save for safety only; each is removed once a newer save is committed."""
+    ephemeral_cooldown: Any = None
+    """No ephemeral save within so many steps of any save."""
+    fixed_steps: list[int] = field(default_factory=list)
+    """Steps to save for good, and to keep whatever happens."""
+    pre_train_checkpoint: Optional[bool] = None
+    """Save before the first step; null: only when nothing was loaded."""
+    save_final: bool = True
+    """Save when the run ends."""
+    save_on_stop: bool = True
+    """Save when a signal or loop.max_time stops the run."""
+    remove: Removal = Removal.ephemeral_only
+    """What may be removed: ephemeral_only, all_non_permanent or never."""
+    max_checkpoints: Optional[int] = None
+    """How many of the newest permanent checkpoints to keep; null: all."""
+    digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
+    """Digest of every file: xxh3_128 (at memory speed) or sha256."""
+
+    def __post_init__(self) -> None:
+        save = check_duration("checkpoint.save_interval", self.save_interval)
+        often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
+        check_duration("checkpoint.ephemeral_cooldown", self.ephemeral_cooldown, units=(Unit.STEP,))
+        check_at_least("checkpoint.max_checkpoints", self.max_checkpoints, 1)
+        for step in self.fixed_steps:
+            check_at_least("checkpoint.fixed_steps", step, 0)
+        if save and often and save.unit is often.unit and often.value >= save.value:
+            raise ConfigError(
+                f"checkpoint.ephemeral_save_interval ({often}) must be shorter than checkpoint.save_interval ({save})",
+                where="checkpoint.ephemeral_save_interval",
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class LoadConfig:
+    """What to take from a checkpoint given by `ckpt`."""
+
+    states: list[str] = field(default_factory=lambda: ["model"])
+    """`[model]` for the weights alone, `[all]` to fork everything."""
+
+    def __post_init__(self) -> None:
+        if self.states not in (["model"], ["all"]):
+            raise ConfigError(
+                f"load.states is {self.states}, but it must be [model] or [all]", where="load.states"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class ValidateConfig:
+    """What `train validate` does with its results."""
+
+    folder: Optional[str] = None
+    """Where results are written; null: `validation/` in the run directory."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LoggingConfig:
+    """What is said, and how."""
+
+    level: LogLevel = LogLevel.info
+    """Messages from this level on: debug, info, warning or error."""
+    console: ConsoleStyle = ConsoleStyle.auto
+    """auto (a live display on a terminal, plain lines elsewhere), rich, plain or off."""
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainConfig:
+    """The whole config of a run."""
+
+    name: Optional[str] = None
+    """Name of the run; default: the last part of the experiment's path, else `default`."""
+    run_dir: str = "runs/${name}"
+    """Where everything of the run is kept."""
+    seed: int = 0
+    """Seed of python, numpy, torch and the sample order."""
+    deterministic: bool = False
+    """Only deterministic kernels; an operation that has none is an error."""
+    device: Device = Device.auto
+    """auto, cpu, cuda or mps."""
+    resume: str = "auto"
+    """auto (the newest valid checkpoint, if there is one), never, must, a checkpoint of this run, or a run directory."""
+    resume_allow: list[str] = field(default_factory=list)
+    """Globs of config keys that may change on resume beyond the usual ones."""
+    ckpt: Any = None
+    """fit: start a new run from this checkpoint. validate: which checkpoints (a glob, or a list of them)."""
+    model: Any = None
+    """The model: a node with `_target_`."""
+    data: Any = None
+    """The data: a node with `_target_`; its object has `train` and `val`."""
+    optimizer: Any = None
+    """The optimizer: a node with `_target_`."""
+    scheduler: Any = None
+    """The learning-rate schedule: null, or a node with `_target_`."""
+    param_groups: dict[str, Any] = field(default_factory=dict)
+    """Parameter-name globs -> optimizer settings for these parameters."""
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    load: LoadConfig = field(default_factory=LoadConfig)
+    validate: ValidateConfig = field(default_factory=ValidateConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    """name -> node with `_target_`; null switches one off."""
+    loggers: dict[str, Any] = field(default_factory=dict)
+    """name -> node with `_target_`; null switches one off."""
+    trust: list[str] = field(default_factory=list)
+    """Top-level packages whose `_target_`s a recovered config may name."""
+
+    def __post_init__(self) -> None:
+        check_at_least("seed", self.seed, 0)

@@ -1,0 +1,1 @@
+"""Data that ships, and the loader whose order can be resumed anywhere."""

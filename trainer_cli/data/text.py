@@ -1,0 +1,146 @@
+"""Windows of a text, for language models: of files, of a folder, or of Python's own standard library."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Sequence
+from enum import StrEnum
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer_cli.errors import UserError
+
+_STANDARD_LIBRARY_BYTES = 2_000_000
+
+
+class TextUnit(StrEnum):
+    """What one token is."""
+
+    bytes = "bytes"
+    characters = "characters"
+
+
+class Text:
+    """A text, the last `val_fraction` of it held out.
+
+    `path` is a file, a list of files, or a folder (all its files, sorted by path); null takes the sources of
+    the running interpreter's standard library, up to 2 MB. Tokens are bytes (`vocab_size` 256) or the
+    characters that occur in the text. `train` has a window at every position, `val` windows side by side
+    (the last tokens that fill no window are left out).
+    """
+
+    def __init__(
+        self,
+        path: str | Sequence[str] | None = None,
+        unit: str = "bytes",
+        context: int = 64,
+        val_fraction: float = 0.1,
+    ) -> None:
+        if unit not in list(TextUnit):
+            raise UserError(
+                f"data.unit is {unit!r}, but it must be one of {', '.join(TextUnit)}", where="data.unit"
+            )
+        if context < 1:
+            raise UserError(f"data.context is {context}, but it must be at least 1", where="data.context")
+        content = _standard_library() if path is None else b"".join(_read(file) for file in _files(path))
+        self.context = context
+        self.characters: str | None = None
+        """The characters in the order of their tokens; None where tokens are bytes."""
+        if unit == TextUnit.bytes:
+            tokens = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
+            self.vocab_size = 256
+        else:
+            codes = np.frombuffer(_decoded(content).encode("utf-32-le"), dtype=np.uint32)
+            known, numbers = np.unique(codes, return_inverse=True)
+            tokens = torch.from_numpy(numbers.astype(np.int32))
+            self.characters = known.tobytes().decode("utf-32-le")
+            self.vocab_size = len(known)
+        split = len(tokens) - round(len(tokens) * val_fraction)
+        if min(split, len(tokens) - split) <= context:
+            raise UserError(
+                f"a text of {len(tokens):,} {unit}, {val_fraction:g} of it held out, is too short for "
+                f"windows of {context}",
+                where="data",
+                cure="Give more text, or change data.context or data.val_fraction.",
+            )
+        self.train = Windows(tokens[:split], context, stride=1)
+        self.val = Windows(tokens[split:], context, stride=context)
+
+
+class Windows:
+    """Samples of (tokens, next tokens), both (context,), one every `stride` tokens."""
+
+    deterministic = True
+
+    def __init__(self, tokens: Tensor, context: int, *, stride: int) -> None:
+        self.fingerprint = blake2b(tokens.numpy().tobytes(), digest_size=16).hexdigest()
+        self._tokens = tokens
+        self._context = context
+        self._stride = stride
+
+    def __len__(self) -> int:
+        return (len(self._tokens) - self._context - 1) // self._stride + 1
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{index} is not one of {len(self)} windows")
+        start = index * self._stride
+        window = self._tokens[start : start + self._context + 1].long()
+        return window[:-1], window[1:]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        starts = torch.tensor(indices) * self._stride
+        windows = self._tokens[starts.unsqueeze(1) + torch.arange(self._context + 1)].long()
+        return list(zip(windows[:, :-1].unbind(), windows[:, 1:].unbind(), strict=True))
+
+
+def _files(path: str | Sequence[str]) -> list[Path]:
+    given = [Path(one) for one in ([path] if isinstance(path, str) else path)]
+    files: list[Path] = []
+    for one in given:
+        found = sorted(file for file in one.rglob("*") if file.is_file()) if one.is_dir() else [one]
+        if not one.exists() or not found:
+            raise UserError(
+                f"the folder {str(one)!r} has no files"
+                if one.exists()
+                else f"there is no text at {str(one)!r}",
+                where="data.path",
+                cure="Give a file, a list of files or a folder; paths are relative to the current directory.",
+            )
+        files += found
+    if not files:
+        raise UserError("data.path is an empty list", where="data.path")
+    return files
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {str(file)!r}: {error.strerror}", where="data.path") from error
+
+
+def _decoded(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"the text is not UTF-8 (byte {error.start:,})", where="data.path", cure="Use data.unit=bytes."
+        ) from None
+
+
+def _standard_library() -> bytes:
+    """Sources of the modules at the top of the standard library, in the order of their names."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    content = b"".join(_read(file) for file in sorted(folder.glob("*.py")))
+    if not content:
+        raise UserError(
+            f"this Python has no sources of its standard library in {str(folder)!r}",
+            where="data.path",
+            cure="Say which text to use with data.path=FILE.",
+        )
+    return content[:_STANDARD_LIBRARY_BYTES]

@@ -1,0 +1,74 @@
+"""The errors people see, and the exit code of each.
+
+    TrainError              1   the training failed
+    ├── SaveError           1   a checkpoint could not be written; older ones are intact
+    ├── UserError           2   a mistake in a command, a value, a file that is not there
+    │   └── ConfigError     2   a mistake in the composed config
+    ├── CheckpointError     3   checkpoints were demanded or exist, and none is valid
+    └── RunDirectoryError   4   the run directory is in use, or another run's
+
+Every message is one thought: what is wrong, where, and the cure. They are shown without a traceback;
+any other exception is a fault of ours (or of the model) and is shown with all of it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a scheduler or a script learns from the process."""
+
+    DONE = 0
+    FAILED = 1
+    USER = 2
+    NO_CHECKPOINT = 3
+    RUN_DIRECTORY = 4
+    STOPPED_EARLY = 75
+    INTERRUPTED = 130
+
+
+class TrainError(Exception):
+    """A failure told in one message: `what (where). cure`."""
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+    def __init__(self, what: str, *, where: str | None = None, cure: str | None = None) -> None:
+        super().__init__(what, where, cure)
+        self.what = what
+        self.where = where
+        self.cure = cure
+
+    def __str__(self) -> str:
+        text = self.what.rstrip()
+        if self.where:
+            text = f"{text.rstrip('.')} ({self.where})"
+        if not text.endswith((".", "!", "?", ":", "\n")):
+            text += "."
+        return f"{text} {self.cure}" if self.cure else text
+
+
+class SaveError(TrainError):
+    """A checkpoint could not be written. What was committed before is untouched."""
+
+
+class UserError(TrainError):
+    """A mistake that the user can mend: nothing was lost."""
+
+    exit_code = ExitCode.USER
+
+
+class ConfigError(UserError):
+    """A mistake in the config; `where` names the key path and the file and line, or the command line."""
+
+
+class CheckpointError(TrainError):
+    """No valid checkpoint where one was demanded, or where there are only damaged ones."""
+
+    exit_code = ExitCode.NO_CHECKPOINT
+
+
+class RunDirectoryError(TrainError):
+    """The run directory is in use by another process, or belongs to something else."""
+
+    exit_code = ExitCode.RUN_DIRECTORY

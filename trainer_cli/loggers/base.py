@@ -1,0 +1,79 @@
+"""What a logger is: it hears each step's metrics once, and can be cut back to an earlier step.
+
+The order of calls over a run's life:
+
+    rewind(run_dir, step)     only where a run goes on: nothing later than `step` may remain
+    start(facts)              open files; heavy imports happen here, not at construction
+    log(record) …             one record a step at most, steps rising
+    flush(durable) …          before every checkpoint, durably: what is logged up to it must not be lost
+    close()                   always, also after an error
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a logger may want to know when the run starts.
+
+    `run_dir` is None for a library user who keeps no run directory; `total_steps` is None where it cannot be
+    told beforehand. `start_step` and `start_samples` are the counts that this process starts from,
+    `start_time` its unix time. `console` is the style that `logging.console` names.
+    """
+
+    run_dir: Path | None = None
+    name: str = "default"
+    total_steps: int | None = None
+    start_step: int = 0
+    start_samples: int = 0
+    start_time: float = field(default_factory=time.time)
+    console: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All metrics of one step: `train/loss`, `val/accuracy`. Values are plain numbers.
+
+    `time` is unix seconds; `samples` counts since the run's beginning, None where nobody counts.
+    """
+
+    step: int
+    epoch: float
+    time: float
+    metrics: Mapping[str, float]
+    samples: int | None = None
+
+
+class Logger(ABC):
+    """Base of all loggers; only `log` must be written. Calls come from the main process, one at a time."""
+
+    def rewind(self, run_dir: Path, step: int) -> None:  # noqa: B027
+        """Physically drop every record later than `step`, and a torn last one. Comes before `start`.
+
+        -1 drops everything. A crash at any moment leaves the records up to `step` whole, and calling it again
+        finishes the work. Without a file there is nothing to do.
+        """
+
+    def start(self, facts: RunFacts) -> None:  # noqa: B027
+        """Open what `log` needs."""
+
+    @abstractmethod
+    def log(self, record: Record) -> None:
+        """Take one record. Cheap: this runs inside the training loop."""
+
+    def flush(self, durable: bool = False) -> None:  # noqa: B027
+        """Hand everything logged so far to the operating system; `durable`: to the disk itself."""
+
+    def close(self) -> None:  # noqa: B027
+        """Flush and let go. May be called twice, and without `start`."""
+
+
+def in_run_dir(path: str | Path, run_dir: Path | None) -> Path:
+    """Where a logger's own path lies: a relative one in the run directory, if there is one."""
+    return (run_dir / path) if run_dir is not None else Path(path)

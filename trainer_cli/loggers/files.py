@@ -1,0 +1,95 @@
+"""Files changed so that a crash at any moment leaves the old or the new content, never a mixture."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_CHUNK_BYTES = 1 << 20
+
+
+def sync(descriptor: int) -> None:
+    """Wait until a file's content is on the disk itself."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        # Plain fsync on macOS stops at the drive's cache. Some filesystems do not know the stronger call.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder's names are on the disk itself, where the filesystem can promise that."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network filesystems know it for files only.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def replace(path: Path, content: Iterable[bytes]) -> None:
+    """Write a file whole and durably under another name, then give it its own. One writer at a time."""
+    staged = path.with_name(f".tmp.{path.name}")
+    try:
+        with open(staged, "wb") as file:
+            for part in content:
+                file.write(part)
+            file.flush()
+            sync(file.fileno())
+        os.replace(staged, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
+    """Keep only these byte ranges (start, stop; rising) of a file; True where something had to go.
+
+    What is dropped is nearly always the end. Then the file is cut where it stands, which works on a full disk
+    too; otherwise the rest is written anew.
+    """
+    kept = list(_merged(spans))
+    size = path.stat().st_size
+    if kept == [(0, size)] or (not kept and size == 0):
+        return False
+    if not kept or (len(kept) == 1 and kept[0][0] == 0):
+        with open(path, "r+b") as file:
+            file.truncate(kept[0][1] if kept else 0)
+            sync(file.fileno())
+    else:
+        replace(path, _parts(path, kept))
+    return True
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    whole: tuple[int, int] | None = None
+    for start, stop in spans:
+        if whole and whole[1] == start:
+            whole = (whole[0], stop)
+            continue
+        if whole:
+            yield whole
+        whole = (start, stop)
+    if whole:
+        yield whole
+
+
+def _parts(path: Path, spans: list[tuple[int, int]]) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        for start, stop in spans:
+            file.seek(start)
+            while start < stop and (part := file.read(min(_CHUNK_BYTES, stop - start))):
+                start += len(part)
+                yield part

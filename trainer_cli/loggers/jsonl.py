@@ -1,0 +1,82 @@
+"""`metrics.jsonl`: one line of JSON a record, the run's own book of numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
+from trainer_cli.loggers.files import keep_spans, sync, sync_folder
+
+
+class JsonlLogger(Logger):
+    """Appends `{"step": …, "epoch": …, "time": unix seconds, "train/loss": …}` lines to a file.
+
+    JSON has no NaN and no infinity: they are written as the strings "nan", "inf" and "-inf", which Python's
+    `float()` reads back. Each line is handed to the operating system at once, so that a killed process loses
+    none of them and `tail -f` sees them.
+    """
+
+    def __init__(self, path: str = "metrics.jsonl") -> None:
+        self.path = path
+        self._file: BinaryIO | None = None
+
+    def rewind(self, run_dir: Path, step: int) -> None:
+        path = in_run_dir(self.path, run_dir)
+        if path.exists():
+            keep_spans(path, _lines_up_to(path, step))
+
+    def start(self, facts: RunFacts) -> None:
+        path = in_run_dir(self.path, facts.run_dir)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "ab")  # noqa: SIM115 - closed in close()
+        sync_folder(path.parent)
+
+    def log(self, record: Record) -> None:
+        if self._file is None:
+            return
+        self._file.write(encode(record))
+        self._file.flush()
+
+    def flush(self, durable: bool = False) -> None:
+        if self._file is None:
+            return
+        self._file.flush()
+        if durable:
+            sync(self._file.fileno())
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def encode(record: Record) -> bytes:
+    """The line of a record, with its end."""
+    line: dict[str, float | str] = {"step": record.step, "epoch": record.epoch, "time": round(record.time, 3)}
+    for key, value in record.metrics.items():
+        line[key] = value if math.isfinite(value) else str(float(value))
+    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+
+
+def _lines_up_to(path: Path, step: int) -> Iterator[tuple[int, int]]:
+    start = 0
+    with open(path, "rb") as file:
+        for line in file:
+            stop = start + len(line)
+            if line.endswith(b"\n") and (found := _step_of(line)) is not None and found <= step:
+                yield start, stop
+            start = stop
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of a whole line, or None for what a power cut left: half a line, zeros."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    step = value.get("step") if isinstance(value, dict) else None
+    return step if isinstance(step, int) else None

@@ -1,0 +1,123 @@
+"""A decoder-only transformer after GPT-2 (Radford et al., 2019), as in nanoGPT."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class GPT(nn.Module):
+    """Learned positions, pre-norm blocks, and a head tied to the token embedding.
+
+    A batch is (tokens (N, T), next tokens (N, T)), with T at most `context`.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context: int = 64,
+        layers: int = 4,
+        heads: int = 4,
+        width: int = 128,
+        dropout: float = 0.0,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width ({width}) must be a multiple of heads ({heads})")
+        self.context = context
+        self.tokens = nn.Embedding(vocab_size, width)
+        self.positions = nn.Embedding(context, width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout, bias) for _ in range(layers))
+        self.norm = nn.LayerNorm(width, bias=bias)
+        self.head = nn.Linear(width, vocab_size, bias=False)
+        self.head.weight = self.tokens.weight
+        self._initialise(layers)
+
+    def _initialise(self, layers: int) -> None:
+        """GPT-2's: normal with 0.02, and less for what is added to the residual stream `2 * layers` times."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding) and module is not self.head:
+                added = name.endswith((".attention.out", ".mlp.out"))
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers) if added else 0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """(N, T, vocab_size) scores of each next token."""
+        length = tokens.shape[1]
+        if length > self.context:
+            raise ValueError(f"{length} tokens are more than the model's context of {self.context}")
+        hidden = self.dropout(self.tokens(tokens) + self.positions.weight[:length])
+        for block in self.blocks:
+            hidden = block(hidden)
+        scores: Tensor = self.head(self.norm(hidden))
+        return scores
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor | int]:
+        """Mean cross-entropy of the next tokens in nats, their number, and in evaluation the accuracy."""
+        tokens, following = batch
+        scores = self.logits(tokens).flatten(0, 1)
+        outputs: dict[str, Tensor | int] = {
+            "loss": functional.cross_entropy(scores, following.flatten()),
+            "tokens": following.numel(),
+        }
+        if not self.training:
+            with torch.no_grad():
+                outputs["accuracy"] = (scores.argmax(dim=1) == following.flatten()).float().mean()
+        return outputs
+
+
+class Block(nn.Module):
+    """Attention, then a perceptron, each behind a norm and added to what came in."""
+
+    def __init__(self, width: int, heads: int, dropout: float, bias: bool) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(width, bias=bias)
+        self.attention = Attention(width, heads, dropout, bias)
+        self.norm_2 = nn.LayerNorm(width, bias=bias)
+        self.mlp = Perceptron(width, dropout, bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.attention(self.norm_1(hidden))
+        mixed: Tensor = hidden + self.mlp(self.norm_2(hidden))
+        return mixed
+
+
+class Attention(nn.Module):
+    """Causal self-attention with several heads."""
+
+    def __init__(self, width: int, heads: int, dropout: float, bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_dropout = dropout
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        batch, length, width = hidden.shape
+        qkv = self.qkv(hidden).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        query, key, value = qkv.unbind(0)
+        dropout = self.attention_dropout if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        added: Tensor = self.dropout(self.out(mixed.transpose(1, 2).reshape(batch, length, width)))
+        return added
+
+
+class Perceptron(nn.Module):
+    """One hidden layer of four times the width, with GELU."""
+
+    def __init__(self, width: int, dropout: float, bias: bool) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(width, 4 * width, bias=bias)
+        self.out = nn.Linear(4 * width, width, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        added: Tensor = self.dropout(self.out(functional.gelu(self.hidden(hidden))))
+        return added

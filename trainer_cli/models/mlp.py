@@ -1,0 +1,36 @@
+"""A multi-layer perceptron that classifies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from trainer_cli.models.outputs import classification
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU and dropout between them.
+
+    A batch is (inputs (N, ...) of `inputs` numbers each, labels (N)).
+    """
+
+    def __init__(
+        self, inputs: int = 64, hidden: Sequence[int] = (64,), classes: int = 10, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Flatten()]
+        for width in hidden:
+            layers += [nn.Linear(inputs, width), nn.ReLU(), nn.Dropout(dropout)]
+            inputs = width
+        self.layers = nn.Sequential(*layers, nn.Linear(inputs, classes))
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """(N, classes) scores."""
+        scores: Tensor = self.layers(inputs)
+        return scores
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        """The loss, and in evaluation the accuracy."""
+        inputs, labels = batch
+        return classification(self.logits(inputs), labels, training=self.training)

@@ -1,0 +1,319 @@
+"""From config to live objects: the only file that instantiates a `_target_`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.config.schema import TrainConfig
+from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.config.targets import Trust, component
+from trainer_cli.errors import ConfigError, TrainError
+from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.loops import TrainingLoop
+from trainer_cli.trainer.step import Precision
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from trainer_cli.trainer.trainer import Trainer
+
+_OURS = ("batch_size", "val_batch_size", "num_workers", "collate_fn")
+_SPECIAL = ("_target_", "_partial_", "_args_")
+FROM_DATA = "from_data"
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The object that `data` makes, and its loaders."""
+
+    source: Any
+    train: Any
+    val: dict[str, Any]
+
+
+class Builder:
+    """Makes every part of one config, errors told with the key path of the node they come from."""
+
+    def __init__(self, config: TrainConfig, trust: Trust) -> None:
+        self.config = config
+        self.trust = trust
+
+    def data(self) -> Data:
+        """The data object, and loaders for its `train` and `val`.
+
+        Raises:
+            ConfigError: the node is wrong, or its object has no `train`.
+        """
+        from trainer_cli.data.loader import as_loader
+
+        node = _node(self.config.data, "data")
+        settings = {key: node[key] for key in _OURS if key in node}
+        if isinstance(settings.get("collate_fn"), str):
+            settings["collate_fn"] = component(settings["collate_fn"], "data.collate_fn", self.trust)
+        val_batch_size = settings.pop("val_batch_size", None)
+        source = self.make({key: value for key, value in node.items() if key not in _OURS}, "data")
+        if getattr(source, "train", None) is None:
+            raise ConfigError(
+                f"the object that data makes ({type(source).__name__}) has no 'train'",
+                where="data",
+                cure="Give it a Dataset or DataLoader named train, and one or a mapping of them named val.",
+            )
+        seed = self.config.seed
+        train = as_loader(source.train, shuffle=True, seed=seed, **settings)
+        val = getattr(source, "val", None)
+        named = {} if val is None else val if isinstance(val, Mapping) else {"val": val}
+        if val_batch_size is not None:
+            settings["batch_size"] = val_batch_size
+        loaders = {str(name): as_loader(own, shuffle=False, seed=seed, **settings) for name, own in named.items()}
+        return Data(source, train, loaders)
+
+    def model(self, source: Any) -> nn.Module:
+        """The model; an argument whose value is `from_data` is the data object's attribute of that name."""
+        node = dict(_node(self.config.model, "model"))
+        for key, value in node.items():
+            if value == FROM_DATA:
+                if not hasattr(source, key):
+                    raise ConfigError(
+                        f"model.{key} is to come from the data, but {type(source).__name__} has no '{key}'",
+                        where=f"model.{key}",
+                    )
+                node[key] = getattr(source, key)
+        model: nn.Module = self.make(node, "model")
+        return model
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """The optimizer over the model's parameters, in groups as `param_groups` says."""
+        node = _node(self.config.optimizer, "optimizer")
+        groups = parameter_groups(model, self.config.param_groups)
+        optimizer: Optimizer = self.make(node, "optimizer", first=(groups,))
+        return optimizer
+
+    def scheduler(self, optimizer: Optimizer, *, total_steps: int | None, steps_per_epoch: int | None) -> Any:
+        """The schedule; `total_steps` is given to one that takes it and is not told it by the config."""
+        node = dict(_node(self.config.scheduler, "scheduler"))
+        target = component(str(node.get("_target_")), "scheduler._target_", self.trust)
+        takes = _parameters(target)
+        if "metrics" in _parameters(getattr(target, "step", None)):
+            raise ConfigError(
+                f"scheduler {node['_target_']} needs a metric at each step, and schedules here follow the step alone",
+                where="scheduler",
+            )
+        for key, value in node.items():
+            if key not in _SPECIAL and isinstance(value, str):
+                node[key] = _steps(value, f"scheduler.{key}", steps_per_epoch)
+        if "total_steps" in takes and "total_steps" not in node:
+            if total_steps is None:
+                raise ConfigError(
+                    f"the schedule needs the number of steps, and loop.max_duration={self.config.loop.max_duration} "
+                    "does not tell it",
+                    where="scheduler",
+                    cure="Give loop.max_duration in steps, or set scheduler.total_steps.",
+                )
+            node["total_steps"] = total_steps
+        return self.make(node, "scheduler", first=(optimizer,))
+
+    def trainer(self, data: Data, *, identity: RunIdentity, run_dir: Path) -> Trainer:
+        """The trainer that fits: over data that exists already; model and optimizer are made here."""
+        from trainer_cli.trainer.trainer import Trainer
+
+        config = self.config
+        loop = TrainingLoop(**_fields(config.loop))
+        callbacks = self._components("callbacks", config.callbacks)
+        checkpoint = callbacks.pop("checkpoint", None) or CheckpointerCallback(
+            run_dir / "checkpoints", identity=identity, **_fields(config.checkpoint)
+        )
+        schedulers: list[Callable[[Optimizer], Any]] = []
+        if config.scheduler is not None:
+            schedulers.append(
+                lambda optimizer: self.scheduler(
+                    optimizer, total_steps=loop.total_steps, steps_per_epoch=loop.steps_per_epoch
+                )
+            )
+        if config.deterministic:
+            be_deterministic()
+        return Trainer(
+            model=lambda: self.model(data.source),
+            optimizer=self.optimizer if config.optimizer is not None else None,
+            schedulers=schedulers,
+            precision=Precision(**_fields(config.precision)),
+            loop=loop,
+            checkpoint=checkpoint,
+            callbacks=callbacks,
+            loggers=self._components("loggers", config.loggers),
+            seed=config.seed,
+            device=config.device,
+            run_dir=run_dir,
+            name=config.name or "default",
+            console=config.logging.console,
+        )
+
+    def evaluator(self, data: Data) -> Trainer:
+        """A trainer that only validates: a model as new as at a run's beginning, no optimizer, no loggers."""
+        from trainer_cli.trainer.trainer import Trainer
+
+        config = self.config
+        return Trainer(
+            model=lambda: self.model(data.source),
+            precision=Precision(**_fields(config.precision)),
+            loop=TrainingLoop(**_fields(config.loop)),
+            callbacks=self._components("callbacks", config.callbacks),
+            seed=config.seed,
+            device=config.device,
+        )
+
+    def make(self, node: Any, where: str, first: tuple[Any, ...] = ()) -> Any:
+        """The object that a node with `_target_` describes; nested nodes are made first.
+
+        Raises:
+            ConfigError: the target cannot be had or is not allowed, or its constructor refuses the arguments.
+        """
+        if isinstance(node, list):
+            return [self.make(item, f"{where}[{index}]") for index, item in enumerate(node)]
+        if not isinstance(node, Mapping):
+            return node
+        if "_target_" not in node:
+            return {key: self.make(value, f"{where}.{key}") for key, value in node.items()}
+        target: Any = component(node["_target_"], f"{where}._target_", self.trust)
+        unknown = [key for key in node if str(key).startswith("_") and str(key).endswith("_") and key not in _SPECIAL]
+        if unknown:
+            raise ConfigError(f"{where}.{unknown[0]} is not known", where=where, cure=f"Known: {', '.join(_SPECIAL)}.")
+        positional = [*first, *self.make(list(node.get("_args_", [])), f"{where}._args_")]
+        named = {str(key): self.make(value, f"{where}.{key}") for key, value in node.items() if key not in _SPECIAL}
+        self._check_arguments(target, positional, named, where)
+        if node.get("_partial_"):
+            return partial(target, *positional, **named)
+        try:
+            return target(*positional, **named)
+        except TrainError:
+            raise
+        except (ValueError, TypeError, FileNotFoundError) as error:
+            raise ConfigError(f"{node['_target_']} refused its arguments: {error}", where=where) from error
+
+    def _components(self, section: str, nodes: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: self.make(_node(node, f"{section}.{name}"), f"{section}.{name}")
+            for name, node in nodes.items()
+            if node is not None
+        }
+
+    @staticmethod
+    def _check_arguments(target: Any, positional: list[Any], named: dict[str, Any], where: str) -> None:
+        try:
+            signature = inspect.signature(target)
+        except (ValueError, TypeError):
+            return
+        known = _parameters(target)
+        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values()):
+            for name in named:
+                if name not in known:
+                    listed = f"It takes: {', '.join(known)}." if known else "It takes no arguments."
+                    raise ConfigError(
+                        f"{target.__name__} takes no argument '{name}'",
+                        where=f"{where}.{name}",
+                        cure=did_you_mean(name, known).strip() or listed,
+                    )
+        try:
+            signature.bind(*positional, **named)
+        except TypeError as error:
+            raise ConfigError(f"{target.__name__}: {error}", where=where) from None
+
+
+def parameter_groups(model: nn.Module, patterns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Parameters in groups of equal settings. Every glob that matches a name counts, later ones win.
+
+    Raises:
+        ConfigError: a glob matches no parameter, or its settings are no mapping.
+    """
+    for pattern, settings in patterns.items():
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"param_groups: '{pattern}' must hold optimizer settings", where="param_groups")
+        if not any(fnmatchcase(name, pattern) for name, _ in model.named_parameters()):
+            names = [name for name, _ in model.named_parameters()]
+            raise ConfigError(
+                f"param_groups: '{pattern}' matches no parameter of the model",
+                where="param_groups",
+                cure=f"Its parameters are named like {', '.join(names[:4])}.",
+            )
+    groups: dict[tuple[tuple[str, Any], ...], list[Any]] = {}
+    for name, parameter in model.named_parameters():
+        settings = {}
+        for pattern, own in patterns.items():
+            if fnmatchcase(name, pattern):
+                settings.update(own)
+        if parameter.requires_grad:
+            groups.setdefault(tuple(settings.items()), []).append(parameter)
+    return [{"params": members, **dict(settings)} for settings, members in groups.items()]
+
+
+def be_deterministic() -> None:
+    """Only deterministic kernels from here on, on every device."""
+    import os
+
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def target_packages(config: TrainConfig) -> tuple[str, ...]:
+    """The top-level packages that the config's `_target_`s name, sorted."""
+    found: set[str] = set()
+
+    def walk(value: Any) -> None:
+        if isinstance(value, Mapping):
+            if isinstance(target := value.get("_target_"), str):
+                found.add(target.split(".", 1)[0])
+            for item in value.values():
+                walk(item)
+        elif isinstance(value, list):
+            for item in value:
+                walk(item)
+
+    for section in (config.model, config.data, config.optimizer, config.scheduler, config.callbacks, config.loggers):
+        walk(section)
+    return tuple(sorted(found))
+
+
+def _node(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or "_target_" not in value:
+        raise ConfigError(
+            f"{where} is {value!r}, but it must be a node with `_target_`",
+            where=where,
+            cure=f"Choose one with {where.split('.', 1)[0]}=NAME; `train list` shows them.",
+        )
+    return value
+
+
+def _fields(section: Any) -> dict[str, Any]:
+    return asdict(section)
+
+
+def _parameters(target: Any) -> list[str]:
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (ValueError, TypeError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _steps(value: str, where: str, steps_per_epoch: int | None) -> Any:
+    """A duration string in steps; any other string as it is."""
+    try:
+        duration = Duration.parse(value)
+    except ValueError:
+        return value
+    steps = duration.steps(steps_per_epoch)
+    if steps is None:
+        raise ConfigError(f"{where} is {value}, which cannot be told in steps", where=where)
+    return steps

@@ -1,0 +1,77 @@
+"""Where and with what a process runs: versions, host, git. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "trainer-cli", "torch", "numpy", "hydra-core", "omegaconf",
+    "safetensors", "tensorboard", "rich", "xxhash",
+)  # fmt: skip
+_GIT_TIMEOUT_S = 5.0
+
+
+def environment(project_root: Path, argv: Sequence[str], *, now: float) -> dict[str, Any]:
+    """Where and with what this process runs. No environment variable is read into it, so no secret either.
+
+    torch is not imported: the caller adds what it knows of devices.
+    """
+    return {
+        "time": timestamp(now),
+        "argv": list(argv),
+        "host": socket.gethostname(),
+        "project_root": str(project_root),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "versions": versions(),
+        "git": git_facts(project_root),
+    }
+
+
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
+    """Installed versions, without importing anything; null for what is not installed."""
+    found: dict[str, str | None] = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def git_facts(folder: Path) -> dict[str, Any] | None:
+    """Commit, and whether tracked files differ from it; null outside a repository or without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def timestamp(now: float) -> str:
+    """Unix seconds as a date that people read, in UTC."""
+    return datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")

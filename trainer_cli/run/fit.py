@@ -1,0 +1,192 @@
+"""The story of `train fit`.
+
+    compose and check the config
+    the run exists?  lock it, compare the configs, choose the checkpoint; a finished run is done
+    build data, then model and optimizer
+    a new run?  only now make its directory, and lock it
+    train; whatever happens, say in summary.json how it ended
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.config.compose import Composed, compose, diff, from_yaml, to_yaml
+from trainer_cli.errors import CheckpointError, ExitCode, UserError
+from trainer_cli.run import report
+from trainer_cli.run.environment import environment
+from trainer_cli.run.resume import choose, refuse_changes, why_done
+from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
+from trainer_cli.run.select import select_one
+from trainer_cli.run.signals import StopSignals
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import FitResult, Trainer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Start:
+    """What is known before anything is built: the run, where it goes on, and its identity."""
+
+    run: RunDir
+    run_id: str
+    attempt: int
+    entry: Entry | None
+    is_new: bool
+
+
+def compose_fit(
+    overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config"
+) -> Composed:
+    """The config of a fit; with `resume=RUN_DIR` the run's own, overrides on top."""
+    rest = [override for override in overrides if not override.startswith("resume=")]
+    named = [override.partition("=")[2] for override in overrides if override.startswith("resume=")]
+    directory = RunDir(named[-1]) if named and named[-1] not in ("auto", "never", "must") else None
+    if directory is None or not directory.exists_as_run():
+        return compose(overrides, config_dir=config_dir, config_name=config_name)
+    rest += [f"run_dir='{directory.path}'", "resume=must"]
+    return from_yaml(directory.config_file, rest, config_dir=config_dir, config_name=config_name)
+
+
+def fit(composed: Composed) -> int:
+    """Train, or go on training, and return the exit code."""
+    config = composed.config
+    run = RunDir(config.run_dir)
+    sys.path.insert(0, str(composed.project_root))
+    with StopSignals() as signals, ExitStack() as stack:
+        report.to_console(config.logging.level)
+        if run.exists_as_run():
+            stack.enter_context(run.lock())
+            start = _existing(run, composed)
+            if start is None:
+                return ExitCode.DONE
+        else:
+            start = _new(run, composed)
+        trainer, data = _build(composed, start)
+        fork = _fork(composed, start)
+        facts = _environment(composed, trainer)
+        if start.is_new:
+            stack.enter_context(run.create(to_yaml(composed), composed.overrides, {"run_id": start.run_id, **facts}))
+        else:
+            run.write_config(to_yaml(composed), composed.overrides)
+        stack.enter_context(report.to_file(run.log_file))
+        step = start.entry.step if start.entry is not None else 0
+        run.begin_attempt(name=config.name or "default", start_step=step, now=time.time(), environment=facts)
+        signals.listen(lambda reason: trainer.stop(reason, finished=False))
+        path = run.checkpoints_folder / start.entry.name if start.entry is not None else fork
+        states = ("all",) if start.entry is not None or config.load.states == ["all"] else ("model",)
+        return _train(run, trainer, data, path, states)
+
+
+def _existing(run: RunDir, composed: Composed) -> Start | None:
+    """What is known of a run that exists, its lock held; None where it has nothing left to do."""
+    config = composed.config
+    stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
+    refuse_changes(diff(stored.raw, composed.raw), config.resume_allow, run.path)
+    run_id = run.run_id
+    attempt = len(run.attempts) + 1
+    catalog = Catalog(LocalStorage(run.checkpoints_folder, run_id=run_id, attempt=attempt))
+    choice = choose(config.resume, catalog, run_id, run.checkpoints_folder)
+    if choice.entry is not None:
+        done = why_done(choice.entry, run.read_summary(), stored.config.loop, config.loop)
+        if done is not None:
+            report.already_done(run, choice.entry.step, done)
+            return None
+        log.info("resuming at step %d from %s (%s)", choice.entry.step, choice.entry.name, choice.reason)
+    else:
+        log.info("starting %s at step 0 (%s)", run.path, choice.reason)
+    return Start(run, run_id, attempt, choice.entry, is_new=False)
+
+
+def _new(run: RunDir, composed: Composed) -> Start:
+    config = composed.config
+    if config.resume == "must":
+        raise CheckpointError(f"resume=must, but {run.path} holds no run")
+    if config.resume not in ("auto", "never"):
+        raise UserError(
+            f"resume={config.resume}, but {run.path} holds no run to go back in",
+            where="resume",
+            cure="To begin a new run with these weights, use ckpt=PATH.",
+        )
+    if config.resume == "never" and run.path.is_dir() and any(run.path.iterdir()):
+        raise UserError(f"resume=never, but {run.path} is not empty", cure="Choose another run_dir= or name=.")
+    return Start(run, secrets.token_hex(8), 1, None, is_new=True)
+
+
+def _build(composed: Composed, start: Start) -> tuple[Trainer, object]:
+    from trainer_cli.callbacks.checkpointer import RunIdentity
+    from trainer_cli.run.build import Builder, target_packages
+
+    builder = Builder(composed.config, composed.trust)
+    data = builder.data()
+    text = to_yaml(composed).encode()
+    identity = RunIdentity(
+        run_id=start.run_id,
+        attempt=start.attempt,
+        config_digest="sha256:" + hashlib.sha256(text).hexdigest(),
+        target_packages=target_packages(composed.config),
+        extra_files={"config.yaml": text},
+    )
+    return builder.trainer(data, identity=identity, run_dir=start.run.path), data
+
+
+def _fork(composed: Composed, start: Start) -> Path | None:
+    """The checkpoint whose weights a new run begins with; it counts only while the run has none of its own."""
+    ckpt = composed.config.ckpt
+    return None if ckpt is None or start.entry is not None else select_one(ckpt)
+
+
+def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
+    import torch
+
+    facts = environment(composed.project_root, [os.path.basename(sys.argv[0]), *sys.argv[1:]], now=time.time())
+    facts["device"] = str(trainer.device)
+    facts["threads"] = torch.get_num_threads()
+    if trainer.device.type == "cuda":
+        facts["device_name"] = torch.cuda.get_device_name(trainer.device)
+    return facts
+
+
+def _train(run: RunDir, trainer: Trainer, data: object, path: Path | None, states: tuple[str, ...]) -> int:
+    """Fit, and write into summary.json how it ended, whatever happens."""
+    began = time.monotonic()
+    result: FitResult | None = None
+    status, reason = RunStatus.failed, ""
+    try:
+        result = trainer.fit(data.train, data.val, path, states=states)
+        status = RunStatus.finished if result.finished else RunStatus.stopped
+        reason = result.reason
+    except KeyboardInterrupt:
+        status, reason = RunStatus.interrupted, "second Ctrl-C"
+        raise
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        wall_s = time.monotonic() - began
+        outcome = Outcome(
+            status=status,
+            reason=reason,
+            step=trainer.progress.step,
+            wall_time_s=round(wall_s, 3),
+            best_metrics=report.best_metrics(run.metrics_file),
+            throughput={"samples_per_s": round(trainer.samples_this_time / max(wall_s, 1e-9), 2)},
+            checkpoints=report.kept(trainer),
+        )
+        run.end_attempt(outcome, now=time.time())
+    report.closing(run, outcome, result.metrics)
+    return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY

@@ -1,0 +1,113 @@
+"""What people read: messages while it runs, and the closing summary."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.run.rundir import Outcome, RunDir
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+ROOT = "trainer_cli"
+_SMALLER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse")
+
+
+class _StderrHandler(logging.Handler):
+    """Messages on stderr as it is at that moment, so that a live display can keep below them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        prefix = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        try:
+            sys.stderr.write(f"{prefix}{record.getMessage()}\n")
+        except OSError:
+            self.handleError(record)
+
+
+def to_console(level: str) -> None:
+    """Show our messages from `level` on, on stderr; other packages' logging is left alone."""
+    logger = logging.getLogger(ROOT)
+    for earlier in [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]:
+        logger.removeHandler(earlier)
+    handler = _StderrHandler()
+    handler.setLevel(level.upper())
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+
+
+@contextmanager
+def to_file(path: Path) -> Iterator[None]:
+    """Write all our messages to the run's log as well."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    handler.setLevel(logging.INFO)
+    logger = logging.getLogger(ROOT)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+def best_metrics(metrics_file: Path) -> dict[str, dict[str, Any]]:
+    """The best value of each validation metric so far, and its step; what is called a loss is best when small."""
+    best: dict[str, dict[str, Any]] = {}
+    if not metrics_file.exists():
+        return best
+    for line in metrics_file.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        for key, value in record.items():
+            if "/" not in key or key.startswith("train/") or not isinstance(value, int | float):
+                continue
+            sign = -1 if key.rsplit("/", 1)[1].endswith(_SMALLER_IS_BETTER) else 1
+            if key not in best or sign * value > sign * best[key]["value"]:
+                best[key] = {"value": value, "step": record["step"], "mode": "min" if sign < 0 else "max"}
+    return best
+
+
+def kept(trainer: Trainer) -> list[dict[str, str]]:
+    """The checkpoints on the disk, and why each is there."""
+    reasons: Mapping[str, str] = getattr(trainer.checkpoint, "kept", dict)()
+    return [{"name": name, "why": why} for name, why in reasons.items()]
+
+
+def already_done(run: RunDir, step: int, reason: str) -> None:
+    """A finished run was started again."""
+    print(f"{run.path} is finished at step {step} ({reason}); nothing to do.")
+    print(f"To train on, give a larger loop.max_duration; to evaluate:\n  {_validate_command(run)}")
+
+
+def closing(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None:
+    """How it ended, where things are, and what to type next."""
+    rate = outcome.throughput.get("samples_per_s", 0.0)
+    print(f"\n{outcome.status} at step {outcome.step}: {outcome.reason} ({outcome.wall_time_s:.1f}s, {rate:,.0f} samples/s)")
+    last = {key: value for key, value in metrics.items() if not key.startswith("train/")}
+    for key, value in last.items():
+        best = outcome.best_metrics.get(key)
+        note = f"   (best {best['value']:.4g} at step {best['step']})" if best else ""
+        print(f"  {key:<16} {value:.4f}{note}")
+    print(f"  {'run directory':<16} {run.path}")
+    if outcome.checkpoints:
+        names = ", ".join(f"{one['name']} ({one['why']})" for one in outcome.checkpoints[:4])
+        more = len(outcome.checkpoints) - 4
+        print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
+    if outcome.status == "finished":
+        print(f"next:\n  {_validate_command(run)}\n  tensorboard --logdir {run.path}")
+    else:
+        print("next: the same command again goes on from here.")
+    sys.stdout.flush()
+
+
+def _validate_command(run: RunDir) -> str:
+    return f"train validate ckpt='{run.checkpoints_folder}/step*'"

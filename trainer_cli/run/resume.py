@@ -1,0 +1,124 @@
+"""Which checkpoint a start goes on from, and why; and whether the config may have changed meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.soundness import newest_sound, why_unsound
+from trainer_cli.config.compose import Change
+from trainer_cli.config.schema import LoopConfig
+from trainer_cli.errors import CheckpointError, ConfigError, UserError
+from trainer_cli.trainer.duration import Duration
+
+log = logging.getLogger(__name__)
+
+MAY_CHANGE = (
+    "name", "run_dir", "device", "resume", "resume_allow", "ckpt", "trust", "load.*", "validate.*",
+    "loop.max_duration", "loop.hard_stop", "loop.max_time", "loop.eval_*", "loop.log_interval",
+    "logging.*", "loggers", "loggers.*", "checkpoint.*", "data.num_workers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The checkpoint to go on from, or None for a fresh start, and the reason as a sentence."""
+
+    entry: Entry | None
+    reason: str
+
+
+def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: Path) -> None:
+    """Pass what may change on a resume; refuse the rest, all of it at once.
+
+    Raises:
+        ConfigError: with a table of the changes and the ways out.
+    """
+    patterns = (*MAY_CHANGE, *allowed)
+    refused = [change for change in changes if not any(fnmatchcase(change.key, pattern) for pattern in patterns)]
+    if not refused:
+        return
+    width = max(len(change.key) for change in refused)
+    rows = "\n".join(f"  {change.key:<{width}}  {_shown(change.old)} -> {_shown(change.new)}" for change in refused)
+    keys = ",".join(change.key for change in refused)
+    raise ConfigError(
+        f"the config differs from the one that {run_dir} was trained with:\n{rows}\n",
+        cure=(
+            "To train another model, start another run with name=OTHER (and ckpt=PATH to begin with these weights); "
+            f"to go on all the same, add 'resume_allow=[{keys}]'."
+        ),
+    )
+
+
+def choose(resume: str, catalog: Catalog, run_id: str, folder: Path) -> Choice:
+    """Which checkpoint of this run to go on from, its bytes verified.
+
+    Raises:
+        CheckpointError: one is demanded, or some exist, and none is valid.
+        UserError: `never` although the run exists, or a path that is no way back.
+    """
+    if resume == "never":
+        raise UserError(
+            f"resume=never, but {folder.parent} holds a run already",
+            cure="Start another run with name=OTHER, or remove the directory.",
+        )
+    entries = [one for one in catalog.entries() if one.manifest is None or one.manifest.run_id == run_id]
+    if resume not in ("auto", "must"):
+        return _named(Path(resume), entries, catalog, folder)
+    newest, problems = newest_sound(catalog, run_id)
+    if newest is not None:
+        for name, problem in problems.items():
+            log.warning("checkpoint %s is not used, and is set aside: %s", name, problem)
+            catalog.storage.set_aside(name, problem)
+        return Choice(newest, f"the newest valid checkpoint of {folder.parent}")
+    problems.update({one.name: one.problem for one in entries if one.problem and not one.partial})
+    if problems:
+        listed = "\n".join(f"  {name}: {problem}" for name, problem in problems.items())
+        raise CheckpointError(
+            f"{folder} holds checkpoints, but none is valid:\n{listed}\n",
+            cure="Restore one of them, or start another run with name=OTHER.",
+        )
+    if resume == "must":
+        raise CheckpointError(f"resume=must, but {folder} holds no checkpoint")
+    return Choice(None, f"{folder} holds no checkpoint yet")
+
+
+def why_done(entry: Entry, summary: dict[str, object], old: LoopConfig, new: LoopConfig) -> str | None:
+    """Why a run has nothing left to do, or None: a longer `max_duration` or another `hard_stop` reopens it."""
+    assert entry.manifest is not None
+    finished = entry.manifest.finished
+    if finished is None and summary.get("status") == "finished" and summary.get("step") == entry.manifest.step:
+        finished = str(summary.get("reason"))
+    if finished is None or old.hard_stop != new.hard_stop:
+        return None
+    before, now = Duration.parse(old.max_duration), Duration.parse(new.max_duration)
+    longer = now.unit is not before.unit or now.value > before.value
+    return None if longer else finished
+
+
+def _named(path: Path, entries: Sequence[Entry], catalog: Catalog, folder: Path) -> Choice:
+    entry = next((one for one in entries if (folder / one.name).resolve() == path.resolve()), None)
+    if entry is None:
+        raise UserError(
+            f"resume={path} is neither auto, never, must, a run directory, nor a checkpoint in {folder}",
+            where="resume",
+            cure="To begin a new run with the weights of another, use ckpt=PATH.",
+        )
+    problem = why_unsound(catalog.storage, entry)
+    if problem is not None:
+        raise CheckpointError(f"{path} is not valid: {problem}", cure="Name another, or use resume=auto.")
+    newer = [one.name for one in entries if one.problem is None and one.step > entry.step]
+    if newer:
+        raise UserError(
+            f"resume={path} goes back, but newer checkpoints exist: {', '.join(newer)}",
+            cure="Move them out of the folder first, so that the abandoned branch cannot win later.",
+        )
+    return Choice(entry, "it was named")
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,307 @@
+"""The run directory: where each file lies, who holds it, where the run came from and how each attempt ended.
+
+    runs/NAME/
+      config.yaml  overrides.yaml     as trained
+      environment.json                the run's birth, never rewritten: its id, versions, git, argv, host
+      train.log  metrics.jsonl  tensorboard/  validation/  checkpoints/
+      summary.json                    how it ended, and the list of attempts
+      .lock                           held while a process trains here
+
+`config.yaml` is written last when a directory is made, so one without it was never a run.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.errors import RunDirectoryError
+from trainer_cli.loggers.files import replace, sync_folder
+from trainer_cli.run.environment import timestamp
+
+_BIRTH_FILES = frozenset({".lock", "overrides.yaml", "environment.json"})
+
+
+class RunStatus(StrEnum):
+    """How an attempt stands, or ended."""
+
+    running = "running"
+    finished = "finished"
+    stopped = "stopped"
+    """Ended early with a checkpoint: a signal, or `loop.max_time`."""
+    failed = "failed"
+    interrupted = "interrupted"
+    killed = "killed"
+    """Still `running` when the next attempt began: it could not say goodbye."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an attempt ended. `wall_time_s` is this attempt's own; the summary adds them up."""
+
+    status: RunStatus
+    reason: str
+    step: int
+    wall_time_s: float
+    best_metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Metric -> its best value and step."""
+    throughput: Mapping[str, float] = field(default_factory=dict)
+    checkpoints: Sequence[Mapping[str, Any]] = ()
+    """What is on the disk at the end, each with why it was kept."""
+
+
+class RunLock:
+    """The held lock of a run directory; let go by `release`, `with`, or the end of the process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+        # A forked data worker that outlives a killed process must not keep the directory locked.
+        os.register_at_fork(after_in_child=self.release)
+
+    def name_holder(self) -> None:
+        """Write who holds it, for the message that a second process shows."""
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let go; twice is fine. In a forked child this closes the child's copy only."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class RunDir:
+    """Layout and records of one run directory. Making the object touches nothing."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
+        self.overrides_file = self.path / "overrides.yaml"
+        self.environment_file = self.path / "environment.json"
+        self.log_file = self.path / "train.log"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.summary_file = self.path / "summary.json"
+        self.tensorboard_folder = self.path / "tensorboard"
+        self.validation_folder = self.path / "validation"
+        self.checkpoints_folder = self.path / "checkpoints"
+        self.lock_file = self.path / ".lock"
+
+    def exists_as_run(self) -> bool:
+        """True where a run was begun here (its making was completed)."""
+        return self.config_file.is_file() and self.environment_file.is_file()
+
+    def lock(self) -> RunLock:
+        """Hold the directory against every other process, at once or not at all; nothing in it is changed.
+
+        Raises:
+            RunDirectoryError: another process trains here (named), or the filesystem has no locks.
+        """
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.path} cannot be locked: {error.strerror}",
+                cure="The run directory must be writable; choose another with run_dir=.",
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise RunDirectoryError(
+                    f"{self.path} is in use by {holder or 'another process'}",
+                    cure="Wait for it, or start a run of another name with name=.",
+                ) from None
+            raise RunDirectoryError(
+                f"{self.path} cannot be locked: {error.strerror}",
+                cure="Its filesystem has no file locks; choose a run_dir= on another.",
+            ) from error
+        return RunLock(descriptor)
+
+    def create(self, config_yaml: str, overrides: Sequence[str], environment: Mapping[str, Any]) -> RunLock:
+        """Make a new run here and return its lock, held. `environment` may name its `run_id`; else it gets one.
+
+        What a crash in an earlier `create` left is written over. Anything of a run that this did not make is
+        never touched.
+
+        Raises:
+            RunDirectoryError: the directory holds a run, or parts of one, or another process holds it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.path} cannot be made: {error.strerror}",
+                cure="Choose another directory with run_dir=.",
+            ) from error
+        if not self.lock_file.exists():
+            self._refuse_what_is_not_ours(allowed=frozenset())
+        lock = self.lock()
+        try:
+            self._refuse_what_is_not_ours(allowed=_BIRTH_FILES)
+            lock.name_holder()
+            replace(self.overrides_file, [_yaml_list(overrides).encode()])
+            write_json(self.environment_file, {"run_id": secrets.token_hex(8), **environment})
+            replace(self.config_file, [config_yaml.encode()])
+            sync_folder(self.path.parent)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
+
+    def read_config(self) -> str:
+        """The text of `config.yaml`."""
+        try:
+            return self.config_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunDirectoryError(f"{self.config_file} cannot be read: {error}") from error
+
+    def write_config(self, config_yaml: str, overrides: Sequence[str]) -> None:
+        """Put a resumed run's config in the place of the old one."""
+        replace(self.overrides_file, [_yaml_list(overrides).encode()])
+        replace(self.config_file, [config_yaml.encode()])
+
+    @property
+    def run_id(self) -> str:
+        """The id given at birth; checkpoints of this run carry it."""
+        run_id = self.read_environment().get("run_id")
+        if not isinstance(run_id, str) or not run_id:
+            raise RunDirectoryError(
+                f"{self.environment_file} names no run_id, so {self.path} is not a run's directory",
+                cure="Choose another with name= or run_dir=.",
+            )
+        return run_id
+
+    def read_environment(self) -> dict[str, Any]:
+        """What `environment.json` says."""
+        found = _read_json(self.environment_file)
+        if found is None:
+            raise RunDirectoryError(
+                f"{self.environment_file} is missing or damaged, so nobody knows which run {self.path} holds",
+                cure="Restore the file, or choose another directory with name= or run_dir=.",
+            )
+        return found
+
+    def read_summary(self) -> dict[str, Any]:
+        """What `summary.json` says; empty where there is none yet, or it is damaged (it is only a report)."""
+        return _read_json(self.summary_file) or {}
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        """Every attempt so far, the first one first."""
+        found = self.read_summary().get("attempts")
+        return [attempt for attempt in found if isinstance(attempt, dict)] if isinstance(found, list) else []
+
+    def begin_attempt(self, *, name: str, start_step: int, now: float, environment: Mapping[str, Any]) -> int:
+        """Enter a new attempt into the summary and return its number, from 1. Call it with the lock held.
+
+        An earlier attempt that is still `running` was killed, and is marked so. Of `environment` (this
+        process's, as `run.environment` gives it) the attempt keeps what differs from the run's birth.
+        """
+        born = self.read_environment()
+        attempts = self.attempts
+        for attempt in attempts:
+            if attempt.get("status") == RunStatus.running:
+                attempt.update(status=RunStatus.killed, reason="the process ended without a word")
+        number = 1 + max((int(attempt.get("attempt", 0)) for attempt in attempts), default=0)
+        attempts.append(
+            {
+                "attempt": number,
+                "status": RunStatus.running,
+                "reason": None,
+                "started": timestamp(now),
+                "start_step": start_step,
+                "pid": os.getpid(),
+                "changed_environment": {
+                    key: value
+                    for key, value in environment.items()
+                    if key != "time" and born.get(key) != value
+                },
+            }
+        )
+        summary = {
+            **self.read_summary(),
+            "run_id": self.run_id,
+            "name": name,
+            "status": RunStatus.running,
+            "reason": None,
+            "step": start_step,
+            "attempts": attempts,
+        }
+        write_json(self.summary_file, summary)
+        return number
+
+    def end_attempt(self, outcome: Outcome, *, now: float) -> None:
+        """Say how the newest attempt ended, and with it the run so far."""
+        summary, attempts = self.read_summary(), self.attempts
+        facts = asdict(outcome)
+        own = {key: facts[key] for key in ("status", "reason", "step", "wall_time_s", "throughput")}
+        if attempts:
+            attempts[-1].update(own, ended=timestamp(now))
+        summary.update(facts, attempts=attempts)
+        summary["wall_time_s"] = sum(float(attempt.get("wall_time_s") or 0.0) for attempt in attempts)
+        # The list of attempts comes last: it is the long part.
+        summary["attempts"] = summary.pop("attempts")
+        write_json(self.summary_file, summary)
+
+    def _refuse_what_is_not_ours(self, allowed: frozenset[str]) -> None:
+        ours = (
+            self.config_file, self.overrides_file, self.environment_file, self.log_file, self.metrics_file,
+            self.summary_file, self.tensorboard_folder, self.validation_folder, self.checkpoints_folder,
+        )  # fmt: skip
+        found = [entry.name for entry in ours if entry.exists() and entry.name not in allowed]
+        if self.exists_as_run():
+            raise RunDirectoryError(
+                f"{self.path} already holds a run", cure="Choose another directory with name= or run_dir=."
+            )
+        if found:
+            raise RunDirectoryError(
+                f"{self.path} is not a complete run directory, yet it holds {', '.join(found)}",
+                cure="Move these away, or choose another directory with name= or run_dir=.",
+            )
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically and durably."""
+    replace(path, [json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"])
+
+
+def _plain(value: Any) -> Any:
+    """NaN and infinity as strings, as in metrics.jsonl: JSON has neither."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and value - value != 0:
+        return str(value)
+    return value
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _yaml_list(values: Sequence[str]) -> str:
+    # A JSON string is a YAML string too.
+    return "".join(f"- {json.dumps(value, ensure_ascii=False)}\n" for value in values) or "[]\n"

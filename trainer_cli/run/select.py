@@ -1,0 +1,150 @@
+"""Which checkpoints `ckpt=` names: paths, globs, and `RUN_DIR@latest`, `@best`, `@step500`."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.soundness import catalog_of
+from trainer_cli.errors import CheckpointError, UserError
+
+_AT = re.compile(r"(?P<run>.+)@(?P<which>latest|best|step\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The checkpoints that patterns name, in order of run and step, and what was passed over with its reason."""
+
+    paths: list[Path]
+    skipped: dict[Path, str]
+
+
+def select(patterns: Sequence[str]) -> Selection:
+    """Expand every pattern before any work is done.
+
+    A `step*` folder that is partial or damaged in its manifest or sizes is skipped, by name.
+
+    Raises:
+        CheckpointError: a pattern matches nothing, or nothing valid.
+        UserError: a pattern names a place that is no checkpoint.
+    """
+    found: dict[Path, tuple[str, int]] = {}
+    skipped: dict[Path, str] = {}
+    for pattern in patterns:
+        matches = list(_matches(pattern))
+        if not matches:
+            raise CheckpointError(f"ckpt={pattern} matches nothing", cure=_nearby(pattern))
+        for path in matches:
+            entry = _entry(path)
+            if entry.problem is not None:
+                skipped[path] = entry.problem
+            else:
+                found[path] = (str(path.parent), entry.step)
+    if not found:
+        listed = "\n".join(f"  {path}: {problem}" for path, problem in skipped.items())
+        raise CheckpointError(f"ckpt={', '.join(patterns)} matches no valid checkpoint:\n{listed}\n")
+    return Selection(sorted(found, key=lambda path: found[path]), skipped)
+
+
+def select_one(pattern: str | list[str]) -> Path:
+    """The one checkpoint that a pattern names.
+
+    Raises:
+        UserError: it names several.
+        CheckpointError: it names none.
+    """
+    chosen = select([pattern] if isinstance(pattern, str) else pattern).paths
+    if len(chosen) > 1:
+        raise UserError(
+            f"ckpt={pattern} names {len(chosen)} checkpoints, and a run begins with one",
+            cure=f"Name one of them, for example ckpt={chosen[-1]}.",
+        )
+    return chosen[0]
+
+
+def _matches(pattern: str) -> Iterator[Path]:
+    if match := _AT.fullmatch(pattern):
+        yield _of_run(Path(match["run"]), match["which"])
+        return
+    if Path(pattern).exists():
+        yield _checkpoint_folder(Path(pattern))
+        return
+    for alternative in _braces(pattern):
+        for name in glob.glob(alternative, recursive=True):
+            if Path(name).is_dir():
+                yield Path(name)
+
+
+def _checkpoint_folder(path: Path) -> Path:
+    """A path as it was named, unless it is plainly something else than a checkpoint."""
+    if (path / "checkpoints").is_dir():
+        raise UserError(
+            f"ckpt={path} is a run directory",
+            cure=f"Name its checkpoints: ckpt='{path}/checkpoints/step*', or ckpt={path}@latest.",
+        )
+    if not path.is_dir():
+        raise UserError(f"ckpt={path} is a file, but a checkpoint is a directory")
+    return path
+
+
+def _of_run(run: Path, which: str) -> Path:
+    folder = run / "checkpoints"
+    if not folder.is_dir():
+        raise CheckpointError(f"ckpt={run}@{which}: there is no {folder}", cure=_nearby(str(run)))
+    valid = catalog_of(folder).valid()
+    if which == "latest":
+        chosen = valid[-1] if valid else None
+    elif which == "best":
+        chosen = _best(valid, run)
+    else:
+        chosen = next((entry for entry in valid if f"step{entry.step}" == which), None)
+    if chosen is None:
+        have = ", ".join(entry.name for entry in valid) or "no valid checkpoint"
+        raise CheckpointError(f"ckpt={run}@{which}: there is none", cure=f"{folder} holds {have}.")
+    return folder / chosen.name
+
+
+def _best(valid: Sequence[Entry], run: Path) -> Entry | None:
+    """The one with the smallest validation loss; of equal ones the newer."""
+    scored = []
+    for entry in valid:
+        assert entry.manifest is not None
+        losses = {key: value for key, value in entry.manifest.metrics.items() if _is_validation_loss(key)}
+        if losses:
+            value = losses[min(losses)]
+            if value == value:
+                scored.append((value, -entry.step, entry))
+    if not scored:
+        raise CheckpointError(f"ckpt={run}@best: no checkpoint was saved at an evaluation, so none has a validation loss")
+    return min(scored, key=lambda one: one[:2])[2]
+
+
+def _is_validation_loss(key: str) -> bool:
+    return key.endswith("/loss") and not key.startswith("train/")
+
+
+def _entry(path: Path) -> Entry:
+    return catalog_of(path.parent).entry(path.name)
+
+
+def _braces(pattern: str) -> Iterator[str]:
+    """The alternatives of the first `{a,b}`, each expanded further."""
+    match = re.search(r"\{([^{}]*,[^{}]*)\}", pattern)
+    if match is None:
+        yield pattern
+        return
+    for part in match[1].split(","):
+        yield from _braces(pattern[: match.start()] + part + pattern[match.end() :])
+
+
+def _nearby(pattern: str) -> str | None:
+    """What there is where the pattern looks."""
+    folder = Path(re.split(r"[*?\[{@]", pattern, maxsplit=1)[0])
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))[:8] if folder.is_dir() else []
+    return f"{folder} holds {', '.join(names)}." if names else f"{folder} is empty."

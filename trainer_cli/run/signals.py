@@ -1,0 +1,49 @@
+"""Signals as wishes: the handler only notes them; training looks after each step and each validation batch."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+STOPPING = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
+)
+
+
+class StopSignals:
+    """While entered, SIGTERM, SIGUSR1 and the first Ctrl-C are wishes; a second Ctrl-C raises KeyboardInterrupt.
+
+    A wish that comes before anybody listens is kept and told to `listen` at once.
+    """
+
+    def __init__(self) -> None:
+        self.wish: str | None = None
+        self._listener: Callable[[str], None] | None = None
+        self._before: dict[int, object] = {}
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the reason of the first wish, now if there has been one."""
+        self._listener = listener
+        if self.wish is not None:
+            listener(self.wish)
+
+    def __enter__(self) -> StopSignals:
+        for number in STOPPING:
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.wish is not None:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
+        self.wish = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if self._listener is not None:
+            self._listener(self.wish)

@@ -1,0 +1,1 @@
+"""What tests can use: faults on demand."""

@@ -1,0 +1,112 @@
+"""Faults on demand: a disk whose N-th operation fails, tears, hangs or is the process's last."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from os import stat_result
+from pathlib import Path
+from typing import TypeVar
+
+from trainer_cli.checkpoint.storage.disk import Disk
+
+T = TypeVar("T")
+
+
+class Fault(StrEnum):
+    """What happens at the operation that was named."""
+
+    error = "error"
+    """OSError instead of the operation."""
+    kill = "kill"
+    """The process is killed before it."""
+    tear = "tear"
+    """Half of a write is done, then the process is killed; other operations are done whole."""
+    delay = "delay"
+    """It comes late."""
+
+
+class FaultyDisk(Disk):
+    """A disk that works until operation number `at`, counted from 1. `operations` lists what was asked of it.
+
+    `persistent` means that every later operation meets the fault too. Without `at` it only counts.
+    """
+
+    def __init__(
+        self,
+        at: int | None = None,
+        fault: Fault = Fault.error,
+        *,
+        number: int = errno.EIO,
+        persistent: bool = False,
+        delay_s: float = 0.01,
+    ) -> None:
+        self.at = at
+        self.fault = fault
+        self.number = number
+        self.persistent = persistent
+        self.delay_s = delay_s
+        self.operations: list[str] = []
+
+    @property
+    def struck(self) -> bool:
+        """True once the fault has happened."""
+        return self.at is not None and len(self.operations) >= self.at
+
+    def mkdir(self, path: Path) -> None:
+        self._do("mkdir", path, lambda: super(FaultyDisk, self).mkdir(path))
+
+    def open_new(self, path: Path) -> int:
+        return self._do("open_new", path, lambda: super(FaultyDisk, self).open_new(path))
+
+    def open(self, path: Path) -> int:
+        return self._do("open", path, lambda: super(FaultyDisk, self).open(path))
+
+    def write(self, fd: int, data: memoryview) -> int:
+        def half() -> int:
+            return super(FaultyDisk, self).write(fd, data[: len(data) // 2])
+
+        return self._do("write", fd, lambda: super(FaultyDisk, self).write(fd, data), half)
+
+    def read(self, fd: int, into: memoryview) -> int:
+        return self._do("read", fd, lambda: super(FaultyDisk, self).read(fd, into))
+
+    def fsync(self, fd: int) -> None:
+        self._do("fsync", fd, lambda: super(FaultyDisk, self).fsync(fd))
+
+    def fsync_dir(self, path: Path) -> None:
+        self._do("fsync_dir", path, lambda: super(FaultyDisk, self).fsync_dir(path))
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._do("rename", old, lambda: super(FaultyDisk, self).rename(old, new))
+
+    def unlink(self, path: Path) -> None:
+        self._do("unlink", path, lambda: super(FaultyDisk, self).unlink(path))
+
+    def rmdir(self, path: Path) -> None:
+        self._do("rmdir", path, lambda: super(FaultyDisk, self).rmdir(path))
+
+    def listdir(self, path: Path) -> list[str]:
+        return self._do("listdir", path, lambda: super(FaultyDisk, self).listdir(path))
+
+    def stat(self, path: Path, *, follow: bool = True) -> stat_result:
+        return self._do("stat", path, lambda: super(FaultyDisk, self).stat(path, follow=follow))
+
+    def _do(self, name: str, on: Path | int, act: Callable[[], T], half: Callable[[], T] | None = None) -> T:
+        self.operations.append(f"{name} {on.name if isinstance(on, Path) else 'file'}")
+        count = len(self.operations)
+        if self.at is None or count < self.at or (count > self.at and not self.persistent):
+            return act()
+        if self.fault is Fault.error:
+            raise OSError(self.number, os.strerror(self.number), str(on) if isinstance(on, Path) else None)
+        if self.fault is Fault.delay:
+            time.sleep(self.delay_s)
+            return act()
+        if self.fault is Fault.tear:
+            (half or act)()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")

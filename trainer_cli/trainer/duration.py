@@ -1,0 +1,85 @@
+"""One type for every length of training: steps, epochs, samples, tokens or time, as `500st` or `1h30m`."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+
+
+class Unit(StrEnum):
+    """What a duration counts."""
+
+    STEP = "st"
+    EPOCH = "ep"
+    SAMPLE = "sp"
+    TOKEN = "tok"
+    SECOND = "s"
+
+
+_WORDS = {
+    "st": Unit.STEP, "step": Unit.STEP, "steps": Unit.STEP,
+    "ep": Unit.EPOCH, "epoch": Unit.EPOCH, "epochs": Unit.EPOCH,
+    "sp": Unit.SAMPLE, "sample": Unit.SAMPLE, "samples": Unit.SAMPLE,
+    "tok": Unit.TOKEN, "token": Unit.TOKEN, "tokens": Unit.TOKEN,
+}  # fmt: skip
+_SECONDS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1, "sec": 1}
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d{1,3})?)\s*([a-z]+)", re.IGNORECASE)
+_CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|sec|s)", re.IGNORECASE)
+_LARGEST = 10**18
+EXAMPLES = "a number of steps, or a string such as 500st, 3ep, 0.25ep, 1e9tok, 2048sp, 90s, 30min, 1h30m"
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A positive amount of one unit. Amounts are exact: `0.25ep` is a quarter, not nearly one."""
+
+    value: Fraction
+    unit: Unit
+
+    @classmethod
+    def parse(cls, text: int | str | Duration) -> Duration:
+        """Read an int (optimizer steps) or a string with a unit.
+
+        Raises:
+            ValueError: for anything else, for zero, and for less than one whole step, sample or token.
+        """
+        if isinstance(text, Duration):
+            return text
+        if isinstance(text, bool) or not isinstance(text, int | str):
+            raise ValueError(f"{text!r} is not a duration; expected {EXAMPLES}")
+        value, unit = (Fraction(text), Unit.STEP) if isinstance(text, int) else _read(text)
+        if not 0 < value <= _LARGEST:
+            raise ValueError(f"{text!r} is not a duration: it must be more than zero and at most 1e18")
+        if unit in (Unit.STEP, Unit.SAMPLE, Unit.TOKEN) and value.denominator != 1:
+            raise ValueError(f"{text!r} is not a duration: steps, samples and tokens are whole numbers")
+        return cls(value, unit)
+
+    def steps(self, steps_per_epoch: int | None) -> int | None:
+        """The number of optimizer steps that reach this duration, or None where steps cannot tell."""
+        if self.unit is Unit.STEP:
+            return int(self.value)
+        if self.unit is Unit.EPOCH and steps_per_epoch is not None:
+            return math.ceil(self.value * steps_per_epoch)
+        return None
+
+    def __str__(self) -> str:
+        if self.unit is Unit.SECOND:
+            return f"{float(self.value):g}s"
+        number = str(self.value) if self.value.denominator == 1 else f"{float(self.value):g}"
+        name = {Unit.STEP: "step", Unit.EPOCH: "epoch", Unit.SAMPLE: "sample", Unit.TOKEN: "token"}[self.unit]
+        return f"{number} {name}{'' if self.value == 1 else 's'}"
+
+
+def _read(text: str) -> tuple[Fraction, Unit]:
+    stripped = text.strip()
+    if match := _COUNT.fullmatch(stripped):
+        number, word = match.groups()
+        if unit := _WORDS.get(word.lower()):
+            return Fraction(number), unit
+    parts = _CLOCK.findall(stripped)
+    if parts and "".join(n + u for n, u in parts) == re.sub(r"\s+", "", stripped):
+        return sum((Fraction(n) * _SECONDS[u.lower()] for n, u in parts), Fraction(0)), Unit.SECOND
+    raise ValueError(f"{text!r} is not a duration; expected {EXAMPLES}")

@@ -1,0 +1,302 @@
+"""Every hook, what it promises, and how it is called.
+
+The loop in pseudo-code, each hook at its place:
+
+    pre_setup  setup  post_setup
+    fit:
+        on_enter_fit(stack)                          contexts that the whole fit runs in
+        on_before_load_checkpoint -> read -> preprocess_checkpoint -> on_load_checkpoint
+        on_fit_start
+        on_checkpoint(pre_train)
+        until the run ends:
+            on_enter_train(stack)  on_train_start    one stretch: the steps up to the next evaluation
+            for each optimizer step:
+                for each batch of it:
+                    on_train_batch_start  on_train_step_start
+                    on_before_forward     model(batch)     on_after_forward
+                    on_before_backward    loss.backward()  on_after_backward
+                    (after the last batch of the step: )
+                        on_before_optimizer_step       optimizer.step()       on_after_optimizer_step
+                        on_before_optimizer_zero_grad  optimizer.zero_grad()  on_after_optimizer_zero_grad
+                        on_before_scheduler_step       scheduler.step()       on_after_scheduler_step
+                    on_train_step_end  on_train_batch_end
+                on_checkpoint(step)                  where `next_step` asked for it and no evaluation is due
+            on_train_end
+            for each validation loader:              on_enter_validate_all around them
+                on_enter_validate(stack)  on_validate_start
+                for each batch:
+                    on_validate_batch_start  on_validate_step_start
+                    on_before_forward  model(batch)  on_after_forward
+                    on_validate_step_end  on_validate_batch_end
+                on_validate_end
+            run_validation(is_last)
+            on_checkpoint(step | final | stop)
+        on_fit_end
+    finalize
+
+A save inside `on_checkpoint` runs: on_save_checkpoint(state) -> postprocess_checkpoint(state) -> write ->
+on_after_save_checkpoint(path). A hook that nobody overrides costs nothing: the loop holds an empty tuple.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from trainer_cli.checkpoint.policy import Occasion
+    from trainer_cli.trainer.loops import TrainingLoop, ValidationLoop
+    from trainer_cli.trainer.trainer import Trainer
+
+
+class Callback:
+    """Base of all callbacks: override what you need, the rest costs nothing.
+
+    Hooks run in the order of the callbacks, teardowns (`…_end`, `…_exception`, `finalize`) in reverse. An
+    exception keeps its type and gets a note which hook of which callback it came from.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a resume. Empty: nothing is saved."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    def pre_setup(self, trainer: Trainer) -> None:
+        """Before model and optimizer exist, in the constructor."""
+
+    def setup(self, trainer: Trainer) -> None:
+        """Model and optimizer exist."""
+
+    def post_setup(self, trainer: Trainer) -> None:
+        """Every callback's `setup` has run."""
+
+    def finalize(self) -> None:
+        """The trainer is closed; no hook follows."""
+
+    def on_enter_fit(
+        self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
+    ) -> None:
+        """Enter contexts that last for the whole fit."""
+
+    def on_fit_start(
+        self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
+    ) -> None:
+        """A checkpoint, if any, is loaded; no step has been made."""
+
+    def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        """Training ended without an exception."""
+
+    def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        """Any exception that leaves the fit, KeyboardInterrupt too."""
+
+    def on_enter_train(
+        self, trainer: Trainer, stack: ExitStack, train_loader: Any, loop: TrainingLoop, loop_idx: int
+    ) -> None:
+        """Enter contexts that last for one train stretch."""
+
+    def on_train_start(
+        self, trainer: Trainer, model: nn.Module, train_loader: Any, loop: TrainingLoop, loop_idx: int
+    ) -> None:
+        """A train stretch begins; the model is in train mode."""
+
+    def on_train_end(self, trainer: Trainer, model: nn.Module, loop: TrainingLoop, loop_idx: int) -> None:
+        """A train stretch ended."""
+
+    def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        """An exception leaves a train stretch."""
+
+    def on_train_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
+        """A batch is on the device. `batch_idx` counts from the epoch's beginning."""
+
+    def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """The batch is done; where it completed an optimizer step, `trainer.progress.step` counts it."""
+
+    def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        """Before the forward of one batch."""
+
+    def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        """After the backward of one batch and, where it was due, the optimizer step."""
+
+    def on_before_forward(
+        self, trainer: Trainer, model: nn.Module, batch: Any, args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        """Change `args` and `kwargs` in place to change what the model is called with."""
+
+    def on_after_forward(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        """`outputs` is what the model returned."""
+
+    def on_before_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
+        """The loss of this batch, before accumulation weights it."""
+
+    def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
+        """Gradients of this batch are added."""
+
+    def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        """Gradients are whole (averaged over the accumulation) and not yet clipped."""
+
+    def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        """Parameters have changed."""
+
+    def on_before_optimizer_zero_grad(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        """Gradients are still there (clipped)."""
+
+    def on_after_optimizer_zero_grad(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        """Gradients are gone."""
+
+    def on_before_scheduler_step(
+        self, trainer: Trainer, model: nn.Module, optimizer: Optimizer, scheduler: Any
+    ) -> None:
+        """Before the schedule of learning rates moves on."""
+
+    def on_after_scheduler_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
+        """The learning rates are those of the next step."""
+
+    def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
+        """Enter contexts that last for the evaluation on all loaders."""
+
+    def on_enter_validate(self, trainer: Trainer, stack: ExitStack, val_loader: Any, loop: ValidationLoop) -> None:
+        """Enter contexts that last for the evaluation on one loader."""
+
+    def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
+        """The evaluation on one loader begins; the model is in eval mode."""
+
+    def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
+        """The evaluation on one loader ended; `loop.metrics` holds its means."""
+
+    def on_validate_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        """An exception leaves an evaluation."""
+
+    def on_validate_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
+        """A validation batch is on the device."""
+
+    def on_validate_batch_end(
+        self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A validation batch is counted."""
+
+    def on_validate_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        """Before the forward of a validation batch."""
+
+    def on_validate_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        """After the forward of a validation batch."""
+
+    def run_validation(self, trainer: Trainer, is_last: bool) -> None:
+        """All loaders have been evaluated: further evaluations that depend on nothing but the model."""
+
+    def next_step(self, trainer: Trainer) -> int | None:
+        """The earliest step after this one at which `on_checkpoint` must be called; None: never by step."""
+        return None
+
+    def on_checkpoint(self, trainer: Trainer, occasion: Occasion) -> None:
+        """The moment for saving: after the evaluation and the log of this step."""
+
+    def on_save_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
+        """Add to the state that will be saved."""
+
+    def postprocess_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
+        """Change the state once everybody has added to it."""
+
+    def on_after_save_checkpoint(self, trainer: Trainer, path: Path) -> None:
+        """The checkpoint is committed."""
+
+    def on_before_load_checkpoint(self, trainer: Trainer, path: Path) -> None:
+        """Before a checkpoint is read."""
+
+    def preprocess_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
+        """Change what was read before anybody takes from it."""
+
+    def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
+        """Take back what `on_save_checkpoint` added; model, optimizer and progress are restored."""
+
+
+_STATE = ("state_dict", "load_state_dict")
+VOCABULARY: tuple[str, ...] = tuple(name for name in vars(Callback) if not name.startswith("_") and name not in _STATE)
+_FAMILY = ("on_{}_start", "on_{}_end", "on_{}_batch_start", "on_{}_batch_end", "on_{}_step_start", "on_{}_step_end")
+_TEARDOWN = re.compile(r"on_.*_(end|exception)|finalize")
+_INNER = re.compile(r"on_.*_(batch|step)_end")
+
+Hook = tuple[Callable[..., Any], ...]
+
+
+class Hooks:
+    """For each hook the callbacks that override it, bound once, in calling order."""
+
+    def __init__(self, callbacks: Mapping[str, Callback], families: Iterable[str] = ()) -> None:
+        self._callbacks = dict(callbacks)
+        self._family_names = {pattern.format(base) for base in families for pattern in _FAMILY}
+        for name, callback in self._callbacks.items():
+            self._refuse_misspelt(name, callback)
+        self._hooks = {hook: self._bind(hook) for hook in {*VOCABULARY, *self._family_names}}
+
+    def __getitem__(self, hook: str) -> Hook:
+        """The overriders of a hook; a loop binds this once and calls each in turn."""
+        return self._hooks[hook]
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Call every overrider in order; the first exception stops it."""
+        for call in self._hooks[hook]:
+            call(*args)
+
+    def tear_down(self, hook: str, *args: Any) -> None:
+        """Call every overrider whatever happens; then raise the first exception, noting the others."""
+        first: BaseException | None = None
+        for call in self._hooks[hook]:
+            try:
+                call(*args)
+            except BaseException as error:
+                if first is None:
+                    first = error
+                else:
+                    first.add_note(f"and then {type(error).__name__}: {error}")
+        if first is not None:
+            raise first
+
+    def names(self, callback_type: type[Callback]) -> list[str]:
+        """Names of the callbacks of a type."""
+        return [name for name, callback in self._callbacks.items() if isinstance(callback, callback_type)]
+
+    def _bind(self, hook: str) -> Hook:
+        bound = [
+            _noting(getattr(callback, hook), f"in {hook} of callback '{name}' ({type(callback).__name__})")
+            for name, callback in self._callbacks.items()
+            if getattr(type(callback), hook, None) is not getattr(Callback, hook, None)
+        ]
+        if _TEARDOWN.fullmatch(hook) and not _INNER.fullmatch(hook):
+            bound.reverse()
+        return tuple(bound)
+
+    def _refuse_misspelt(self, name: str, callback: Callback) -> None:
+        known = [*VOCABULARY, *sorted(self._family_names)]
+        for attribute in dir(type(callback)):
+            if attribute in known or attribute.startswith("_") or attribute in _STATE:
+                continue
+            close = get_close_matches(attribute, known, n=1, cutoff=0.9)
+            if callable(getattr(type(callback), attribute)) and (attribute.startswith("on_") or close):
+                near = close or get_close_matches(attribute, known, n=1)
+                raise UserError(
+                    f"{type(callback).__name__}.{attribute} is no hook, so it would never be called",
+                    where=f"callback '{name}'",
+                    cure=f"Did you mean '{near[0]}'?" if near else "The hooks are listed in trainer_cli.trainer.hooks.",
+                )
+
+
+def _noting(function: Callable[..., Any], note: str) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except BaseException as error:
+            error.add_note(note)
+            raise
+
+    return call

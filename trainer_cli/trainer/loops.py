@@ -1,0 +1,404 @@
+"""The training loop and the validation loop: what is done with each batch, and what after which step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer_cli.checkpoint.policy import Occasion
+from trainer_cli.config.schema import LoopConfig, check_duration
+from trainer_cli.errors import UserError
+from trainer_cli.trainer.duration import Duration, Unit
+from trainer_cli.trainer.step import Forward, Meter, Number, read_outputs, sample_count, to_device
+from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
+from trainer_cli.trainer.timetable import Cadence, epoch_steps, limited_batches, total_steps
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+
+class EvaluationInterruptedError(Exception):
+    """A stop was asked for while an evaluation ran; the evaluation is owed to the next attempt."""
+
+
+class TrainingLoop:
+    """Steps, logs, evaluations and moments for saving, until the run ends.
+
+    Takes the settings of `LoopConfig` by name, for example `TrainingLoop(max_duration="3ep", log_interval=10)`.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = LoopConfig(**settings)
+        self.validation = ValidationLoop(self.settings.eval_steps)
+        self.steps_per_epoch: int | None = None
+        self.total_steps: int | None = None
+        self.owed_record: dict[str, float] | None = None
+        self._epoch_batches: int | None = None
+        self._batches: Iterator[Any] | None = None
+        self._ahead: list[Any] = []
+        self._meter: Meter | None = None
+        self._grad_norm: Tensor | None = None
+        self._saved_meter: dict[str, Any] | None = None
+
+    def prepare(self, trainer: Trainer, train_loader: Any) -> None:
+        """Learn the lengths that cadences need.
+
+        Raises:
+            UserError: the loader is empty, or a duration needs a length that the loader does not tell.
+        """
+        settings = self.settings
+        self._train_loader = train_loader
+        try:
+            batches: int | None = len(train_loader)
+        except TypeError:
+            batches = None
+        if batches == 0:
+            raise UserError("the train loader has no batches", cure="Check data and data.batch_size.")
+        self._epoch_batches = limited_batches(batches, settings.limit_train_batches)
+        self.steps_per_epoch = epoch_steps(self._epoch_batches, settings.grad_accum_steps, settings.steps_per_epoch)
+        self._meter = Meter(trainer.device)
+        if self._saved_meter is not None:
+            self._meter.load_state_dict(self._saved_meter)
+        try:
+            self._log = self.cadence(settings.log_interval)
+            self._eval = self.cadence(settings.eval_interval)
+            longest, hard_stop = self.cadence(settings.max_duration), self.cadence(settings.hard_stop)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        assert longest is not None, "the schema refuses a null max_duration"
+        max_time = check_duration("loop.max_time", settings.max_time, units=(Unit.SECOND,))
+        self.limits = Limits(longest, hard_stop, float(max_time.value) if max_time else None)
+        self.total_steps = self.length(train_loader)
+        self._began = time.monotonic()
+
+    def cadence(self, interval: Any) -> Cadence | None:
+        """A cadence of this training, or None for null."""
+        return None if interval is None else Cadence(Duration.parse(interval), self.steps_per_epoch)
+
+    def length(self, train_loader: Any) -> int | None:
+        """Optimizer steps in `max_duration`, where they can be told beforehand."""
+        settings = self.settings
+        try:
+            batches: int | None = limited_batches(len(train_loader), settings.limit_train_batches)
+        except TypeError:
+            batches = None
+        return total_steps(
+            Duration.parse(settings.max_duration),
+            epoch_batches=batches,
+            grad_accum_steps=settings.grad_accum_steps,
+            steps_per_epoch=settings.steps_per_epoch,
+            batch_size=getattr(train_loader, "batch_size", None),
+            epoch_samples=getattr(train_loader, "length", None),
+        )
+
+    def run(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop:
+        """Train until there is a reason to stop, and return it."""
+        stop = self._first_moments(trainer, val_loaders)
+        trainer.restore_rng()
+        loop_idx = 0
+        try:
+            while stop is None:
+                stop = self._stretch(trainer, val_loaders, loop_idx)
+                loop_idx += 1
+        finally:
+            self._end_epoch_iterator()
+        return stop
+
+    def why_stop(self, trainer: Trainer) -> Stop | None:
+        """The end that has come, if one has."""
+        return why_stop(
+            self.limits, trainer.progress, process_s=time.monotonic() - self._began, wish=trainer.stop_wish
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Means begun since the last log, and the record of an evaluation that is still owed."""
+        meter = self._meter.state_dict() if self._meter is not None else None
+        return {"meter": meter, "owed_record": self.owed_record}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back the means begun and the evaluation owed."""
+        self._saved_meter = state["meter"]
+        if self._meter is not None and self._saved_meter is not None:
+            self._meter.load_state_dict(self._saved_meter)
+        self.owed_record = state["owed_record"]
+
+    def _first_moments(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop | None:
+        """What happens before the first step of this process; returns a stop that is already due."""
+        if self.owed_record is not None:
+            trainer.log_metrics(self.owed_record)
+            self.owed_record = None
+            end = self.why_stop(trainer)
+            if not trainer.evaluate(val_loaders, self.validation, is_last=end is not None and end.finished):
+                return self._stop_owing(trainer)
+        elif self.settings.eval_at_start and trainer.progress.step == 0 != trainer.progress.evaluated_step:
+            if not trainer.evaluate(val_loaders, self.validation, is_last=False):
+                trainer.drop_record()
+                return trainer.stop_wish
+        trainer.flush_record()
+        trainer.hooks.call("on_checkpoint", trainer, Occasion.pre_train)
+        stop = self.why_stop(trainer)
+        if stop is not None:
+            trainer.checkpoint_moment(stop)
+        return stop
+
+    def _stretch(self, trainer: Trainer, val_loaders: Mapping[str, Any], loop_idx: int) -> Stop | None:
+        """Steps up to the next evaluation or the end, then both; the moments for logs and saves on the way."""
+        stop = None
+        with ExitStack() as stack:
+            trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
+            try:
+                trainer.model.train()
+                trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
+                while True:
+                    self._steps(trainer, self._next_event(trainer))
+                    self._count_time(trainer)
+                    stop = self.why_stop(trainer)
+                    done = stop is not None and stop.finished
+                    if done or (self._log is not None and self._log.due(trainer.progress)):
+                        self._log_training(trainer)
+                    evaluate = done or (self._eval is not None and self._eval.due(trainer.progress))
+                    if evaluate or stop is not None:
+                        break
+                    trainer.flush_record()
+                    trainer.checkpoint_moment(None)
+            except BaseException as error:
+                trainer.hooks.tear_down("on_train_exception", trainer, error)
+                raise
+            trainer.hooks.tear_down("on_train_end", trainer, trainer.model, self, loop_idx)
+        if evaluate and val_loaders:
+            wanted = stop is not None and not stop.finished
+            if wanted or not trainer.evaluate(val_loaders, self.validation, is_last=done):
+                return self._stop_owing(trainer)
+            stop = stop or self.why_stop(trainer)
+        trainer.flush_record()
+        trainer.checkpoint_moment(stop)
+        return stop
+
+    def _stop_owing(self, trainer: Trainer) -> Stop:
+        """Stop before an evaluation that is due: the next attempt makes it, and completes this step's record."""
+        self.owed_record = trainer.flush_record()
+        stop = trainer.stop_wish or self.why_stop(trainer)
+        assert stop is not None, "an evaluation is only given up for a stop"
+        trainer.checkpoint_moment(stop)
+        return stop
+
+    def _next_event(self, trainer: Trainer) -> int:
+        """The earliest step after this one at which anything but training may happen."""
+        now = trainer.progress
+        steps = [next_stop_step(self.limits, now), *trainer.callback_steps()]
+        steps += [cadence.next_step(now) for cadence in (self._log, self._eval) if cadence is not None]
+        return min(steps)
+
+    def _steps(self, trainer: Trainer, event: int) -> None:
+        """Optimizer steps until step `event`, or until a stop is wished for. The hot path: no work but training."""
+        model, optimizer, progress, device = trainer.model, trainer.optimizer, trainer.progress, trainer.device
+        assert optimizer is not None and self._meter is not None
+        schedulers, precision, parameters = trainer.schedulers, trainer.precision, trainer.parameters
+        accum, meter, hooks = self.settings.grad_accum_steps, self._meter, trainer.hooks
+        forward = Forward(trainer)
+        clips = precision.clip_norm is not None or precision.clip_value is not None
+        moves = device.type != "cpu"
+        batch_start, step_start = hooks["on_train_batch_start"], hooks["on_train_step_start"]
+        before_backward, after_backward = hooks["on_before_backward"], hooks["on_after_backward"]
+        before_step, after_step = hooks["on_before_optimizer_step"], hooks["on_after_optimizer_step"]
+        before_zero, after_zero = hooks["on_before_optimizer_zero_grad"], hooks["on_after_optimizer_zero_grad"]
+        before_lr, after_lr = hooks["on_before_scheduler_step"], hooks["on_after_scheduler_step"]
+        step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
+
+        while progress.step < event and trainer.stop_wish is None:
+            progress.last_samples, progress.last_tokens, progress.last_epoch = (
+                progress.samples, progress.tokens, progress.epoch,
+            )  # fmt: skip
+            whole: Number | Tensor = 0
+            for micro in range(1, accum + 1):
+                batch_idx = progress.batch
+                batch = self._next_batch(trainer)
+                if moves:
+                    batch = to_device(batch, device)
+                for call in batch_start:
+                    call(trainer, model, batch, batch_idx)
+                for call in step_start:
+                    call(trainer, model, batch)
+                raw = forward(batch)
+                loss, outputs = read_outputs(raw)
+                size = sample_count(batch)
+                weight = outputs.get("weight", size) if outputs else size
+                for call in before_backward:
+                    call(trainer, model, loss)
+                if accum == 1:
+                    loss.backward()
+                else:
+                    (loss * weight).backward()
+                    whole = whole + (weight.detach() if isinstance(weight, Tensor) else weight)
+                for call in after_backward:
+                    call(trainer, model, loss)
+                meter.add(loss, outputs, weight)
+                progress.samples += size
+                if outputs and "tokens" in outputs:
+                    progress.tokens += int(outputs["tokens"])
+                progress.batch += 1
+                progress.epoch_samples += size
+                last = self._end_of_epoch(progress.batch)
+                if micro == accum or last:
+                    if accum != 1:
+                        _divide(parameters, whole)
+                    for call in before_step:
+                        call(trainer, model, optimizer)
+                    if clips:
+                        self._grad_norm = precision.clip(parameters)
+                    optimizer.step()
+                    for call in after_step:
+                        call(trainer, model, optimizer)
+                    for call in before_zero:
+                        call(trainer, model, optimizer)
+                    optimizer.zero_grad()
+                    for call in after_zero:
+                        call(trainer, model, optimizer)
+                    for scheduler in schedulers:
+                        for call in before_lr:
+                            call(trainer, model, optimizer, scheduler)
+                        scheduler.step()
+                        for call in after_lr:
+                            call(trainer, model, optimizer, scheduler)
+                    progress.step += 1
+                    if last:
+                        progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
+                        self._end_epoch_iterator()
+                for call in step_end:
+                    call(trainer, model, raw, batch)
+                for call in batch_end:
+                    call(trainer, model, raw, batch, batch_idx)
+                if last:
+                    break
+
+    def _next_batch(self, trainer: Trainer) -> Any:
+        if self._ahead:
+            return self._ahead.pop()
+        if self._batches is None:
+            now = trainer.progress
+            self._batches = iter(
+                self._train_loader.iterate(now.epoch, batch=now.batch, samples=now.epoch_samples)
+            )
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise UserError(
+                f"the train loader ended after {trainer.progress.batch} batches of epoch {trainer.progress.epoch}"
+                + (f", but its length is {self._epoch_batches}" if self._epoch_batches is not None else "")
+            ) from None
+
+    def _end_of_epoch(self, batch: int) -> bool:
+        """True after the last batch of an epoch; a loader without length is asked for one batch more."""
+        if self._epoch_batches is not None:
+            return batch == self._epoch_batches
+        assert self._batches is not None
+        try:
+            self._ahead.append(next(self._batches))
+        except StopIteration:
+            return True
+        return False
+
+    def _end_epoch_iterator(self) -> None:
+        batches, self._batches = self._batches, None
+        self._ahead.clear()
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()
+
+    def _count_time(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        progress.last_seconds, progress.seconds = progress.seconds, trainer.training_seconds()
+
+    def _log_training(self, trainer: Trainer) -> None:
+        assert self._meter is not None and trainer.optimizer is not None
+        metrics = {f"train/{name}": value for name, value in self._meter.means().items()}
+        self._meter.reset()
+        metrics["train/lr"] = float(trainer.optimizer.param_groups[0]["lr"])
+        if self._grad_norm is not None:
+            metrics["train/grad_norm"] = float(self._grad_norm)
+        metrics["train/samples_per_s"] = trainer.samples_per_second()
+        trainer.log_metrics(metrics)
+
+
+class ValidationLoop:
+    """Evaluates the model on one loader: weighted means of loss and metrics.
+
+    `hook` is the base name of its hooks: `ValidationLoop(hook="x")` calls `on_x_start`, `on_x_batch_end` and so
+    on. Model mode, random state and gradients are as before when it returns.
+    """
+
+    def __init__(self, eval_steps: int | None = None, hook: str = "validate") -> None:
+        self.eval_steps = eval_steps
+        self.hook = hook
+        self.metrics: dict[str, float] = {}
+
+    def run(self, trainer: Trainer, loader: Any, name: str) -> dict[str, float]:
+        """Means over the loader (or its first `eval_steps` batches), weighted by the batches' weights.
+
+        Raises:
+            EvaluationInterruptedError: a stop was asked for before the last batch.
+            UserError: the loader gave no batch.
+        """
+        hooks, model, base = trainer.hooks, trainer.model, self.hook
+        modes = [(module, module.training) for module in model.modules()]
+        try:
+            with ExitStack() as stack, torch.no_grad():
+                hooks.call("on_enter_validate", trainer, stack, loader, self)
+                model.eval()
+                hooks.call(f"on_{base}_start", trainer, model, loader, self)
+                self.metrics = self._means(trainer, model, loader, name)
+                hooks.tear_down(f"on_{base}_end", trainer, model, self)
+        except BaseException as error:
+            hooks.tear_down("on_validate_exception", trainer, error)
+            raise
+        finally:
+            for module, training in modes:
+                module.training = training
+        return self.metrics
+
+    def _means(self, trainer: Trainer, model: nn.Module, loader: Any, name: str) -> dict[str, float]:
+        hooks, base, device = trainer.hooks, self.hook, trainer.device
+        forward, meter = Forward(trainer), Meter(device)
+        batch_start, batch_end = hooks[f"on_{base}_batch_start"], hooks[f"on_{base}_batch_end"]
+        step_start, step_end = hooks[f"on_{base}_step_start"], hooks[f"on_{base}_step_end"]
+        batch_idx = -1
+        batches = loader.iterate(0)
+        try:
+            for batch_idx, batch in enumerate(batches):
+                if trainer.stop_wish is not None:
+                    raise EvaluationInterruptedError
+                batch = to_device(batch, device) if device.type != "cpu" else batch
+                for call in batch_start:
+                    call(trainer, model, batch, batch_idx)
+                for call in step_start:
+                    call(trainer, model, batch)
+                raw = forward(batch)
+                loss, outputs = read_outputs(raw)
+                weight = outputs["weight"] if "weight" in outputs else sample_count(batch)
+                meter.add(loss, outputs, weight)
+                for call in step_end:
+                    call(trainer, model, raw, batch)
+                for call in batch_end:
+                    call(trainer, model, raw, batch, batch_idx)
+                if batch_idx + 1 == self.eval_steps:
+                    break
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+        if batch_idx < 0:
+            raise UserError(f"the validation loader '{name}' gave no batch")
+        return meter.means()
+
+
+def _divide(parameters: list[nn.Parameter], whole: Number | Tensor) -> None:
+    """Divide the summed gradients once by the sum of weights."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if isinstance(whole, Tensor):
+        whole = whole.to(torch.float32)
+    torch._foreach_div_(gradients, whole)

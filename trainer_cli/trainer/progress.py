@@ -1,0 +1,41 @@
+"""All that training counts: where it is, in every unit, and where it was one step before."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counts since the run's very beginning, over all attempts; a checkpoint carries it whole.
+
+    `batch` and `epoch_samples` say how much of the current epoch has been consumed; at an epoch's end the
+    position is (epoch + 1, 0). The `last_*` fields are the counts one step earlier, so that "was a multiple
+    crossed by this step" needs no other memory.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    epoch_samples: int = 0
+    samples: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    last_samples: int = 0
+    last_tokens: int = 0
+    last_seconds: float = 0.0
+    last_epoch: int = 0
+    evaluated_step: int = -1
+
+    def state_dict(self) -> dict[str, int | float]:
+        """The counts, by name."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, int | float]) -> None:
+        """Take over saved counts. A count that this version does not know, or lacks, is an error."""
+        names = {field.name for field in fields(self)}
+        if set(state) != names:
+            wrong = ", ".join(sorted(names.symmetric_difference(state)))
+            raise ValueError(f"progress in the checkpoint does not fit this version: {wrong}")
+        for name in names:
+            setattr(self, name, state[name])

@@ -1,0 +1,74 @@
+"""Learning-rate schedules of our own: pure functions of the step, so a resume needs nothing but the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+def warmup_cosine(total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> Callable[[int], float]:
+    """The factor on the learning rate at each step.
+
+    It rises linearly over `warmup` steps (the first step already has 1 / (warmup + 1)), then falls along a
+    cosine to `min_ratio` at `total_steps`, and stays there. Form of the schedule: Loshchilov & Hutter, SGDR,
+    arXiv:1608.03983, without restarts.
+    """
+    if not 0 <= warmup < total_steps:
+        raise UserError(
+            f"warmup of {warmup} steps does not fit a training of {total_steps} steps",
+            cure="Make scheduler.warmup shorter than loop.max_duration.",
+        )
+    if not 0 <= min_ratio <= 1:
+        raise UserError(f"min_ratio is {min_ratio}, but it must lie between 0 and 1")
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        done = min(1.0, (step - warmup) / (total_steps - warmup))
+        return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * done))
+
+    return factor
+
+
+class WarmupCosine:
+    """Linear warm-up, then a cosine down to `min_ratio` of the learning rate at `total_steps`.
+
+    Each parameter group keeps its own peak. `warmup` is in optimizer steps, or a duration such as `0.1ep` in
+    a config.
+    """
+
+    def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> None:
+        self._groups = optimizer.param_groups
+        self._peaks = [float(group["lr"]) for group in self._groups]
+        self._factor = warmup_cosine(total_steps, warmup, min_ratio)
+        self._step = 0
+        self._apply()
+
+    def step(self) -> None:
+        """Set the learning rates of the next optimizer step."""
+        self._step += 1
+        self._apply()
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rate of each group, as set now."""
+        return [float(group["lr"]) for group in self._groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step: peaks and lengths are the config's."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved step, along the schedule as it is configured now."""
+        self._step = int(state["step"])
+        self._apply()
+
+    def _apply(self) -> None:
+        factor = self._factor(self._step)
+        for group, peak in zip(self._groups, self._peaks, strict=True):
+            group["lr"] = peak * factor

@@ -1,0 +1,194 @@
+"""One batch: onto the device, through the model, and what its outputs mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer_cli.config.schema import Dtype
+from trainer_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+Number = int | float
+
+
+class Precision:
+    """Number format of forward and backward, and clipping of the whole gradients."""
+
+    def __init__(
+        self, dtype: str = Dtype.fp32, clip_norm: float | None = None, clip_value: float | None = None
+    ) -> None:
+        if clip_norm is not None and clip_value is not None:
+            raise UserError("precision.clip_norm and precision.clip_value are both set", cure="Set one to null.")
+        self.dtype = Dtype(dtype)
+        self.clip_norm = clip_norm
+        self.clip_value = clip_value
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[Any] | None:
+        """A context for each forward, which may be entered again and again; None where none is needed."""
+        if self.dtype is Dtype.fp32:
+            return None
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+
+    def clip(self, parameters: list[nn.Parameter]) -> Tensor | None:
+        """Clip the gradients in place. Returns their norm before clipping, on the device, where it was taken."""
+        if self.clip_norm is not None:
+            return nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+        if self.clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self.clip_value)
+        return None
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it on `device`; containers keep their type."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def sample_count(batch: Any) -> int:
+    """The leading size of the first tensor in a batch: how many samples it holds.
+
+    Raises:
+        UserError: the batch holds no tensor with a leading dimension.
+    """
+    size = _leading_size(batch)
+    if size is None:
+        raise UserError(
+            f"cannot tell how many samples a batch of type {type(batch).__name__} holds: it has no tensor with a "
+            "leading dimension",
+            cure="Give the model's outputs a 'weight', and the batch a tensor.",
+        )
+    return size
+
+
+def _leading_size(batch: Any) -> int | None:
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else None
+    values: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        values = batch.values()
+    elif isinstance(batch, list | tuple):
+        values = batch
+    return next((size for size in map(_leading_size, values) if size is not None), None)
+
+
+def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
+    """Loss and further outputs of a model: a scalar tensor, `(loss, outputs)`, or a mapping with `loss`.
+
+    Raises:
+        UserError: the outputs are of none of these forms.
+    """
+    if isinstance(outputs, Tensor):
+        loss, rest = outputs, {}
+    elif isinstance(outputs, Mapping):
+        if "loss" not in outputs:
+            raise UserError(f"the model returned a mapping without 'loss'; it has {sorted(map(str, outputs))}")
+        loss, rest = outputs["loss"], outputs
+    elif isinstance(outputs, tuple) and len(outputs) == 2:
+        loss, rest = outputs[0], outputs[1] if isinstance(outputs[1], Mapping) else {}
+    else:
+        raise UserError(
+            f"the model returned {type(outputs).__name__}, expected a loss, (loss, outputs), or a mapping with 'loss'"
+        )
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise UserError(f"the model's loss is {what}, expected a scalar tensor")
+    return loss, rest
+
+
+_NOT_METRICS = frozenset({"loss", "weight", "tokens"})
+
+
+class Meter:
+    """Weighted means of scalars, summed on the device; the host waits only in `means`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._sums: dict[str, Tensor] = {}
+        self._weights: dict[str, Number | Tensor] = {}
+
+    def add(self, loss: Tensor, outputs: Mapping[str, Any], weight: Number | Tensor) -> None:
+        """Count one batch: its loss, and every other scalar of its outputs."""
+        self._count("loss", loss.detach(), weight)
+        for name, value in outputs.items():
+            if name in _NOT_METRICS:
+                continue
+            if isinstance(value, Tensor):
+                if value.numel() == 1 and not value.is_complex():
+                    self._count(name, value.detach(), weight)
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                self._count(name, torch.as_tensor(value, dtype=self._dtype, device=self._device), weight)
+
+    def _count(self, name: str, value: Tensor, weight: Number | Tensor) -> None:
+        total = self._sums.get(name)
+        if total is None:
+            total = self._sums[name] = torch.zeros((), dtype=self._dtype, device=self._device)
+            self._weights[name] = 0
+        if value.ndim:
+            value = value.reshape(())
+        if isinstance(weight, Tensor):
+            total.addcmul_(value.to(self._dtype), weight.detach().to(self._dtype))
+        else:
+            total.add_(value, alpha=weight)
+        self._weights[name] = self._weights[name] + (weight.detach() if isinstance(weight, Tensor) else weight)
+
+    def means(self) -> dict[str, float]:
+        """The means so far; one wait for the device, however many there are."""
+        if not self._sums:
+            return {}
+        means = torch.stack([total / self._weights[name] for name, total in self._sums.items()])
+        return dict(zip(self._sums, means.tolist(), strict=True))
+
+    def reset(self) -> None:
+        """Forget everything counted."""
+        self._sums.clear()
+        self._weights.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums and weights, so that a mean begun before a stop ends as if there had been none."""
+        return {"sums": dict(self._sums), "weights": dict(self._weights)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back saved sums."""
+        self._sums = {name: total.to(self._device, self._dtype) for name, total in state["sums"].items()}
+        self._weights = {
+            name: weight.to(self._device) if isinstance(weight, Tensor) else weight
+            for name, weight in state["weights"].items()
+        }
+
+
+class Forward:
+    """Calls the model on a batch that is on the device, with the hooks around it and under autocast."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._model = trainer.model
+        self._autocast = trainer.precision.autocast(trainer.device)
+        self._before, self._after = trainer.hooks["on_before_forward"], trainer.hooks["on_after_forward"]
+
+    def __call__(self, batch: Any) -> Any:
+        args, kwargs = [batch], {}
+        for call in self._before:
+            call(self._trainer, self._model, batch, args, kwargs)
+        if self._autocast is None:
+            outputs = self._model(*args, **kwargs)
+        else:
+            with self._autocast:
+                outputs = self._model(*args, **kwargs)
+        for call in self._after:
+            call(self._trainer, self._model, outputs, batch)
+        return outputs

@@ -1,0 +1,468 @@
+"""The trainer: model, optimizer, callbacks and loggers under one roof, and what is done with them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer_cli.checkpoint import snapshot
+from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
+from trainer_cli.checkpoint.policy import Occasion
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.trainer.hooks import Callback, Hooks
+from trainer_cli.trainer.loops import EvaluationInterruptedError, TrainingLoop, ValidationLoop
+from trainer_cli.trainer.progress import Progress
+from trainer_cli.trainer.step import Precision
+from trainer_cli.trainer.stopping import Stop
+
+Factory = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """How a fit ended."""
+
+    finished: bool
+    reason: str
+    step: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The metrics of one checkpoint on one validation loader."""
+
+    path: Path | None
+    step: int
+    loader: str
+    metrics: dict[str, float]
+
+
+class Unset:
+    """The default of `ckpt_path`: the newest checkpoint of this run, where there is one."""
+
+
+UNSET = Unset()
+
+
+def seed_everything(seed: int) -> None:
+    """Seed python, numpy and torch (all devices)."""
+    import numpy as np
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; `auto` is cuda, else mps, else cpu.
+
+    Raises:
+        UserError: this machine has no such device.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(kind for kind in available if available[kind])
+    device = torch.device(name)
+    if not available.get(device.type, False):
+        have = ", ".join(kind for kind in available if available[kind])
+        raise UserError(f"device is {name}, but this machine has none", where="device", cure=f"It has: {have}.")
+    return device
+
+
+class Trainer:
+    """Trains a model with one optimizer and one loss a step, and evaluates it.
+
+    Args:
+        model: a module, or a function without arguments that makes one. Its forward takes a batch and returns a
+            loss, `(loss, outputs)`, or a mapping with `loss`; every other scalar of a mapping is a metric.
+        optimizer: an optimizer over the model's parameters, or a function `model -> optimizer`. None: the
+            trainer can only validate.
+        schedulers: a schedule, a function `optimizer -> schedule`, or a list of either; each steps once per
+            optimizer step.
+        precision: number format and clipping.
+        loop: how long, and what how often.
+        checkpoint: the CheckpointerCallback (or a subclass); it is called after all other callbacks.
+        callbacks, loggers: sequences, or mappings by name. The name is the key of a callback's saved state.
+        seed: seeds python, numpy and torch before the model is made.
+        device: `auto`, or a torch device's name.
+        run_dir, name, console: where loggers write, the run's name, and the console's style.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module | Callable[[], nn.Module],
+        optimizer: torch.optim.Optimizer | Factory | None = None,
+        schedulers: Any = None,
+        precision: Precision | None = None,
+        loop: TrainingLoop | None = None,
+        checkpoint: Callback | None = None,
+        callbacks: Mapping[str, Callback] | Sequence[Callback] = (),
+        loggers: Mapping[str, Logger] | Sequence[Logger] = (),
+        seed: int | None = None,
+        device: str = "auto",
+        run_dir: str | Path | None = None,
+        name: str = "default",
+        console: str = "auto",
+    ) -> None:
+        self.precision = _typed("precision", precision or Precision(), Precision)
+        self.loop = _typed("loop", loop or TrainingLoop(), TrainingLoop)
+        self.callbacks = _named("callbacks", callbacks, Callback)
+        if checkpoint is not None:
+            self.callbacks["checkpoint"] = _typed("checkpoint", checkpoint, Callback)
+        self.checkpoint = checkpoint
+        self.loggers = _named("loggers", loggers, Logger)
+        self.hooks = Hooks(self.callbacks, families={"validate", self.loop.validation.hook})
+        self.device = pick_device(device)
+        self.seed = seed
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.name, self.console = name, console
+        if seed is not None:
+            seed_everything(seed)
+        self.hooks.call("pre_setup", self)
+        if not isinstance(model, nn.Module) and isinstance(optimizer, torch.optim.Optimizer):
+            raise UserError(
+                "optimizer is an instance, but model is a function: the optimizer cannot hold its parameters",
+                cure="Give the optimizer as a function `model -> optimizer`.",
+            )
+        self.model: nn.Module = _typed("model", _made(model, nn.Module), nn.Module).to(self.device)
+        self.optimizer: torch.optim.Optimizer | None = None
+        if optimizer is not None:
+            made = _made(optimizer, torch.optim.Optimizer, self.model)
+            self.optimizer = _typed("optimizer", made, torch.optim.Optimizer)
+        self._scheduler_factories = list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
+        self.schedulers: list[Any] = []
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.progress = Progress()
+        self.checkpointer: Checkpointer = getattr(checkpoint, "checkpointer", None) or make_sync_checkpointer()
+        self.stop_wish: Stop | None = None
+        self.loaded_from: Path | None = None
+        self.metrics: dict[str, float] = {}
+        self._record: dict[str, float | Tensor] = {}
+        self._rng: dict[str, Any] | None = None
+        self._train_loader: Any = None
+        self._clock = (time.monotonic(), 0.0)
+        self._start_samples = 0
+        self.stop_reason: str | None = None
+        self._rate_mark = (time.monotonic(), 0)
+        self.hooks.call("setup", self)
+        self.hooks.call("post_setup", self)
+
+    def fit(
+        self,
+        train_loader: Any,
+        val_loader: Any = None,
+        ckpt_path: str | Path | Unset | None = UNSET,
+        *,
+        states: Sequence[str] = ("all",),
+    ) -> FitResult:
+        """Train until the loop's end, or until `stop` is called.
+
+        Args:
+            train_loader: a Dataset, a DataLoader, or a loader of `trainer_cli.data`.
+            val_loader: one of these, or a mapping of names to them.
+            ckpt_path: not given: go on from the newest valid checkpoint of this run, if there is one; None: from
+                nothing; a path: from this checkpoint, and no other in its place.
+            states: `("all",)`, or `("model",)` to take the weights alone and start at step 0.
+
+        Raises:
+            UserError: no optimizer, an empty loader, a model or a loader that does not keep its contract.
+            CheckpointError: the checkpoint asked for is not valid, or does not fit.
+        """
+        if self.optimizer is None:
+            raise UserError("this trainer has no optimizer, so it can only validate", cure="Give it an optimizer.")
+        from trainer_cli.data.loader import as_loader
+
+        train = as_loader(train_loader, shuffle=True, seed=self.seed or 0)
+        val = self._val_loaders(val_loader)
+        self._train_loader = train
+        loop = self.loop
+        try:
+            with ExitStack() as stack:
+                self.hooks.call("on_enter_fit", self, stack, train, val, loop)
+                loop.prepare(self, train)
+                self.schedulers = self._make_schedulers()
+                path = self._newest() if isinstance(ckpt_path, Unset) else ckpt_path
+                if path is not None:
+                    self.load_checkpoint(path, states)
+                self._start_loggers()
+                self.hooks.call("on_fit_start", self, train, val, loop)
+                stop = loop.run(self, val)
+                self.hooks.tear_down("on_fit_end", self, loop)
+        except BaseException as error:
+            self.hooks.tear_down("on_fit_exception", self, error)
+            raise
+        finally:
+            self.close()
+        return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.metrics))
+
+    def validate(self, val_loader: Any, ckpt_path: str | Path | None = None) -> dict[str, dict[str, float]]:
+        """Evaluate on each loader, with the weights of a checkpoint where one is given: loader -> metrics."""
+        rows = self.validate_all(val_loader, [None if ckpt_path is None else ckpt_path])
+        return {row.loader: row.metrics for row in rows}
+
+    def validate_all(self, val_loaders: Any, ckpt_paths: Iterable[str | Path | None]) -> list[Evaluation]:
+        """Evaluate every checkpoint on every loader; each checkpoint is loaded once, over the whole model."""
+        loaders = self._val_loaders(val_loaders)
+        return [row for path in ckpt_paths for row in self._validate_one(loaders, path)]
+
+    def stop(self, reason: str, *, finished: bool = True) -> None:
+        """Ask for an end after the step that is being made. `finished=False`: with exit code 75, to be resumed."""
+        if self.stop_wish is None:
+            self.stop_wish = Stop(reason, finished)
+
+    def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
+        """Add to the record of the current step; nothing is dropped. Tensors wait for the device at the flush."""
+        self._record.update(metrics or {}, **named)
+
+    def flush_record(self) -> dict[str, float]:
+        """Hand the record of this step to every logger, once and whole. Returns it."""
+        record = {name: float(value) for name, value in self._record.items()}
+        self._record.clear()
+        self.metrics = record
+        if record:
+            entry = Record(
+                step=self.progress.step,
+                epoch=self._epoch(),
+                time=time.time(),
+                metrics=record,
+                samples=self.progress.samples,
+            )
+            for logger in self.loggers.values():
+                logger.log(entry)
+        return record
+
+    def drop_record(self) -> None:
+        """Forget what was collected for this step: it will be collected anew."""
+        self._record.clear()
+
+    def flush_loggers(self) -> None:
+        """Make everything logged so far durable, before a checkpoint is published that promises it."""
+        for logger in self.loggers.values():
+            logger.flush(durable=True)
+
+    def evaluate(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> bool:
+        """Evaluate on every loader and log `LOADER/K`. False where a stop was asked for meanwhile."""
+        rng = snapshot.capture_rng()
+        began = time.monotonic()
+        try:
+            with ExitStack() as stack:
+                self.hooks.call("on_enter_validate_all", self, stack, val_loaders)
+                for name, loader in val_loaders.items():
+                    means = loop.run(self, loader, name)
+                    self.log_metrics({f"{name}/{key}": value for key, value in means.items()})
+                self.hooks.call("run_validation", self, is_last)
+        except EvaluationInterruptedError:
+            for key in [key for key in self._record if key.split("/", 1)[0] in val_loaders]:
+                del self._record[key]
+            return False
+        finally:
+            snapshot.restore_rng(rng)
+            self._skip_in_rate(time.monotonic() - began)
+        self.progress.evaluated_step = self.progress.step
+        return True
+
+    def checkpoint_moment(self, stop: Stop | None) -> None:
+        """The moment for saving after a step: an ordinary one, the final one, or one that stops early."""
+        occasion = Occasion.step if stop is None else Occasion.final if stop.finished else Occasion.stop
+        self.stop_reason = stop.reason if stop is not None else None
+        began = time.monotonic()
+        self.hooks.call("on_checkpoint", self, occasion)
+        self._skip_in_rate(time.monotonic() - began)
+
+    def callback_steps(self) -> list[int]:
+        """The steps at which callbacks want their moment for saving."""
+        steps = (call(self) for call in self.hooks["next_step"])
+        return [step for step in steps if step is not None]
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Everything that a resume needs, as one tree; hooks have added theirs."""
+        state: dict[str, Any] = {
+            "model": snapshot.capture_model(self.model),
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "progress": self.progress.state_dict(),
+            "loop": self.loop.state_dict(),
+            "callbacks": {name: own for name, call in self.callbacks.items() if (own := call.state_dict())},
+            "rng": self._rng or snapshot.capture_rng(),
+        }
+        if self.optimizer is not None:
+            state["optimizer"] = snapshot.capture_optimizer(self.model, self.optimizer)
+        if self._train_loader is not None:
+            state["data"] = self._train_loader.state_dict(
+                self.progress.epoch, samples=self.progress.epoch_samples, batch=self.progress.batch
+            )
+        self.hooks.call("on_save_checkpoint", self, state)
+        self.hooks.call("postprocess_checkpoint", self, state)
+        return state
+
+    def load_checkpoint(
+        self, path: str | Path, states: Sequence[str] = ("all",), keep_settings: Sequence[str] = ()
+    ) -> None:
+        """Take everything, or the model alone, from a checkpoint. The RNG follows when training begins.
+
+        Args:
+            keep_settings: optimizer settings (such as `lr`) that stay as they are configured now.
+        """
+        path = Path(path)
+        whole = tuple(states) == ("all",)
+        self.hooks.call("on_before_load_checkpoint", self, path)
+        state: dict[str, Any] = self.checkpointer.load(path, None if whole else dict.fromkeys(states))
+        self.hooks.call("preprocess_checkpoint", self, state)
+        snapshot.restore_model(self.model, state["model"])
+        if whole:
+            self._restore_training(state, keep_settings)
+            self.hooks.call("on_load_checkpoint", self, state)
+        self.loaded_from = path
+
+    def restore_rng(self) -> None:
+        """Put the random state of the loaded checkpoint in place: the last thing before the first step."""
+        if self._rng is not None:
+            snapshot.restore_rng(self._rng)
+            self._rng = None
+
+    def training_seconds(self) -> float:
+        """Seconds of training over all attempts."""
+        began, before = self._clock
+        return before + time.monotonic() - began
+
+    @property
+    def samples_this_time(self) -> int:
+        """Samples trained on since this process began."""
+        return self.progress.samples - self._start_samples
+
+    def samples_per_second(self) -> float:
+        """The rate since it was last asked for, evaluations and saves left out."""
+        (then, before), now = self._rate_mark, (time.monotonic(), self.progress.samples)
+        self._rate_mark = now
+        return (now[1] - before) / max(now[0] - then, 1e-9)
+
+    def close(self) -> None:
+        """Close loggers and callbacks; every one of them, whatever happens."""
+        with ExitStack() as stack:
+            stack.callback(self.hooks.tear_down, "finalize")
+            for logger in self.loggers.values():
+                stack.callback(logger.close)
+
+    def _restore_training(self, state: dict[str, Any], keep_settings: Sequence[str]) -> None:
+        if self.optimizer is not None and "optimizer" in state:
+            snapshot.restore_optimizer(self.model, self.optimizer, state["optimizer"], keep_settings=keep_settings)
+        saved = state["schedulers"]
+        if len(saved) != len(self.schedulers):
+            raise CheckpointError(f"the checkpoint has {len(saved)} schedules, the config {len(self.schedulers)}")
+        for scheduler, own in zip(self.schedulers, saved, strict=True):
+            scheduler.load_state_dict(own)
+        if self._train_loader is not None and "data" in state:
+            self._train_loader.check_state(state["data"])
+        self.progress.load_state_dict(state["progress"])
+        self.loop.load_state_dict(state["loop"])
+        own_states = state["callbacks"]
+        for name, own in own_states.items():
+            if name not in self.callbacks:
+                raise CheckpointError(
+                    f"the checkpoint has state of a callback '{name}', which the config does not have",
+                    cure=f"It has: {', '.join(self.callbacks) or 'none'}.",
+                )
+            self.callbacks[name].load_state_dict(own)
+        self._rng = state["rng"]
+
+    def _validate_one(self, loaders: Mapping[str, Any], path: str | Path | None) -> list[Evaluation]:
+        if path is not None:
+            self.load_checkpoint(path, ["model"])
+        rows = []
+        for name, loader in loaders.items():
+            rng = snapshot.capture_rng()
+            try:
+                means = self.loop.validation.run(self, loader, name)
+            finally:
+                snapshot.restore_rng(rng)
+            rows.append(Evaluation(None if path is None else Path(path), self.progress.step, name, dict(means)))
+        return rows
+
+    def _make_schedulers(self) -> list[Any]:
+        made = []
+        for scheduler in self._scheduler_factories:
+            if scheduler is None:
+                continue
+            if not hasattr(scheduler, "step"):
+                scheduler = scheduler(self.optimizer)
+            for method in ("step", "state_dict", "load_state_dict"):
+                if not hasattr(scheduler, method):
+                    raise UserError(f"schedulers: expected a schedule, got {type(scheduler).__name__} without {method}")
+            made.append(scheduler)
+        return made
+
+    def _newest(self) -> Path | None:
+        newest = getattr(self.checkpoint, "newest", None)
+        return newest() if newest is not None else None
+
+    def _start_loggers(self) -> None:
+        progress = self.progress
+        self._clock = (time.monotonic(), progress.seconds)
+        self._start_samples = progress.samples
+        self._rate_mark = (time.monotonic(), progress.samples)
+        resumed = self.loaded_from is not None and progress.step > 0
+        keep = progress.step - 1 if self.loop.owed_record is not None or not resumed else progress.step
+        facts = RunFacts(
+            run_dir=self.run_dir,
+            name=self.name,
+            total_steps=self.loop.total_steps,
+            start_step=progress.step,
+            start_samples=progress.samples,
+            console=self.console,
+        )
+        for logger in self.loggers.values():
+            if self.run_dir is not None:
+                logger.rewind(self.run_dir, keep)
+            logger.start(facts)
+
+    def _val_loaders(self, val_loader: Any) -> dict[str, Any]:
+        from trainer_cli.data.loader import as_loader
+
+        if val_loader is None:
+            return {}
+        if not isinstance(val_loader, Mapping):
+            val_loader = {"val": val_loader}
+        return {name: as_loader(loader, shuffle=False, seed=self.seed or 0) for name, loader in val_loader.items()}
+
+    def _epoch(self) -> float:
+        per_epoch = self.loop.steps_per_epoch
+        if per_epoch is None:
+            return float(self.progress.epoch)
+        return round(self.progress.step / per_epoch, 4)
+
+    def _skip_in_rate(self, seconds: float) -> None:
+        self._rate_mark = (self._rate_mark[0] + seconds, self._rate_mark[1])
+
+
+def _made(given: Any, kind: type, *args: Any) -> Any:
+    return given if isinstance(given, kind) or not callable(given) else given(*args)
+
+
+def _typed(slot: str, value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise UserError(f"{slot}: expected {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def _named(slot: str, given: Any, kind: type) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        named = {str(name): value for name, value in given.items() if value is not None}
+    else:
+        named = {}
+        for value in given:
+            name, count = type(value).__name__, 1
+            while name in named:
+                count += 1
+                name = f"{type(value).__name__}_{count}"
+            named[name] = value
+    return {name: _typed(f"{slot}.{name}", value, kind) for name, value in named.items()}
