@@ -84,9 +84,7 @@ def _ours(name: str) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("name", [name for name in MODULES if name != ROOT])
 def test_a_file_imports_only_from_its_own_layer_or_an_earlier_one(name: str) -> None:
     upward = [
-        f"line {line}: {found} (layer {_layer(found)})"
-        for found, line in _ours(name)
-        if _layer(found) > _layer(name)
+        f"line {line}: {found} (layer {_layer(found)})" for found, line in _ours(name) if _layer(found) > _layer(name)
     ]
     assert not upward, f"{name} is of layer {_layer(name)}"
 

@@ -47,7 +47,7 @@ MINE_CONFIGS = {
     "model/line.yaml": "# A straight line\n_target_: mine.model.Line\nwidth: 1\n",
     "data/points.yaml": "# Points on a line\n_target_: mine.data.Points\ncount: 64\nbatch_size: 8\n",
     "experiment/my_line.yaml": (
-        "# My own experiment\n# @package _global_\n"
+        "# @package _global_\n# My own experiment\n"
         "defaults:\n  - override /model: line\n  - override /data: points\n  - override /optimizer: sgd\n"
         "loop:\n  max_duration: 20\n  eval_interval: 10\n"
     ),

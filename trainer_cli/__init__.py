@@ -1,1 +1,63 @@
-"""The command `train` and its library."""
+"""The command `train` and its library. Public names are resolved when first used: importing this imports no torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+    from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
+    from trainer_cli.data.loader import Loader
+    from trainer_cli.loggers.base import Logger
+    from trainer_cli.trainer.duration import Duration
+    from trainer_cli.trainer.hooks import Callback
+    from trainer_cli.trainer.loops import TrainingLoop, ValidationLoop
+    from trainer_cli.trainer.schedules import WarmupCosine
+    from trainer_cli.trainer.step import Precision
+    from trainer_cli.trainer.trainer import Trainer
+
+_HOMES = {
+    "Callback": "trainer_cli.trainer.hooks",
+    "Checkpointer": "trainer_cli.checkpoint.checkpointer",
+    "CheckpointerCallback": "trainer_cli.callbacks.checkpointer",
+    "Duration": "trainer_cli.trainer.duration",
+    "Loader": "trainer_cli.data.loader",
+    "Logger": "trainer_cli.loggers.base",
+    "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
+    "Precision": "trainer_cli.trainer.step",
+    "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
+    "Trainer": "trainer_cli.trainer.trainer",
+    "TrainingLoop": "trainer_cli.trainer.loops",
+    "ValidationLoop": "trainer_cli.trainer.loops",
+    "WarmupCosine": "trainer_cli.trainer.schedules",
+}
+__all__ = [
+    "Callback",
+    "Checkpointer",
+    "CheckpointerCallback",
+    "Duration",
+    "Loader",
+    "Logger",
+    "Precision",
+    "SyncCheckpointer",
+    "Trainer",
+    "TrainingLoop",
+    "ValidationLoop",
+    "WarmupCosine",
+    "make_sync_checkpointer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("trainer-cli")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -36,9 +36,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_replacement_that_dies_leaves_old_or_new(
-    nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replacement_that_dies_leaves_old_or_new(nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "summary.json"
     path.write_bytes(b"old")
     with monkeypatch.context() as patch:
@@ -50,9 +48,7 @@ def test_a_replacement_that_dies_leaves_old_or_new(
     assert path.read_bytes() == b"newer"
 
 
-def test_a_replacement_that_fails_leaves_no_second_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replacement_that_fails_leaves_no_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -86,9 +82,7 @@ def test_cutting_the_end_needs_no_room_for_a_copy(tmp_path: Path) -> None:
     assert (path.read_bytes(), path.stat().st_ino) == (b"abc", before)
 
 
-def test_a_filesystem_that_cannot_sync_folders_is_no_obstacle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filesystem_that_cannot_sync_folders_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def invalid(_: int) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
 

@@ -36,11 +36,7 @@ def ended(step: int = 10, **changes) -> Outcome:
 
 
 def tree(path: Path) -> dict[str, tuple[bytes, int]]:
-    return {
-        entry.name: (entry.read_bytes(), entry.stat().st_mtime_ns)
-        for entry in path.rglob("*")
-        if entry.is_file()
-    }
+    return {entry.name: (entry.read_bytes(), entry.stat().st_mtime_ns) for entry in path.rglob("*") if entry.is_file()}
 
 
 def test_making_the_object_touches_nothing(tmp_path: Path) -> None:
@@ -170,9 +166,8 @@ def test_a_killed_holder_lets_go_even_if_its_worker_lives_on(tmp_path: Path) -> 
     code = (
         "import os, sys, time\nfrom trainer_cli.run.rundir import RunDir\n"
         f"lock = RunDir({str(run.path)!r}).lock()\nlock.name_holder()\n"
-        "worker = os.fork()\n"
-        "if worker == 0:\n    time.sleep(60)\n    os._exit(0)\n"
-        "print(worker, flush=True)\ntime.sleep(60)\n"
+        "if os.fork() == 0:\n    print(os.getpid(), flush=True)\n"
+        "time.sleep(60)\n"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
@@ -220,9 +215,7 @@ def test_the_summary_tells_how_it_ended_and_adds_up_the_attempts(tmp_path: Path)
     run.begin_attempt(name="x", start_step=5, now=2e9, environment={})
     kept = [{"name": "step10", "why": "the newest"}]
     best = {"val/loss": {"value": float("nan"), "step": 10}}
-    run.end_attempt(
-        ended(10, checkpoints=kept, best_metrics=best, throughput={"samples_per_s": 9.5}), now=2e9
-    )
+    run.end_attempt(ended(10, checkpoints=kept, best_metrics=best, throughput={"samples_per_s": 9.5}), now=2e9)
     summary = json.loads(run.summary_file.read_text(), parse_constant=lambda name: pytest.fail(name))
     assert (summary["status"], summary["reason"], summary["step"]) == ("finished", "done", 10)
     assert summary["wall_time_s"] == 3.5

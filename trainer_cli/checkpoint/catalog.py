@@ -80,7 +80,10 @@ class Catalog:
         return None
 
     def _entry(self, name: str, step: int) -> Entry:
-        manifest, problem = examine(self.storage, name)
+        try:
+            manifest, problem = examine(self.storage, name)
+        except OSError as error:
+            manifest, problem = None, f"it cannot be read: {error}"
         if manifest is not None and problem is None and manifest.step != step:
             problem = f"its manifest is of step {manifest.step}"
         try:

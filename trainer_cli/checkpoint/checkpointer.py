@@ -23,9 +23,9 @@ import torch
 from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.format.port import Format
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
-from trainer_cli.checkpoint.format.verified import read_verified
+from trainer_cli.checkpoint.format.verified import read_verified, verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
-from trainer_cli.checkpoint.naming import MANIFEST_FILE, parse_step
+from trainer_cli.checkpoint.naming import MANIFEST_FILE, is_plain, parse_step
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.port import ReadableFolder, Storage
@@ -169,7 +169,21 @@ class SyncCheckpointer(Checkpointer):
             CheckpointError: there is none, or it is damaged.
         """
         storage, name = self._place(path)
-        return _examined(storage, name)
+        return self._reading(storage, name, lambda folder, manifest: manifest)
+
+    def verify(self, path: str | Path) -> Manifest:
+        """Read every file of the checkpoint at `path` and compare its digest; its manifest.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        storage, name = self._place(path)
+
+        def read(folder: ReadableFolder, manifest: Manifest) -> Manifest:
+            verify(folder, manifest)
+            return manifest
+
+        return self._reading(storage, name, read)
 
     def read_file(self, path: str | Path, file: str) -> bytes:
         """One small file of the checkpoint at `path`, such as config.yaml, once its digest is found right."""
@@ -181,15 +195,23 @@ class SyncCheckpointer(Checkpointer):
 
     def _place(self, path: str | Path) -> tuple[Storage, str]:
         path = Path(path).absolute()
+        if not is_plain(path.name):
+            raise CheckpointError(f"{path.name!r} cannot be the name of a checkpoint", where=str(path))
         return self.storage(path.parent), path.name
 
     def _is_saved(self, storage: Storage, name: str, facts: Facts) -> bool:
-        """True where this very checkpoint is there; what only has its name is moved out of the way."""
+        """True where this very checkpoint is there, whole; a damaged one is moved out of the way."""
         if storage.peek(name, MANIFEST_FILE) is None:
             return False
         manifest, problem = examine(storage, name)
+        if manifest is not None and problem is None:
+            try:
+                with storage.reading(name) as folder:
+                    verify(folder, manifest)
+            except DamagedCheckpoint as error:
+                problem = str(error)
         if manifest is None or problem is not None:
-            storage.set_aside(name, problem or "it cannot be read")
+            storage.set_aside(name, problem or "it has no manifest")
             return False
         if (manifest.run_id, manifest.step) == (facts.run_id, facts.step):
             return True
@@ -239,6 +261,10 @@ class SyncCheckpointer(Checkpointer):
                     )
                 return read(folder, manifest)
         except (FileNotFoundError, NotADirectoryError):
+            if name in storage.names():
+                raise DamagedCheckpoint(
+                    "the checkpoint has no manifest, so it is partial", where=where
+                ) from None
             raise CheckpointError("there is no checkpoint", where=where) from None
         except OSError as error:
             raise DamagedCheckpoint(f"the checkpoint cannot be read: {error}", where=where) from error

@@ -104,7 +104,7 @@ class Manifest:
                 f"the manifest has schema version {version}, but this program knows {SCHEMA_VERSION} at most",
                 cure="Use a newer version of trainer-cli.",
             )
-        if version != SCHEMA_VERSION:
+        if type(version) is not int or version != SCHEMA_VERSION:
             raise ManifestError(
                 f"the manifest's schema version is {str(version)[:40]!r}, which does not exist"
             )

@@ -11,7 +11,8 @@ PINNED_FILE = "pinned"
 CONFIG_FILE = "config.yaml"
 
 _STEP = re.compile(r"step(0|[1-9][0-9]{0,17})")
-_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
+_UNFIT = r"/\\\x00-\x1f\x7f\ud800-\udfff"
+_PLAIN = re.compile(rf"[^.{_UNFIT}][^{_UNFIT}]{{0,199}}")
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HIDDEN = re.compile(r"\.(tmp|trash|aside)\.(.+)\.([A-Za-z0-9_-]{1,64})\.([0-9]+)(?:-([0-9]+))?")
 
@@ -68,7 +69,7 @@ def removed_marker(run_id: str) -> str:
 
 
 def is_plain(name: str) -> bool:
-    """True for a name that is one file or folder right here: no separator, no leading dot."""
+    """True for a name that is one thing right here: no separator, no leading dot, no control character."""
     return _PLAIN.fullmatch(name) is not None
 
 

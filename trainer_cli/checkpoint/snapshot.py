@@ -327,6 +327,10 @@ def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[int, Mapping[s
 def is_finite(state: Mapping[str, Any]) -> bool:
     """True where no floating-point tensor of a captured model holds NaN or infinity; one wait for the device."""
     # The largest magnitude is NaN where any element is, and takes no memory of the tensor's size.
-    floats = [value for value in state.values() if isinstance(value, torch.Tensor) and value.is_floating_point()]
-    peaks = [torch.linalg.vector_norm(value.detach(), ord=torch.inf).float() for value in floats if value.numel()]
+    floats = [
+        value for value in state.values() if isinstance(value, torch.Tensor) and value.is_floating_point()
+    ]
+    peaks = [
+        torch.linalg.vector_norm(value.detach(), ord=torch.inf).float() for value in floats if value.numel()
+    ]
     return not peaks or bool(torch.isfinite(torch.stack(peaks)).all())

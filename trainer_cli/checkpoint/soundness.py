@@ -36,7 +36,9 @@ def newest_sound(catalog: Catalog, run_id: str) -> tuple[Entry | None, dict[str,
     for entry in reversed(catalog.entries()):
         if entry.manifest is None or entry.manifest.run_id != run_id:
             continue
-        problem = why_unsound(catalog.storage, entry) if entry.manifest.finite else "its weights are not finite"
+        problem = (
+            why_unsound(catalog.storage, entry) if entry.manifest.finite else "its weights are not finite"
+        )
         if problem is None:
             return entry, passed_over
         passed_over[entry.name] = problem

@@ -157,7 +157,7 @@ def _draft(place: Place, line: CommandLine, primary: str, sources: Sequence[Sour
     pending, refused = list(line.overrides), []
     while True:
         try:
-            composed, defaults = _run_hydra(place, primary, [_for_hydra(place, override) for override in pending])
+            composed, defaults = engine.run(place, primary, pending)
             break
         except HydraException as error:
             blamed = culprit(error, pending)

@@ -11,7 +11,7 @@ import yaml
 from omegaconf import DictConfig
 
 from trainer_cli.config import check
-from trainer_cli.config.origins import KeyPath
+from trainer_cli.config.overrides import KeyPath
 
 
 class Absent(Enum):

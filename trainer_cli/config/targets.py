@@ -88,7 +88,7 @@ def check_name(path: str, where: str, trust: Trust) -> None:
 def check_allowed(found: object, path: str, where: str, allowed: Trust) -> None:
     """Refuse what is neither class nor function, what Hydra blocks, and what no trusted package made."""
     if not (inspect.isclass(found) or inspect.isroutine(found)):
-        kind = "a module" if isinstance(found, ModuleType) else f"a {type(found).__name__}"
+        kind = "a module" if isinstance(found, ModuleType) else f"of type {type(found).__name__}"
         raise ConfigError(f"_target_ {path} is {kind}, but it must be a class or a function", where=where)
     for name in (path, _get_resolved_target_name_for_check(found)):
         try:

@@ -51,9 +51,12 @@ def worker_batches(
     try:
         yield from iterator
     finally:
-        _shut_down(iterator, closing)
-        end()
-        atexit.unregister(end)
+        if not closing.value:  # else the interpreter is going, and has ended them already
+            try:
+                _shut_down(iterator, closing)
+            finally:
+                end()
+                atexit.unregister(end)
 
 
 @contextmanager
@@ -101,11 +104,17 @@ def _start_worker(closing: Any, worker: int) -> None:
     for number in _PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS_SIGNALS)
-    threading.Thread(target=_leave_in_time, args=(os.getppid(), closing), daemon=True).start()
+    threading.Thread(target=_leave_in_time, args=(closing,), daemon=True).start()
 
 
-def _leave_in_time(parent: int, closing: Any) -> None:
-    """Leave, whatever the dataset is doing, when told to or when the parent, killed, can tell nobody."""
-    while os.getppid() == parent and not closing.value:
+def _leave_in_time(closing: Any) -> None:
+    """Leave, whatever the dataset is doing, when told to or when the parent, killed, can tell nobody.
+
+    Another parent's id shows its death at once, unless it died before this thread began; its pipe shows that
+    too, but only when no process that it started later holds a copy of it.
+    """
+    above = os.getppid()
+    parent = multiprocessing.parent_process()
+    while os.getppid() == above and parent is not None and parent.is_alive() and not closing.value:
         time.sleep(_WATCH_S)
     os._exit(0)

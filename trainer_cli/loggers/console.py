@@ -118,9 +118,7 @@ class _Bar:
             console=Console(file=stream, force_terminal=True),
             auto_refresh=False,
         )
-        self._task: TaskID = self._progress.add_task(
-            facts.name, total=facts.total_steps, completed=facts.start_step
-        )
+        self._task: TaskID = self._progress.add_task(facts.name, total=facts.total_steps, completed=facts.start_step)
         self._progress.start()
 
     def show(self, record: Record, position: str, numbers: str, speed: str) -> None:

@@ -62,12 +62,8 @@ class TensorBoardLogger(Logger):
     def log(self, record: Record) -> None:
         if self._file is None or self._event is None or self._summary is None:
             return
-        values = [
-            self._summary.Summary.Value(tag=key, simple_value=value) for key, value in record.metrics.items()
-        ]
-        event = self._event.Event(
-            wall_time=record.time, step=record.step, summary=self._summary.Summary(value=values)
-        )
+        values = [self._summary.Summary.Value(tag=key, simple_value=value) for key, value in record.metrics.items()]
+        event = self._event.Event(wall_time=record.time, step=record.step, summary=self._summary.Summary(value=values))
         self._write(event.SerializeToString())
         self._file.flush()
 

@@ -33,6 +33,7 @@ from trainer_cli.run.select import select_one
 from trainer_cli.run.signals import StopSignals
 
 if TYPE_CHECKING:
+    from trainer_cli.run.build import Data
     from trainer_cli.trainer.trainer import FitResult, Trainer
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ class Start:
     attempt: int
     entry: Entry | None
     is_new: bool
+    keep_settings: tuple[str, ...] = ()
+    """Optimizer settings that were changed, by leave of `resume_allow`, since the checkpoint."""
 
 
 def compose_fit(
@@ -89,14 +92,15 @@ def fit(composed: Composed) -> int:
         signals.listen(lambda reason: trainer.stop(reason, finished=False))
         path = run.checkpoints_folder / start.entry.name if start.entry is not None else fork
         states = ("all",) if start.entry is not None or config.load.states == ["all"] else ("model",)
-        return _train(run, trainer, data, path, states)
+        return _train(start, trainer, data, path, states)
 
 
 def _existing(run: RunDir, composed: Composed) -> Start | None:
     """What is known of a run that exists, its lock held; None where it has nothing left to do."""
     config = composed.config
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
-    refuse_changes(diff(stored.raw, composed.raw), config.resume_allow, run.path)
+    changes = diff(stored.raw, composed.raw)
+    refuse_changes(changes, config.resume_allow, run.path)
     run_id = run.run_id
     attempt = len(run.attempts) + 1
     catalog = Catalog(LocalStorage(run.checkpoints_folder, run_id=run_id, attempt=attempt))
@@ -109,7 +113,8 @@ def _existing(run: RunDir, composed: Composed) -> Start | None:
         log.info("resuming at step %d from %s (%s)", choice.entry.step, choice.entry.name, choice.reason)
     else:
         log.info("starting %s at step 0 (%s)", run.path, choice.reason)
-    return Start(run, run_id, attempt, choice.entry, is_new=False)
+    changed = tuple(change.key.removeprefix("optimizer.") for change in changes if change.key.startswith("optimizer."))
+    return Start(run, run_id, attempt, choice.entry, is_new=False, keep_settings=changed)
 
 
 def _new(run: RunDir, composed: Composed) -> Start:
@@ -127,7 +132,7 @@ def _new(run: RunDir, composed: Composed) -> Start:
     return Start(run, secrets.token_hex(8), 1, None, is_new=True)
 
 
-def _build(composed: Composed, start: Start) -> tuple[Trainer, object]:
+def _build(composed: Composed, start: Start) -> tuple[Trainer, Data]:
     from trainer_cli.callbacks.checkpointer import RunIdentity
     from trainer_cli.run.build import Builder, target_packages
 
@@ -161,13 +166,14 @@ def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
     return facts
 
 
-def _train(run: RunDir, trainer: Trainer, data: object, path: Path | None, states: tuple[str, ...]) -> int:
+def _train(start: Start, trainer: Trainer, data: Data, path: Path | None, states: tuple[str, ...]) -> int:
     """Fit, and write into summary.json how it ended, whatever happens."""
+    run = start.run
     began = time.monotonic()
     result: FitResult | None = None
     status, reason = RunStatus.failed, ""
     try:
-        result = trainer.fit(data.train, data.val, path, states=states)
+        result = trainer.fit(data.train, data.val, path, states=states, keep_settings=start.keep_settings)
         status = RunStatus.finished if result.finished else RunStatus.stopped
         reason = result.reason
     except KeyboardInterrupt:

@@ -91,7 +91,8 @@ def already_done(run: RunDir, step: int, reason: str) -> None:
 def closing(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None:
     """How it ended, where things are, and what to type next."""
     rate = outcome.throughput.get("samples_per_s", 0.0)
-    print(f"\n{outcome.status} at step {outcome.step}: {outcome.reason} ({outcome.wall_time_s:.1f}s, {rate:,.0f} samples/s)")
+    took = f"{outcome.wall_time_s:.1f}s, {rate:,.0f} samples/s"
+    print(f"\n{outcome.status} at step {outcome.step}: {outcome.reason} ({took})")
     last = {key: value for key, value in metrics.items() if not key.startswith("train/")}
     for key, value in last.items():
         best = outcome.best_metrics.get(key)

@@ -230,9 +230,7 @@ class RunDir:
                 "start_step": start_step,
                 "pid": os.getpid(),
                 "changed_environment": {
-                    key: value
-                    for key, value in environment.items()
-                    if key != "time" and born.get(key) != value
+                    key: value for key, value in environment.items() if key != "time" and born.get(key) != value
                 },
             }
         )

@@ -119,7 +119,7 @@ def _best(valid: Sequence[Entry], run: Path) -> Entry | None:
             if value == value:
                 scored.append((value, -entry.step, entry))
     if not scored:
-        raise CheckpointError(f"ckpt={run}@best: no checkpoint was saved at an evaluation, so none has a validation loss")
+        raise CheckpointError(f"ckpt={run}@best: no checkpoint was saved at an evaluation, so none has a loss of one")
     return min(scored, key=lambda one: one[:2])[2]
 
 
@@ -146,5 +146,7 @@ def _nearby(pattern: str) -> str | None:
     folder = Path(re.split(r"[*?\[{@]", pattern, maxsplit=1)[0])
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
-    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))[:8] if folder.is_dir() else []
+    if not folder.is_dir():
+        return None
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))[:8]
     return f"{folder} holds {', '.join(names)}." if names else f"{folder} is empty."

@@ -44,8 +44,9 @@ class WarmupCosine:
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> None:
-        self._groups = optimizer.param_groups
-        self._peaks = [float(group["lr"]) for group in self._groups]
+        # Not its groups: `load_state_dict` gives an optimizer a new list of them.
+        self._optimizer = optimizer
+        self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
         self._factor = warmup_cosine(total_steps, warmup, min_ratio)
         self._step = 0
         self._apply()
@@ -57,7 +58,7 @@ class WarmupCosine:
 
     def get_last_lr(self) -> list[float]:
         """The learning rate of each group, as set now."""
-        return [float(group["lr"]) for group in self._groups]
+        return [float(group["lr"]) for group in self._optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """The step: peaks and lengths are the config's."""
@@ -70,5 +71,5 @@ class WarmupCosine:
 
     def _apply(self) -> None:
         factor = self._factor(self._step)
-        for group, peak in zip(self._groups, self._peaks, strict=True):
+        for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * factor

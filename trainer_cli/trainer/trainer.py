@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,8 @@ from trainer_cli.trainer.step import Precision
 from trainer_cli.trainer.stopping import Stop
 
 Factory = Callable[..., Any]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ class Trainer:
         self.checkpointer: Checkpointer = getattr(checkpoint, "checkpointer", None) or make_sync_checkpointer()
         self.stop_wish: Stop | None = None
         self.loaded_from: Path | None = None
+        self.loaded_step = 0
         self.metrics: dict[str, float] = {}
         self._record: dict[str, float | Tensor] = {}
         self._rng: dict[str, Any] | None = None
@@ -165,6 +169,7 @@ class Trainer:
         ckpt_path: str | Path | Unset | None = UNSET,
         *,
         states: Sequence[str] = ("all",),
+        keep_settings: Sequence[str] = (),
     ) -> FitResult:
         """Train until the loop's end, or until `stop` is called.
 
@@ -174,6 +179,7 @@ class Trainer:
             ckpt_path: not given: go on from the newest valid checkpoint of this run, if there is one; None: from
                 nothing; a path: from this checkpoint, and no other in its place.
             states: `("all",)`, or `("model",)` to take the weights alone and start at step 0.
+            keep_settings: optimizer settings (such as `lr`) that stay as configured, whatever the checkpoint says.
 
         Raises:
             UserError: no optimizer, an empty loader, a model or a loader that does not keep its contract.
@@ -186,6 +192,8 @@ class Trainer:
         train = as_loader(train_loader, shuffle=True, seed=self.seed or 0)
         val = self._val_loaders(val_loader)
         self._train_loader = train
+        if promise := getattr(train, "promise", None):
+            log.info(promise)
         loop = self.loop
         try:
             with ExitStack() as stack:
@@ -194,7 +202,7 @@ class Trainer:
                 self.schedulers = self._make_schedulers()
                 path = self._newest() if isinstance(ckpt_path, Unset) else ckpt_path
                 if path is not None:
-                    self.load_checkpoint(path, states)
+                    self.load_checkpoint(path, states, keep_settings)
                 self._start_loggers()
                 self.hooks.call("on_fit_start", self, train, val, loop)
                 stop = loop.run(self, val)
@@ -316,13 +324,14 @@ class Trainer:
         path = Path(path)
         whole = tuple(states) == ("all",)
         self.hooks.call("on_before_load_checkpoint", self, path)
-        state: dict[str, Any] = self.checkpointer.load(path, None if whole else dict.fromkeys(states))
+        wanted = None if whole else dict.fromkeys([*states, "progress"])
+        state: dict[str, Any] = self.checkpointer.load(path, wanted)
         self.hooks.call("preprocess_checkpoint", self, state)
         snapshot.restore_model(self.model, state["model"])
         if whole:
             self._restore_training(state, keep_settings)
             self.hooks.call("on_load_checkpoint", self, state)
-        self.loaded_from = path
+        self.loaded_from, self.loaded_step = path, int(state["progress"]["step"])
 
     def restore_rng(self) -> None:
         """Put the random state of the loaded checkpoint in place: the last thing before the first step."""
@@ -385,7 +394,7 @@ class Trainer:
                 means = self.loop.validation.run(self, loader, name)
             finally:
                 snapshot.restore_rng(rng)
-            rows.append(Evaluation(None if path is None else Path(path), self.progress.step, name, dict(means)))
+            rows.append(Evaluation(None if path is None else Path(path), self.loaded_step, name, dict(means)))
         return rows
 
     def _make_schedulers(self) -> list[Any]:

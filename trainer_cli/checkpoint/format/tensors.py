@@ -41,14 +41,10 @@ _DTYPES: dict[str, torch.dtype] = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _ARRAY_CODES = {
-    np.dtype(name): code
-    for name, code in {
-        "float64": "F64", "int64": "I64", "uint64": "U64", "complex64": "C64", "float32": "F32", "int32": "I32",
-        "uint32": "U32", "float16": "F16", "int16": "I16", "uint16": "U16", "int8": "I8", "uint8": "U8",
-        "bool": "BOOL",
-    }.items()
-}  # fmt: skip
+    np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in _DTYPES.items() if code not in _NOT_ARRAYS
+}
 _ALIGNMENT = 4096
 _LONGEST_HEADER = 100_000_000
 _MOST_DIMENSIONS = 64

@@ -84,3 +84,14 @@ def read_verified(folder: ReadableFolder, manifest: Manifest, file: str) -> byte
     """The content of a small file of a checkpoint, once its digest is found right."""
     with Verified(folder, manifest, file) as opened:
         return opened.rest()
+
+
+def verify(folder: ReadableFolder, manifest: Manifest) -> None:
+    """Read every file of a checkpoint and compare its digest.
+
+    Raises:
+        DamagedCheckpoint: naming the first file that is not what was written.
+    """
+    for file in sorted(manifest.files):
+        with Verified(folder, manifest, file):
+            pass

@@ -232,8 +232,10 @@ class LocalStorage:
     def _is_folder(self, path: Path) -> bool:
         try:
             return stat.S_ISDIR(self.disk.stat(path).st_mode)
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return False
+            raise
 
     def _is_same(self, fd: int, path: Path) -> bool:
         try:

@@ -1,0 +1,44 @@
+"""A small state with every kind of value, and ways to compare such states."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+
+
+def same(one: Any, other: Any) -> bool:
+    """True where two states are equal in types, values, bits and structure; NaN equals NaN."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and torch.equal(
+                one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8)
+            )
+        )
+    if isinstance(one, np.ndarray | np.generic):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, float):
+        return (math.isnan(one) and math.isnan(other)) or (one == other and repr(one) == repr(other))
+    return bool(one == other)
+
+
+def small_state(seed: int = 0) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(4, 3, generator=generator)
+    return {
+        "model": {"weight": weight, "tied": weight, "bias": torch.randn(4, generator=generator).bfloat16()},
+        "optimizer": {"state": {"weight": {"step": torch.tensor(float(seed)), "betas": (0.9, 0.99)}}},
+        "progress": {"step": seed, "loss": math.nan, "seen": {1: "a", (2, None): b"\x00\xff"}},
+        "rng": np.arange(seed, seed + 10, dtype=np.uint32),
+    }

@@ -1,0 +1,196 @@
+"""When to save and what may go, by tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer_cli.checkpoint.policy import (
+    Kind,
+    Occasion,
+    RetentionRules,
+    Saved,
+    SaveRules,
+    next_save_step,
+    why_keep,
+    why_remove,
+    why_save,
+)
+from trainer_cli.config.schema import Removal
+from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.progress import Progress
+from trainer_cli.trainer.timetable import Cadence
+
+P, E = Kind.permanent, Kind.ephemeral
+STEP, FINAL, STOP, PRE = Occasion.step, Occasion.final, Occasion.stop, Occasion.pre_train
+
+
+def every(interval: int | str, steps_per_epoch: int | None = None) -> Cadence:
+    return Cadence(Duration.parse(interval), steps_per_epoch)
+
+
+RULES = SaveRules(
+    save_interval=every(100),
+    ephemeral_save_interval=every(10),
+    ephemeral_cooldown=Duration.parse(15),
+    fixed_steps=frozenset({0, 7, 30}),
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "last", "moment", "expected"),
+    [
+        (7, None, STEP, (P, "fixed step 7")),
+        (8, None, STEP, None),
+        (10, None, STEP, (E, "every 10 steps, ephemeral")),
+        (10, 7, STEP, None),  # cooling down
+        (22, 7, STEP, None),  # cooled down, but not due
+        (20, 5, STEP, (E, "every 10 steps, ephemeral")),  # exactly the cooldown
+        (20, 6, STEP, None),  # one step short of it
+        (30, 29, STEP, (P, "fixed step 30")),  # the cooldown holds back ephemerals alone
+        (100, 99, STEP, (P, "every 100 steps")),
+        (100, 100, STEP, None),  # a step already saved is never saved twice
+        (103, 90, FINAL, (P, "end of training")),
+        (200, 90, FINAL, (P, "every 100 steps")),
+        (103, 103, FINAL, None),
+        (110, 90, FINAL, (P, "end of training")),  # stronger than the ephemeral that is due too
+        (103, 102, STOP, (E, "training was stopped")),
+        (200, 102, STOP, (P, "every 100 steps")),
+        (30, 29, STOP, (P, "fixed step 30")),
+        (103, 103, STOP, None),
+        (0, None, PRE, (P, "fixed step 0")),
+    ],
+)
+def test_the_first_rule_that_fits_decides(step, last, moment, expected):
+    decision = why_save(RULES, Progress(step=step), last, moment=moment)
+    assert (decision and (decision.kind, decision.reason)) == expected
+
+
+@pytest.mark.parametrize(
+    ("pre_train", "loaded", "saves"),
+    [(None, False, True), (None, True, False), (True, True, True), (True, False, True), (False, False, False)],
+)
+def test_before_the_first_step_null_means_only_when_nothing_was_loaded(pre_train, loaded, saves):
+    rules = SaveRules(save_interval=every(100), pre_train=pre_train)
+    decision = why_save(rules, Progress(step=0), None, moment=PRE, loaded=loaded)
+    assert (decision is not None) == saves
+    assert decision is None or decision.kind is P
+
+
+def test_a_fork_at_an_interval_step_is_not_saved_before_it_trained():
+    rules = SaveRules(save_interval=every(100), pre_train=None)
+    assert why_save(rules, Progress(step=200), None, moment=PRE, loaded=True) is None
+
+
+@pytest.mark.parametrize(("moment", "rule"), [(FINAL, "save_final"), (STOP, "save_on_stop")])
+def test_final_and_stop_saves_can_be_switched_off(moment, rule):
+    rules = SaveRules(**{rule: False})
+    assert why_save(rules, Progress(step=5), None, moment=moment) is None
+    assert why_save(rules, Progress(step=5), None, moment=STEP) is None
+
+
+def test_rules_that_are_null_never_save():
+    assert all(why_save(SaveRules(), Progress(step=n), None, moment=STEP) is None for n in range(50))
+    assert next_save_step(SaveRules(), Progress()) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"), [(0, 7), (7, 10), (10, 20), (29, 30), (30, 40), (95, 100), (100, 110)]
+)
+def test_the_next_save_step_is_the_earliest_that_a_rule_names(now, expected):
+    assert next_save_step(RULES, Progress(step=now)) == expected
+
+
+@pytest.mark.parametrize("rules", [RULES, SaveRules(save_interval=every("0.3ep", 7)), SaveRules(fixed_steps={3})])
+def test_no_step_before_the_next_save_step_saves(rules):
+    for now in range(130):
+        following = next_save_step(rules, Progress(step=now))
+        for step in range(now + 1, following if following is not None else 200):
+            assert why_save(rules, Progress(step=step), None, moment=STEP) is None
+
+
+def test_cadences_count_in_other_units_too():
+    rules = SaveRules(save_interval=every("100tok"))
+    crossed = Progress(step=3, tokens=105, last_tokens=95)
+    assert why_save(rules, crossed, None, moment=STEP).reason == "every 100 tokens"
+    assert why_save(rules, Progress(step=4, tokens=115, last_tokens=105), None, moment=STEP) is None
+    assert next_save_step(rules, crossed) == 4
+
+
+def saved(*texts: str) -> list[Saved]:
+    """`p100` permanent, `e50` ephemeral; marks: `!` pinned, `.` finished, `x` not valid."""
+    found = []
+    for text in texts:
+        marks = text.lstrip("pe0123456789")
+        step = int(text[1 : len(text) - len(marks)])
+        kind = P if text[0] == "p" else E
+        found.append(
+            Saved(f"step{step}", step, kind, finished="." in marks, pinned="!" in marks, valid="x" not in marks)
+        )
+    return found
+
+
+FOUR = ("p0", "p100", "p200", "p250", "p300", "e310", "e320")
+EPHEMERAL, ALL, NEVER = Removal.ephemeral_only, Removal.all_non_permanent, Removal.never
+
+
+@pytest.mark.parametrize(
+    ("there", "rules", "goes"),
+    [
+        (FOUR, {}, {310}),
+        (FOUR, {"remove": NEVER, "max_checkpoints": 1}, set()),
+        (FOUR, {"max_checkpoints": 2}, {0, 100, 200, 310}),
+        (FOUR, {"max_checkpoints": 9}, {310}),
+        (FOUR, {"max_checkpoints": 2, "fixed_steps": frozenset({100})}, {0, 200, 310}),
+        (("p100!", "p200", "p300"), {"max_checkpoints": 1}, {200}),
+        (("e10!", "e20", "p30"), {}, {20}),
+        (("e10", "e20", "p30"), {}, {10, 20}),  # superseded by a save of any kind
+        (("p10", "e20"), {}, set()),  # the newest stays, ephemeral or not
+        (("e20",), {}, set()),
+        (("e10", "p20x"), {}, set()),  # what is not valid supersedes nothing, and is not removed
+        (("e10", "e20", "p30x"), {}, {10}),
+        (("p10", "p20x", "p30"), {"max_checkpoints": 2}, set()),  # and is not counted
+        ((), {}, set()),
+        (FOUR, {"remove": ALL, "save_interval": every(100)}, {250, 310}),
+        (FOUR, {"remove": ALL, "save_interval": every(100), "fixed_steps": frozenset({250})}, {310}),
+        (FOUR, {"remove": ALL}, {100, 200, 250, 300, 310}),
+        (FOUR, {"remove": ALL, "max_checkpoints": 1}, {100, 200, 250, 310}),
+        (FOUR, {"remove": ALL, "save_interval": every(100), "max_checkpoints": 2}, {310}),
+        (("p150.", "p200", "p330."), {"remove": ALL, "save_interval": every(100)}, {150}),  # the current final
+        (("p5", "p6", "p7"), {"remove": ALL, "save_interval": every("30min")}, set()),  # steps cannot tell
+        (("p4", "p5", "p7"), {"remove": ALL, "save_interval": every("0.5ep", 10)}, {4}),
+    ],
+)
+def test_what_no_rule_keeps_goes(there, rules, goes):
+    removed = why_remove(saved(*there), RetentionRules(**rules))
+    assert {int(name[4:]) for name in removed} == goes
+    assert all(removed.values())
+
+
+@pytest.mark.parametrize("remove", list(Removal))
+@pytest.mark.parametrize("max_checkpoints", [None, 1, 2])
+def test_every_valid_one_is_either_kept_or_removed_and_the_newest_is_kept(remove, max_checkpoints):
+    there = saved(*FOUR, "p400x")
+    rules = RetentionRules(remove, max_checkpoints, save_interval=every(100))
+    keep, gone = why_keep(there, rules), why_remove(there, rules)
+    assert keep.keys() | gone.keys() == {one.name for one in there if one.valid}
+    assert not keep.keys() & gone.keys()
+    assert "step320" in keep
+
+
+def test_retention_is_the_same_when_it_is_asked_again_after_the_removal():
+    for remove in Removal:
+        rules = RetentionRules(remove, 2, save_interval=every(100))
+        there = saved(*FOUR)
+        gone = why_remove(there, rules)
+        rest = [one for one in there if one.name not in gone]
+        assert why_remove(rest, rules) == {}
+
+
+def test_reasons_tell_why():
+    there = saved("p0", "p50!", "p100", "e110", "p150.")
+    rules = RetentionRules(max_checkpoints=1, fixed_steps=frozenset({0}))
+    assert why_keep(there, rules) == {"step150": "final", "step50": "pinned", "step0": "fixed step"}
+    assert why_remove(there, rules) == {
+        "step100": "beyond the 1 newest permanent",
+        "step110": "ephemeral, and step150 is newer",
+    }

@@ -1,0 +1,332 @@
+"""The promises of the Storage port, kept by every storage; then what the local one does on its disk."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.checkpoint.manifest import new_digest
+from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.port import Storage
+from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.testing.faults import FaultyDisk
+
+
+def put(storage: Storage, name: str, **files: bytes) -> None:
+    with storage.writing(name) as folder:
+        for file, content in {**files, "manifest.json": b"{}"}.items():
+            with folder.create(file) as sink:
+                sink.write(content)
+
+
+def hidden(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.name.startswith("."))
+
+
+class StorageContract:
+    """What a fixture `storage`, empty at first, must do."""
+
+    def test_an_empty_storage_has_no_names(self, storage):
+        assert storage.names() == []
+        assert storage.sweep() == []
+        assert storage.free_bytes() is None or storage.free_bytes() > 0
+
+    def test_a_written_folder_is_there_with_its_files(self, storage):
+        put(storage, "step1", a=b"alpha", b=b"")
+        assert storage.names() == ["step1"]
+        assert storage.sizes("step1") == {"a": 5, "b": 0, "manifest.json": 2}
+        assert storage.peek("step1", "a") == b"alpha"
+        with storage.reading("step1") as folder, folder.open("a") as source:
+            assert source.size_bytes == 5
+            content = bytearray(5)
+            source.read_into(memoryview(content)[:2])
+            source.read_into(memoryview(content)[2:])
+            assert content == b"alpha"
+
+    def test_nobody_sees_a_folder_before_it_is_finished(self, storage):
+        with storage.writing("step1") as folder:
+            with folder.create("manifest.json") as sink:
+                sink.write(b"{}")
+            assert storage.names() == []
+            assert storage.peek("step1", "manifest.json") is None
+        assert storage.names() == ["step1"]
+
+    @pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt])
+    def test_an_error_while_writing_leaves_nothing(self, storage, error):
+        with pytest.raises(error), storage.writing("step1") as folder, folder.create("a") as sink:
+            sink.write(b"half")
+            raise error
+        assert storage.names() == []
+        assert storage.sweep() == []
+        put(storage, "step1", a=b"whole")
+        assert storage.peek("step1", "a") == b"whole"
+
+    @pytest.mark.parametrize("algorithm", list(DigestAlgorithm))
+    def test_size_and_digest_are_those_of_all_that_was_written(self, storage, algorithm):
+        pieces = [os.urandom(size) for size in (1, 0, 70_000, 3, 9_000_000, 65_536, 5)]
+        with storage.writing("step1", digest=algorithm) as folder:
+            with folder.create("a") as sink:
+                for piece in pieces:
+                    sink.write(memoryview(piece))
+            with folder.create("manifest.json"):
+                pass
+            entry = folder.files["a"]
+        digest = new_digest(algorithm)
+        digest.update(b"".join(pieces))
+        assert (entry.size_bytes, entry.digest) == (sum(map(len, pieces)), f"{algorithm.value}:{digest.hexdigest()}")
+        assert storage.peek("step1", "a") == b"".join(pieces)
+
+    def test_a_file_that_failed_is_not_listed(self, storage):
+        with storage.writing("step1") as folder:
+            with pytest.raises(ValueError, match="x"), folder.create("a"):
+                raise ValueError("x")
+            assert folder.files == {}
+
+    def test_a_folder_with_a_manifest_is_never_replaced(self, storage):
+        put(storage, "step1", a=b"first")
+        with pytest.raises(FileExistsError):
+            put(storage, "step1", a=b"second")
+        assert storage.peek("step1", "a") == b"first"
+
+    def test_what_is_not_there_is_told_so(self, storage):
+        assert storage.peek("step1", "a") is None
+        assert storage.sizes("step1") == {}
+        assert not storage.is_pinned("step1")
+        assert not storage.remove("step1")
+        with pytest.raises(FileNotFoundError), storage.reading("step1"):
+            pass
+        put(storage, "step1")
+        assert storage.peek("step1", "a") is None
+        with storage.reading("step1") as folder, pytest.raises(FileNotFoundError), folder.open("a"):
+            pass
+
+    def test_reading_past_the_end_is_an_error(self, storage):
+        put(storage, "step1", a=b"alpha")
+        with storage.reading("step1") as folder, folder.open("a") as source, pytest.raises(OSError, match="shorter"):
+            source.read_into(memoryview(bytearray(6)))
+
+    def test_a_removed_folder_is_gone_and_can_be_written_again(self, storage):
+        put(storage, "step1", a=b"first")
+        put(storage, "step2", a=b"other")
+        assert storage.remove("step1")
+        assert storage.names() == ["step2"]
+        put(storage, "step1", a=b"second")
+        assert storage.peek("step1", "a") == b"second"
+
+    def test_a_folder_that_is_read_is_not_removed(self, storage):
+        put(storage, "step1", a=b"alpha")
+        with storage.reading("step1"), storage.reading("step1"):
+            assert not storage.remove("step1")
+            assert storage.peek("step1", "a") == b"alpha"
+        assert storage.remove("step1")
+
+    def test_a_folder_set_aside_is_out_of_the_way(self, storage):
+        put(storage, "step1", a=b"bad")
+        storage.set_aside("step1", "a test")
+        assert storage.names() == []
+        put(storage, "step1", a=b"good")
+        storage.set_aside("step1", "a test again")
+        put(storage, "step1", a=b"better")
+        assert storage.peek("step1", "a") == b"better"
+
+    @pytest.mark.parametrize("name", ["", ".", "..", "../step1", "a/b", "/tmp/x", ".hidden", "a\0b"])
+    def test_names_that_lead_elsewhere_are_refused(self, storage, name):
+        for act in (
+            lambda: storage.writing(name).__enter__(),
+            lambda: storage.reading(name).__enter__(),
+            lambda: storage.remove(name),
+            lambda: storage.sizes(name),
+            lambda: storage.peek(name, "a"),
+            lambda: storage.set_aside(name, ""),
+            lambda: storage.is_pinned(name),
+        ):
+            with pytest.raises(ValueError, match="plain name"):
+                act()
+        put(storage, "step1")
+        with pytest.raises(ValueError, match="plain name"):
+            storage.peek("step1", name)
+        with storage.writing("step2") as folder, pytest.raises(ValueError, match="plain name"):
+            folder.create(name).__enter__()
+
+
+class TestLocalStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path):
+        return LocalStorage(tmp_path / "not" / "yet", run_id="run1", attempt=3)
+
+    def test_other_files_in_the_folder_are_not_checkpoints(self, storage):
+        put(storage, "step1")
+        (storage.root / "step2").write_text("a file")
+        (storage.root / ".hidden").mkdir()
+        (storage.root / "step3").symlink_to(storage.root / "nowhere")
+        (storage.root / "loop").symlink_to(storage.root / "loop")
+        assert storage.names() == ["step1"]
+
+    def test_everything_is_at_rest_before_the_folder_gets_its_name_and_that_too(self, tmp_path):
+        disk = FaultyDisk()
+        put(LocalStorage(tmp_path / "checkpoints", disk=disk, run_id="r", attempt=1), "step1", a=b"a", b=b"b" * 100_000)
+        steps = [one for one in disk.operations if not one.startswith("stat")]
+        assert steps == [
+            "mkdir checkpoints",
+            f"fsync_dir {tmp_path.name}",
+            "mkdir .tmp.step1.r.1",
+            "open_new a",
+            "write file",
+            "fsync file",
+            "open_new b",
+            "write file",
+            "fsync file",
+            "open_new manifest.json",
+            "write file",
+            "fsync file",
+            "fsync_dir .tmp.step1.r.1",
+            "rename .tmp.step1.r.1",
+            "fsync_dir checkpoints",
+        ]
+
+    def test_a_removal_takes_the_manifest_away_first_and_for_good(self, tmp_path):
+        disk = FaultyDisk()
+        storage = LocalStorage(tmp_path, disk=disk, run_id="r", attempt=1)
+        put(storage, "step1", a=b"a")
+        disk.operations.clear()
+        assert storage.remove("step1")
+        steps = [one for one in disk.operations if not one.startswith("stat")]
+        assert steps == [
+            "open manifest.json",
+            "rename manifest.json",
+            "fsync_dir step1",
+            "rename step1",
+            f"fsync_dir {tmp_path.name}",
+            "listdir .trash.step1.r.1",
+            "unlink .removed.r",
+            "unlink a",
+            "rmdir .trash.step1.r.1",
+        ]
+
+    def test_a_partial_folder_in_the_way_is_renamed_aside_and_kept(self, storage, caplog):
+        (storage.root / "step1").mkdir(parents=True)
+        (storage.root / "step1" / "rank0.safetensors").write_bytes(b"half")
+        put(storage, "step1", a=b"whole")
+        assert storage.peek("step1", "a") == b"whole"
+        assert hidden(storage.root) == [".aside.step1.run1.3"]
+        assert (storage.root / ".aside.step1.run1.3" / "rank0.safetensors").read_bytes() == b"half"
+        assert "set aside" in caplog.text
+        storage.sweep()
+        assert hidden(storage.root) == [".aside.step1.run1.3"]
+
+    def test_even_a_file_in_the_way_is_renamed_aside(self, storage):
+        storage.root.mkdir(parents=True)
+        (storage.root / "step1").write_text("mine")
+        put(storage, "step1")
+        assert (storage.root / ".aside.step1.run1.3").read_text() == "mine"
+
+    def test_sweep_clears_away_what_this_run_left_and_nothing_else(self, storage):
+        put(storage, "step1")
+        for name in (
+            ".tmp.step5.run1.1",
+            ".trash.step5.run1.2-4",
+            ".tmp.step5.run2.1",
+            ".trash.step5.other.1",
+            ".aside.step5.run1.1",
+            ".git",
+            "notes",
+            "step7",
+        ):
+            (storage.root / name / "deeper").mkdir(parents=True)
+            (storage.root / name / "deeper" / "file").write_text("x")
+        outside = storage.root.parent / "outside"
+        outside.write_text("mine")
+        (storage.root / ".tmp.step5.run1.1" / "link").symlink_to(outside)
+        assert storage.sweep() == [".tmp.step5.run1.1", ".trash.step5.run1.2-4"]
+        assert hidden(storage.root) == [".aside.step5.run1.1", ".git", ".tmp.step5.run2.1", ".trash.step5.other.1"]
+        assert storage.names() == ["notes", "step1", "step7"]
+        assert outside.read_text() == "mine"
+
+    def test_sweep_leaves_what_is_just_being_written(self, storage):
+        with storage.writing("step1") as folder:
+            assert storage.sweep() == []
+            with folder.create("manifest.json"):
+                pass
+        assert storage.names() == ["step1"]
+
+    def test_sweep_finishes_a_removal_that_died_and_leaves_other_partial_folders(self, storage):
+        for name, marker in (("step1", ".removed.run1"), ("step2", ".removed.run2"), ("step3", "rank0.json")):
+            (storage.root / name).mkdir(parents=True)
+            (storage.root / name / marker).write_text("{}")
+        assert storage.sweep() == ["step1"]
+        assert storage.names() == ["step2", "step3"]
+        assert hidden(storage.root) == []
+
+    def test_a_save_over_a_half_removed_folder_leaves_nothing_aside(self, storage):
+        (storage.root / "step1").mkdir(parents=True)
+        (storage.root / "step1" / ".removed.run1").write_text("{}")
+        put(storage, "step1", a=b"new")
+        assert storage.peek("step1", "a") == b"new"
+        assert hidden(storage.root) == []
+
+    def test_a_reader_in_another_process_holds_removal_back(self, storage):
+        put(storage, "step1")
+        with (storage.root / "step1" / "manifest.json").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            assert not storage.remove("step1")
+        assert storage.remove("step1")
+
+    def test_a_checkpoint_that_is_being_removed_cannot_be_read(self, storage):
+        put(storage, "step1")
+        with (storage.root / "step1" / "manifest.json").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with pytest.raises(FileNotFoundError, match="being removed"), storage.reading("step1"):
+                pass
+
+    def test_a_linked_checkpoint_is_read_but_not_removed(self, storage, tmp_path, caplog):
+        elsewhere = LocalStorage(tmp_path / "elsewhere")
+        put(elsewhere, "step1", a=b"far")
+        storage.root.mkdir(parents=True)
+        (storage.root / "step1").symlink_to(tmp_path / "elsewhere" / "step1")
+        assert storage.peek("step1", "a") == b"far"
+        assert not storage.remove("step1")
+        assert "symbolic link" in caplog.text
+        assert elsewhere.peek("step1", "a") == b"far"
+
+    def test_a_pinned_checkpoint_is_known_by_an_empty_file(self, storage):
+        put(storage, "step1")
+        (storage.root / "step1" / "pinned").touch()
+        assert storage.is_pinned("step1")
+
+    def test_a_pipe_instead_of_a_file_is_refused_without_waiting(self, storage):
+        put(storage, "step1")
+        os.mkfifo(storage.root / "step1" / "a")
+        assert storage.sizes("step1") == {"manifest.json": 2}
+        with pytest.raises(OSError, match="Not a plain file"):
+            storage.peek("step1", "a")
+
+    def test_an_enormous_manifest_is_not_read(self, storage):
+        put(storage, "step1")
+        os.truncate(storage.root / "step1" / "manifest.json", 2**40)
+        with pytest.raises(OSError, match="too large"):
+            storage.peek("step1", "manifest.json")
+
+    def test_what_cannot_be_cleared_away_is_told_and_left_for_the_next_attempt(self, tmp_path, caplog):
+        disk = FaultyDisk()
+        storage = LocalStorage(tmp_path, disk=disk, run_id="r", attempt=1)
+        put(storage, "step1", a=b"a")
+        caplog.set_level(logging.WARNING)
+        disk.operations.clear()
+        storage.remove("step1")
+        unlink = disk.operations.index("unlink a") + 1
+        put(storage, "step1", a=b"a")
+        disk.operations.clear()
+        disk.at, disk.persistent = unlink, True
+        assert storage.remove("step1")
+        assert "cannot clear away" in caplog.text
+        assert hidden(tmp_path) == [".trash.step1.r.1"]
+        assert LocalStorage(tmp_path, run_id="r", attempt=2).sweep() == [".trash.step1.r.1"]
+        assert hidden(tmp_path) == []
+
+    def test_a_run_id_that_cannot_be_in_a_name_is_refused(self, tmp_path):
+        with pytest.raises(ValueError, match="run id"):
+            LocalStorage(tmp_path, run_id="a/b")

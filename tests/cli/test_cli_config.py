@@ -1,0 +1,99 @@
+"""`train config` and `train list`: what they print."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainer_cli.cli.main import main
+from trainer_cli.config.schema import TrainConfig
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with a model, data and an experiment."""
+    files = {
+        "model/mlp.yaml": "# A small one.\n_target_: mine.MLP\nhidden: [64]\n",
+        "data/digits.yaml": "# Pictures.\n_target_: mine.Digits\npath: ???\n",
+        "experiment/odd.yaml": "# @package _global_\n# An odd one.\nloop:\n  max_duration: 3ep\n",
+    }
+    for name, text in files.items():
+        file = tmp_path / "configs" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 0
+    return capsys.readouterr().out
+
+
+def test_config_prints_yaml_that_can_be_read_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = yaml.safe_load(printed(capsys, "config", "experiment=odd", "seed=3"))
+    assert list(config) == [field.name for field in dataclasses.fields(TrainConfig)]
+    assert (config["name"], config["seed"], config["loop"]["max_duration"]) == ("odd", 3, "3ep")
+    assert config["data"]["path"] == "???"
+
+
+def test_provenance_names_file_and_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "config", "--provenance", "experiment=odd", "seed=3")
+    rows = dict(line.strip().split("  # ") for line in out.splitlines() if "  # " in line)
+    rows = {key.strip(): origin for key, origin in rows.items()}
+    assert rows["max_duration: 3ep"] == "configs/experiment/odd.yaml:4"
+    assert rows["seed: 3"] == "command line"
+    assert rows["hidden: [64]"] == "configs/model/mlp.yaml:3"
+    assert rows["deterministic: false"] == "default"
+    assert yaml.safe_load(out)["loop"]["max_duration"] == "3ep"
+
+
+def test_diff_shows_only_what_the_overrides_change(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "config", "--diff", "experiment=odd").splitlines() == [
+        "name: default -> odd",
+        "loop.max_duration: 10ep -> 3ep",
+    ]
+    assert printed(capsys, "config", "--diff") == "no difference\n"
+
+
+def test_schema_tells_every_key_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "config", "--schema")
+    assert set(yaml.safe_load(out)) == {field.name for field in dataclasses.fields(TrainConfig)}
+    keys = [line for line in out.splitlines() if not line.startswith("#") and not line.endswith(":")]
+    assert all("# " in line for line in keys), [line for line in keys if "# " not in line]
+
+
+def test_list_shows_groups_options_and_descriptions_experiments_first(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = printed(capsys, "list")
+    assert out.startswith("experiment\n")
+    assert "An odd one." in out
+    assert "model=mlp" in out
+    only = printed(capsys, "list", "optimizer")
+    assert [line.split()[0] for line in only.splitlines()] == [
+        "optimizer",
+        "optimizer=adam",
+        "optimizer=adamw",
+        "optimizer=sgd",
+    ]
+
+
+def test_every_shipped_option_has_a_description(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [line for line in printed(capsys, "list").splitlines() if line.startswith("  ")]
+    assert all(len(line.split()) > 1 for line in rows), rows
+
+
+def test_an_unknown_group_is_told_with_the_nearest(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "optimiser"]) == 2
+    assert "Did you mean 'optimizer'?" in capsys.readouterr().err
+
+
+def test_a_mistake_prints_nothing_on_stdout(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "seed=x"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "train: error: seed is 'x', but it must be a whole number (command line).\n"

@@ -1,0 +1,145 @@
+"""The door: verbs, exit codes, and errors as messages."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from trainer_cli.cli import main as door
+from trainer_cli.cli.main import Verb, add_config_arguments, main
+from trainer_cli.errors import CheckpointError, RunDirectoryError, SaveError, TrainError, UserError
+
+
+def verb_that(monkeypatch: pytest.MonkeyPatch, run: object) -> None:
+    """Make `train probe` call `run`."""
+    monkeypatch.setattr(door, "VERBS", {"probe": Verb("probe_module", "try something")})
+    monkeypatch.setitem(sys.modules, "probe_module", SimpleNamespace(add_arguments=add_config_arguments, run=run))  # type: ignore[arg-type]
+
+
+def raising(error: BaseException) -> object:
+    def run(args: argparse.Namespace) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TrainError("a"), 1),
+        (SaveError("a"), 1),
+        (UserError("a"), 2),
+        (CheckpointError("a"), 3),
+        (RunDirectoryError("a"), 4),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_our_errors_are_one_message_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    monkeypatch.delenv("TRAIN_FULL_ERROR", raising=False)
+    verb_that(monkeypatch, raising(error))
+    assert main(["probe"]) == code
+    captured = capsys.readouterr()
+    assert captured.err.startswith("train: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_any_other_error_shows_all_of_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb_that(monkeypatch, raising(ValueError("ours")))
+    assert main(["probe"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_traceback_of_a_mistake_is_shown_on_demand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAIN_FULL_ERROR", "1")
+    verb_that(monkeypatch, raising(UserError("yours")))
+    assert main(["probe"]) == 2
+    captured = capsys.readouterr().err
+    assert "Traceback" in captured
+    assert captured.endswith("train: error: yours.\n")
+
+
+def test_the_verbs_own_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    verb_that(monkeypatch, lambda args: 75)
+    assert main(["probe"]) == 75
+
+
+def test_overrides_and_flags_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    verb_that(monkeypatch, lambda args: seen.append(args) or 0)
+    assert main(["probe", "+a=1", "-cd", "x", "~b", "--config-name", "y", "c=-1", "++d=[a,b]"]) == 0
+    assert seen[0].overrides == ["+a=1", "~b", "c=-1", "++d=[a,b]"]
+    assert (str(seen[0].config_dir), seen[0].config_name) == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["fti"], "there is no verb 'fti'. Did you mean 'fit'?"),
+        (["zzz"], "There are: fit, validate, config, list."),
+        (["experiment=digits", "seed=1"], "Did you mean 'train fit experiment=digits seed=1'?"),
+        (["list", "--frob"], "unrecognized arguments: --frob. See train list --help."),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_message(
+    capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
+) -> None:
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("\n") == 1
+
+
+def test_windows_is_pointed_to_wsl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert main(["list"]) == 2
+    assert "WSL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["help"], ["--version"], ["list", "--help"], ["config", "-h"]])
+def test_help_and_version_are_done(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    assert main(argv) == 0
+    assert "train" in capsys.readouterr().out
+
+
+def test_the_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in door.VERBS)
+
+
+def test_help_version_and_list_load_neither_torch_nor_hydra() -> None:
+    code = (
+        "import sys; from trainer_cli.cli.main import main\n"
+        "assert main(['--help']) == main(['--version']) == main(['list']) == 0\n"
+        "assert not {'torch', 'hydra', 'omegaconf'} & set(sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.DEVNULL)
+
+
+def test_a_reader_that_goes_away_is_no_drama() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer_cli", "list"],
+        check=False,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    os.close(write)
+    assert done.returncode == 1
+    assert done.stderr == b""

@@ -1,0 +1,170 @@
+"""What a `_target_` may name, for a user's own config and for one found on disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.config import targets
+from trainer_cli.config.targets import Trust
+from trainer_cli.errors import ConfigError
+
+OWN = Trust()
+WHERE = "model._target_, configs/model/mlp.yaml:2"
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A project with a package, a module, a loose alias of `os.system`, and an environment inside it."""
+    files = {
+        "mine_pkg/__init__.py": "from os import system as innocent\nfrom mine_pkg.nets import Net\nVALUE = 3\n",
+        "mine_pkg/nets.py": "class Net:\n    @classmethod\n    def made(cls): return cls()\ndef make(): return Net()\n",
+        "mine_pkg/broken.py": "import not_there_at_all\n",
+        "mine_pkg/failing.py": "raise ValueError('on import')\n",
+        "mine_one.py": "class One: pass\n",
+        "src/mine_src/__init__.py": "",
+        ".venv/lib/other.py": "",
+        "subprocess.py": "",
+        "notes/readme.txt": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("mine_"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["mine_pkg.nets.Net", "mine_pkg.Net", "mine_pkg.nets.make", "mine_pkg.Net.made", "mine_one.One", "math.sqrt"],
+)
+def test_a_users_own_config_may_name_any_class_or_function(mine: Path, path: str) -> None:
+    assert callable(targets.component(path, WHERE, OWN))
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("mine_pgk.Net", "there is no package 'mine_pgk'"),
+        (
+            "mine_pkg.nest.Net",
+            "package mine_pkg has no 'nest' (model._target_, configs/model/mlp.yaml:2). Did you mean",
+        ),
+        ("mine_pkg.nets.Nett", "module mine_pkg.nets has no 'Nett'"),
+        ("mine_pkg.nets.Nett", "Did you mean 'Net'?"),
+        ("mine_pkg.nets.Net.maid", "has no 'maid'"),
+        ("Net", "is no dotted name"),
+        ("mine_pkg..Net", "is no dotted name"),
+        ("mine_pkg.class.x", "is no dotted name"),
+        ("mine_pkg.VALUE", "is of type int, but it must be a class or a function"),
+        ("mine_pkg.nets", "is a module, but"),
+    ],
+)
+def test_a_target_that_is_not_there_or_is_no_factory_is_told(mine: Path, path: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        targets.component(path, WHERE, OWN)
+    assert expected in str(caught.value)
+    assert "configs/model/mlp.yaml:2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "error"), [("mine_pkg.broken.X", ModuleNotFoundError), ("mine_pkg.failing.X", ValueError)]
+)
+def test_an_error_inside_the_users_module_is_his_own_with_a_note(mine: Path, path: str, error: type[Exception]) -> None:
+    with pytest.raises(error) as caught:
+        targets.component(path, WHERE, OWN)
+    assert WHERE in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "path", ["os.system", "posix.system", "shutil.rmtree", "subprocess.Popen", "builtins.eval", "mine_pkg.innocent"]
+)
+@pytest.mark.parametrize("recovered", [False, True])
+def test_what_runs_or_destroys_anything_is_refused_by_whatever_name(mine: Path, path: str, recovered: bool) -> None:
+    trust = Trust(frozenset({"os", "posix", "shutil", "subprocess", "builtins", "mine_pkg"})) if recovered else OWN
+    with pytest.raises(ConfigError, match="blocked"):
+        targets.component(path, WHERE, trust)
+
+
+@pytest.mark.parametrize(
+    "path", ["mine_pkg.nets.Net", "mine_pkg.Net", "mine_pkg.Net.made", "mine_one.One", "trainer_cli.data.x.Local"]
+)
+def test_a_recovered_config_may_name_the_project_and_our_components(
+    mine: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path.startswith("trainer_cli"):
+        fake = type(sys)("trainer_cli.data.x")
+        fake.Local = type("Local", (), {"__module__": "trainer_cli.data.x"})  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "trainer_cli.data.x", fake)
+    assert callable(targets.component(path, WHERE, Trust.recovered(mine, [])))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "math.sqrt",
+        "json.loads",
+        "other.X",
+        "trainer_cli.cli.main.main",
+        "trainer_cli.config.compose.compose",
+        "trainer_cli.config.locate.Path",
+        "mine_alias.sqrt",
+    ],
+)
+def test_a_recovered_config_may_name_nothing_else_not_even_by_an_alias(mine: Path, path: str) -> None:
+    (mine / "mine_alias.py").write_text("from math import sqrt\n")
+    with pytest.raises(ConfigError, match=r"comes from a config on disk .* trust=\["):
+        targets.component(path, WHERE, Trust.recovered(mine, []))
+
+
+def test_an_untrusted_package_is_not_even_imported(mine: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "mine_evil.py").write_text("raise SystemExit('imported')\n")
+    sys.path.append(str(elsewhere))
+    with pytest.raises(ConfigError, match="mine_evil"):
+        targets.component("mine_evil.X", WHERE, Trust.recovered(mine, []))
+
+
+def test_trust_on_the_command_line_lets_a_package_in(mine: Path) -> None:
+    assert targets.component("json.loads", WHERE, Trust.recovered(mine, ["json"])) is not None
+
+
+def test_a_projects_packages_are_its_own_and_no_standard_ones(mine: Path) -> None:
+    assert set(targets.project_packages(mine)) == {"mine_pkg", "mine_one", "mine_src"}
+
+
+def test_the_project_root_comes_first_on_the_path_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["a"])
+    targets.import_from(tmp_path)
+    targets.import_from(tmp_path)
+    assert sys.path == [str(tmp_path), "a"]
+
+
+def test_torchs_modules_optimizers_and_schedulers_are_trusted_and_nothing_else_of_it() -> None:
+    code = """
+from trainer_cli.config import targets
+from trainer_cli.errors import ConfigError
+import sys
+assert "torch" not in sys.modules
+trust = targets.Trust(frozenset())
+for path in ("torch.nn.Linear", "torch.optim.AdamW", "torch.optim.lr_scheduler.StepLR", "torch.optim.Adam"):
+    targets.component(path, "here", trust)
+for path in ("torch.hub.load", "torch.load", "torch.nn.Module.apply", "torch.nn.init.zeros_"):
+    try:
+        targets.component(path, "here", trust)
+    except ConfigError:
+        continue
+    raise SystemExit(path)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], check=False, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,409 @@
+"""Batches: the same from any sample on, with any number of workers, and nothing else disturbed."""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+from trainer_cli.data.digits import Digits
+from trainer_cli.data.loader import ForeignLoader, Loader, as_loader, kept_random_state, seed_random
+from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
+from trainer_cli.errors import UserError
+
+
+class Drawing(Dataset[torch.Tensor]):
+    """Each sample: its index, and a number from each of the three generators."""
+
+    def __init__(self, length: int = 23) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = [torch.rand(()).item(), random.random(), float(np.random.rand()), float(np.random.randn())]
+        return torch.tensor([index, *drawn], dtype=torch.float64)
+
+
+class Plain:
+    """Samples without random numbers, given by list."""
+
+    deterministic = True
+    fingerprint = "plain-1"
+
+    def __init__(self, length: int = 10) -> None:
+        self.length = length
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("a deterministic dataset with __getitems__ is read by list")
+
+    def __getitems__(self, indices: Sequence[int]) -> list[int]:
+        self.asked.append(list(indices))
+        return list(indices)
+
+
+class Failing(Drawing):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 5:
+            raise FileNotFoundError("no such picture")
+        return super().__getitem__(index)
+
+
+def shaken(samples: list[torch.Tensor]) -> torch.Tensor:
+    """A collate function that draws too, as mixing samples does."""
+    return torch.stack(samples) + torch.rand(()) + random.random() + np.random.rand()
+
+
+def random_states() -> tuple[Any, ...]:
+    numpy_state = np.random.get_state()
+    return (torch.get_rng_state().tolist(), random.getstate(), numpy_state[1].tolist(), numpy_state[2:])  # type: ignore[index,union-attr]
+
+
+def batches(loader: Loader | ForeignLoader, epoch: int, **position: int) -> list[Any]:
+    return [batch.tolist() for batch in loader.iterate(epoch, **position)]
+
+
+def samples(loader: Loader, epoch: int, start: int = 0) -> list[Any]:
+    return [sample for batch in batches(loader, epoch, samples=start) for sample in batch]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_resume_at_any_sample_gives_what_going_on_would_have_given(shuffle: bool) -> None:
+    loader = Loader(Drawing(), 4, shuffle=shuffle, seed=3)
+    for epoch in (0, 7):
+        whole = batches(loader, epoch)
+        for done in range(len(whole) + 1):
+            assert batches(loader, epoch, samples=4 * done) == whole[done:]
+        flat = [sample for batch in whole for sample in batch]
+        for start in range(24):
+            assert samples(loader, epoch, start) == flat[start:]
+
+
+def test_workers_change_nothing() -> None:
+    here = Loader(Drawing(), 4, shuffle=True, seed=3)
+    elsewhere = Loader(Drawing(), 4, shuffle=True, seed=3, num_workers=2)
+    for start in (0, 4, 9, 20, 22, 23):
+        assert samples(elsewhere, 1, start) == samples(here, 1, start)
+    assert batches(elsewhere, 2) == batches(here, 2)
+
+
+def test_real_augmentation_is_resumed_exactly_with_and_without_workers() -> None:
+    digits = Digits(val_fraction=0.95).train
+    here = Loader(digits, 16, shuffle=True, seed=1)
+    workers = Loader(digits, 16, shuffle=True, seed=1, num_workers=2)
+    whole = list(here.iterate(4))
+    for loader, done in ((here, 0), (here, 3), (workers, 0), (workers, 3)):
+        for (images, labels), (other_images, other_labels) in zip(
+            loader.iterate(4, samples=16 * done), whole[done:], strict=True
+        ):
+            assert torch.equal(images, other_images)
+            assert torch.equal(labels, other_labels)
+    assert not torch.equal(whole[0][0], next(here.iterate(5))[0])
+
+
+def test_random_collating_is_resumed_exactly_with_and_without_workers() -> None:
+    for dataset in (Drawing(), Constant()):
+        whole = batches(Loader(dataset, 4, shuffle=True, seed=0, collate_fn=shaken), 0)
+        for workers in (0, 2):
+            loader = Loader(dataset, 4, shuffle=True, seed=0, collate_fn=shaken, num_workers=workers)
+            assert batches(loader, 0, samples=8) == whole[2:]
+        assert len({str(batch) for batch in whole}) == len(whole)
+
+
+class Constant:
+    deterministic = True
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(1, dtype=torch.float64)
+
+
+def test_the_order_is_the_published_function_and_the_seeds_too() -> None:
+    drawn = samples(Loader(Drawing(), 5, shuffle=True, seed=9), 2)
+    assert [int(sample[0]) for sample in drawn] == sample_indices(9, 2, 0, 23, 23)
+    for index, tensor, python, numpy, gauss in drawn:
+        seed = sample_seed(9, 2, int(index))
+        with kept_random_state():
+            seed_random(seed)
+            assert (tensor, python) == (torch.rand(()).item(), random.random())
+            assert (numpy, gauss) == (np.random.rand(), np.random.randn())
+
+
+def test_another_batch_size_goes_on_in_the_same_order() -> None:
+    before = Loader(Drawing(), 4, shuffle=True, seed=3)
+    after = Loader(Drawing(), 7, shuffle=True, seed=3)
+    assert samples(after, 0, 8) == samples(before, 0)[8:]
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = [samples(Loader(Drawing(), 4, shuffle=True, seed=seed), epoch) for seed in (0, 1) for epoch in (0, 1)]
+    assert len({str(order) for order in orders}) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dataset", [Drawing(), Plain(24), Failing()])
+def test_the_random_state_of_the_training_is_not_touched(dataset: Any, workers: int) -> None:
+    loader = Loader(dataset, 4, shuffle=True, seed=3, num_workers=workers)
+    np.random.randn()  # leaves a second normal number in store, which is part of the state
+    before = random_states()
+    iterator = loader.iterate(0)
+    try:
+        for _ in range(len(loader)):
+            next(iterator)
+            assert random_states() == before
+    except FileNotFoundError:
+        assert isinstance(dataset, Failing)
+    iterator.close()
+    assert random_states() == before
+
+
+def test_a_deterministic_dataset_is_read_by_list_and_not_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(seed: int) -> None:
+        raise AssertionError("seeded")
+
+    monkeypatch.setattr("trainer_cli.data.loader.seed_random", refuse)
+    dataset = Plain()
+    assert batches(Loader(dataset, 4, shuffle=False, seed=0), 0) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert dataset.asked == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("drop_last", "limit", "sizes"),
+    [
+        (False, None, [4, 4, 2]),
+        (True, None, [4, 4]),
+        (False, 2, [4, 4]),
+        (False, 3, [4, 4, 2]),
+        (False, 99, [4, 4, 2]),
+        (False, 1.0, [4, 4, 2]),
+        (False, 0.5, [4]),
+        (False, 0.01, [4]),
+        (True, 0.5, [4]),
+    ],
+)
+def test_length_drop_last_and_limits(drop_last: bool, limit: int | float | None, sizes: list[int]) -> None:
+    loader = Loader(Plain(), 4, shuffle=True, seed=0, drop_last=drop_last, limit_batches=limit)
+    assert [len(batch) for batch in batches(loader, 0)] == sizes
+    assert len(loader) == len(sizes)
+    assert batches(loader, 0, samples=sum(sizes)) == []
+    assert batches(loader, 0, samples=1000) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_size": 0}, {"batch_size": True}, {"batch_size": 2.5}, {"num_workers": -1},
+        {"limit_batches": 0}, {"limit_batches": 0.0}, {"limit_batches": 1.5}, {"limit_batches": True},
+        {"batch_size": 11, "drop_last": True},
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_the_users_mistake(settings: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        Loader(Plain(), **{"shuffle": True, "seed": 0, **settings})
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(UserError, match="there are 0 samples"):
+        Loader(Plain(0), shuffle=True, seed=0)
+
+
+def test_an_epoch_is_not_entered_before_its_start() -> None:
+    with pytest.raises(ValueError, match="before its start"):
+        Loader(Plain(), shuffle=True, seed=0).iterate(0, samples=-1)
+    with pytest.raises(ValueError, match="before its start"):
+        ForeignLoader([1], seed=0).iterate(0, batch=-1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_in_the_dataset_keeps_its_type_and_names_the_sample(workers: int) -> None:
+    loader = Loader(Failing(), 4, shuffle=True, seed=3, num_workers=workers)
+    with pytest.raises(FileNotFoundError, match="no such picture") as caught:
+        list(loader.iterate(6))
+    told = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    assert "while loading sample 5 of epoch 6" in told
+
+
+def test_an_error_in_collating_names_the_samples() -> None:
+    def refuse(samples: list[Any]) -> Any:
+        raise TypeError("cannot be stacked")
+
+    with pytest.raises(TypeError) as caught:
+        next(Loader(Plain(), 2, shuffle=False, seed=0, collate_fn=refuse).iterate(1))
+    assert caught.value.__notes__ == ["while collating samples [0, 1] of epoch 1"]
+
+
+def test_the_state_says_where_and_of_what() -> None:
+    state = Loader(Plain(), shuffle=True, seed=5).state_dict(2, 64)
+    assert state == {
+        "version": 1, "order": ORDER_VERSION, "seed": 5, "epoch": 2, "sample_offset": 64, "length": 10,
+        "fingerprint": "plain-1",
+    }  # fmt: skip
+
+
+def test_a_position_is_taken_up_with_another_batch_size_and_other_workers() -> None:
+    state = Loader(Plain(), 4, shuffle=True, seed=5).state_dict(2, 4)
+    Loader(Plain(), 3, shuffle=True, seed=5, num_workers=2).check_state(state)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"seed": 6}, "seed was 6 and is 5"),
+        ({"length": 11}, "length was 11 and is 10"),
+        ({"fingerprint": "other"}, "fingerprint was 'other' and is 'plain-1'"),
+        ({"order": "feistel-0"}, "order was 'feistel-0'"),
+        ({"order": "sequential"}, "order was 'sequential'"),
+        ({"version": 2, "length": 9}, "version was 2 and is 1; length was 9 and is 10"),
+    ],
+)
+def test_a_position_in_other_data_is_refused(changed: dict[str, Any], told: str) -> None:
+    loader = Loader(Plain(), shuffle=True, seed=5)
+    with pytest.raises(UserError, match=told):
+        loader.check_state(loader.state_dict(2, 4) | changed)
+
+
+def test_a_position_of_another_kind_of_loader_is_refused() -> None:
+    with pytest.raises(UserError):
+        Loader(Plain(), shuffle=True, seed=0).check_state(ForeignLoader([1], seed=0).state_dict(0))
+    with pytest.raises(UserError):
+        ForeignLoader([1], seed=0).check_state(Loader(Plain(), shuffle=True, seed=0).state_dict(0))
+
+
+def test_seeding_a_sample_costs_microseconds() -> None:
+    best = float("inf")
+    with kept_random_state():
+        for _ in range(7):
+            start = time.perf_counter()
+            for index in range(1000):
+                seed_random(sample_seed(0, 0, index))
+            best = min(best, time.perf_counter() - start)
+    assert best / 1000 < 25e-6  # measured 8 µs; the rest is for busy machines
+
+
+# A loader that the user brings
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_users_dataloader_is_replayed_exactly_whatever_the_training_draws(workers: int) -> None:
+    def made() -> ForeignLoader:
+        return ForeignLoader(DataLoader(Drawing(), 4, shuffle=True, num_workers=workers), seed=3)
+
+    through = []
+    for epoch in (0, 1):
+        for batch in made().iterate(epoch):
+            through.append(batch.tolist())
+            torch.rand(3), random.random(), np.random.rand()
+    assert len({str(batch) for batch in through}) == 12
+    for done in (0, 1, 5, 6):
+        torch.manual_seed(done)
+        assert batches(made(), 1, batch=done) == through[6 + done :]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_users_dataloader_leaves_the_random_state_of_the_training_alone(workers: int) -> None:
+    before = random_states()
+    iterator = ForeignLoader(DataLoader(Drawing(), 4, shuffle=True, num_workers=workers), seed=3).iterate(0, batch=2)
+    next(iterator)
+    assert random_states() == before
+    iterator.close()
+    assert random_states() == before
+
+
+def test_a_distributed_sampler_hears_the_epoch() -> None:
+    def made(epoch: int) -> list[Any]:
+        sampler = DistributedSampler(Drawing(), num_replicas=1, rank=0, shuffle=True)
+        return batches(ForeignLoader(DataLoader(Drawing(), 4, sampler=sampler), seed=0), epoch)
+
+    assert [row[0] for row in made(0)[0]] != [row[0] for row in made(1)[0]]
+    assert made(1) == made(1)
+
+
+class Stateful:
+    """Counts up for ever, and knows where it stands."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            self.count += 1
+            yield torch.tensor([self.count])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def test_a_loader_with_its_own_state_is_put_where_it_was() -> None:
+    loader = ForeignLoader(Stateful(), seed=0, limit_batches=5)
+    iterator = loader.iterate(0)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict(0, samples=3, batch=3)
+    later = ForeignLoader(Stateful(), seed=0, limit_batches=5)
+    later.check_state(state)
+    assert batches(later, 0, batch=3) == [[4], [5]]
+    assert batches(later, 1)[0] == [6]
+    assert "its own position" in later.promise
+
+
+def test_a_loader_without_a_state_promises_a_replay() -> None:
+    loader = ForeignLoader([torch.tensor([1]), torch.tensor([2])], seed=0)
+    assert batches(loader, 0, batch=1) == [[2]]
+    assert batches(loader, 0, batch=2) == []
+    assert "replays" in loader.promise
+    assert len(loader) == 2
+
+
+def test_limits_hold_for_a_users_loader() -> None:
+    assert batches(ForeignLoader([torch.ones(1)] * 4, seed=0, limit_batches=0.5), 0, batch=1) == [[1.0]]
+    assert len(ForeignLoader([torch.ones(1)] * 4, seed=0, limit_batches=0.5)) == 2
+    assert len(batches(ForeignLoader(Stateful(), seed=0, limit_batches=3), 0)) == 3
+    with pytest.raises(UserError, match="no length"):
+        ForeignLoader(Stateful(), seed=0, limit_batches=0.5)
+    with pytest.raises(UserError, match="limit_batches"):
+        ForeignLoader(Stateful(), seed=0, limit_batches=0)
+    with pytest.raises(TypeError):
+        len(ForeignLoader(Stateful(), seed=0))
+
+
+def test_an_iterator_that_is_used_up_is_refused() -> None:
+    with pytest.raises(UserError, match="only once"):
+        ForeignLoader(iter([1, 2]), seed=0)
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+
+def test_each_kind_of_data_gets_the_loader_that_fits() -> None:
+    ours = as_loader(Plain(), shuffle=True, seed=0, batch_size=3)
+    assert isinstance(ours, Loader)
+    assert as_loader(ours, shuffle=True, seed=1) is ours
+    assert len(as_loader(Plain(100), shuffle=True, seed=0)) == 4
+    theirs = DataLoader(Drawing(), 4)
+    assert isinstance(as_loader(theirs, shuffle=True, seed=0), ForeignLoader)
+    stream = as_loader(Stream(), shuffle=True, seed=0, batch_size=2)
+    assert isinstance(stream, ForeignLoader)
+    assert batches(stream, 0) == [[0, 1], [2, 3], [4]]
+
+
+def test_settings_that_a_ready_loader_cannot_heed_are_refused() -> None:
+    with pytest.raises(UserError, match="batch_size and num_workers would have no effect"):
+        as_loader(DataLoader(Drawing(), 4), shuffle=True, seed=0, batch_size=8, num_workers=2)
+    with pytest.raises(UserError, match="neither a dataset nor a loader"):
+        as_loader(3, shuffle=True, seed=0)
