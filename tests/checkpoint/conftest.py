@@ -1,8 +1,22 @@
-"""Makes the helpers of this folder importable, as `states`."""
+"""Makes the helpers of this folder importable, as `states`; a folder in memory for thousands of fsyncs."""
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """An empty folder, in memory where the system has such a place."""
+    shared = "/dev/shm"
+    place = shared if os.path.isdir(shared) and os.access(shared, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        yield Path(folder)

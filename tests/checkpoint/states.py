@@ -9,19 +9,12 @@ import numpy as np
 import torch
 
 
-
 def same(one: Any, other: Any) -> bool:
     """True where two states are equal in types, values, bits and structure; NaN equals NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return (
-            one.dtype == other.dtype
-            and one.shape == other.shape
-            and torch.equal(
-                one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8)
-            )
-        )
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(_bits(one), _bits(other))
     if isinstance(one, np.ndarray | np.generic):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
     if isinstance(one, dict):
@@ -31,6 +24,10 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, float):
         return (math.isnan(one) and math.isnan(other)) or (one == other and repr(one) == repr(other))
     return bool(one == other)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def small_state(seed: int = 0) -> dict[str, Any]:

@@ -93,9 +93,7 @@ def test_rules_that_are_null_never_save():
     assert next_save_step(SaveRules(), Progress()) is None
 
 
-@pytest.mark.parametrize(
-    ("now", "expected"), [(0, 7), (7, 10), (10, 20), (29, 30), (30, 40), (95, 100), (100, 110)]
-)
+@pytest.mark.parametrize(("now", "expected"), [(0, 7), (7, 10), (10, 20), (29, 30), (30, 40), (95, 100), (100, 110)])
 def test_the_next_save_step_is_the_earliest_that_a_rule_names(now, expected):
     assert next_save_step(RULES, Progress(step=now)) == expected
 

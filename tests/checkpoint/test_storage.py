@@ -57,9 +57,13 @@ class StorageContract:
 
     @pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt])
     def test_an_error_while_writing_leaves_nothing(self, storage, error):
-        with pytest.raises(error), storage.writing("step1") as folder, folder.create("a") as sink:
-            sink.write(b"half")
-            raise error
+        def write_half() -> None:
+            with storage.writing("step1") as folder, folder.create("a") as sink:
+                sink.write(b"half")
+                raise error
+
+        with pytest.raises(error):
+            write_half()
         assert storage.names() == []
         assert storage.sweep() == []
         put(storage, "step1", a=b"whole")

@@ -26,7 +26,8 @@ from trainer_cli.checkpoint.policy import (
 from trainer_cli.checkpoint.snapshot import is_finite
 from trainer_cli.checkpoint.soundness import catalog_of, newest_sound
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.config.schema import CheckpointConfig
+from trainer_cli.config.schema import CheckpointConfig, Removal
+from trainer_cli.errors import CheckpointError, ConfigError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.hooks import Callback
 
@@ -61,6 +62,7 @@ class CheckpointerCallback(Callback):
         self, folder: str | Path = "checkpoints", *, identity: RunIdentity | None = None, **settings: Any
     ) -> None:
         self.settings = CheckpointConfig(**settings)
+        self.settings.remove = _removal(self.settings.remove)
         self.folder = Path(folder)
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
         self.storage = LocalStorage(self.folder, run_id=self.identity.run_id, attempt=self.identity.attempt)
@@ -70,9 +72,22 @@ class CheckpointerCallback(Callback):
         self._last_saved_step: int | None = None
 
     def newest(self) -> Path | None:
-        """The newest checkpoint of this run, every byte verified; newer ones that are not sound are set aside."""
+        """The newest checkpoint of this run, every byte verified; newer ones that are not sound are set aside.
+
+        Raises:
+            CheckpointError: there are some, and none is sound.
+        """
         entry, passed_over = newest_sound(self.catalog, self.identity.run_id)
         if entry is None:
+            unread = (one for one in self.catalog.entries() if one.manifest is None and not one.partial)
+            faults = passed_over | {one.name: one.problem or "" for one in unread}
+            if faults:
+                listed = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+                raise CheckpointError(
+                    f"there are checkpoints, but none is valid: {listed}",
+                    where=str(self.folder),
+                    cure="Restore one of them, or use another folder.",
+                )
             return None
         for name, problem in passed_over.items():
             self.storage.set_aside(name, problem)
@@ -157,7 +172,12 @@ class CheckpointerCallback(Callback):
         return why_keep(self._facts(), self._retention) if self._rules is not None else {}
 
     def _retire(self) -> None:
-        for name, reason in why_remove(self._facts(), self._retention).items():
+        try:
+            removable = why_remove(self._facts(), self._retention)
+        except OSError as error:
+            log.warning("could not see which checkpoints may go: %s; it will be tried again", error)
+            return
+        for name, reason in removable.items():
             try:
                 removed = self.storage.remove(name)
             except OSError as error:
@@ -181,3 +201,14 @@ class CheckpointerCallback(Callback):
         if root == self.folder.absolute():
             return self.storage
         return LocalStorage(root, run_id=self.identity.run_id, attempt=self.identity.attempt)
+
+
+def _removal(name: str) -> Removal:
+    """The rule of that name; from python it may come as a plain string."""
+    try:
+        return Removal(name)
+    except ValueError:
+        known = ", ".join(Removal)
+        raise ConfigError(
+            f"checkpoint.remove is {name!r}, but it is one of {known}", where="checkpoint.remove"
+        ) from None

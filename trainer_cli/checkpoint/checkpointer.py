@@ -262,9 +262,7 @@ class SyncCheckpointer(Checkpointer):
                 return read(folder, manifest)
         except (FileNotFoundError, NotADirectoryError):
             if name in storage.names():
-                raise DamagedCheckpoint(
-                    "the checkpoint has no manifest, so it is partial", where=where
-                ) from None
+                raise DamagedCheckpoint("the checkpoint has no manifest, so it is partial", where=where) from None
             raise CheckpointError("there is no checkpoint", where=where) from None
         except OSError as error:
             raise DamagedCheckpoint(f"the checkpoint cannot be read: {error}", where=where) from error
@@ -337,9 +335,7 @@ def _misfit(wanted: torch.Tensor, found: Any) -> str | None:
     if not isinstance(found, torch.Tensor):
         return f"is a tensor here, but a {type(found).__name__} there"
     here, there = (wanted.dtype, tuple(wanted.shape)), (found.dtype, tuple(found.shape))
-    return (
-        None if here == there else f"is {here[0]} of shape {here[1]} here, but {there[0]} of {there[1]} there"
-    )
+    return None if here == there else f"is {here[0]} of shape {here[1]} here, but {there[0]} of {there[1]} there"
 
 
 def _fill(target: MutableMapping[Any, Any], tree: Mapping[Any, Any]) -> None:

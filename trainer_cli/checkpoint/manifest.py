@@ -105,9 +105,7 @@ class Manifest:
                 cure="Use a newer version of trainer-cli.",
             )
         if type(version) is not int or version != SCHEMA_VERSION:
-            raise ManifestError(
-                f"the manifest's schema version is {str(version)[:40]!r}, which does not exist"
-            )
+            raise ManifestError(f"the manifest's schema version is {str(version)[:40]!r}, which does not exist")
         digest = raw.pop("digest", None)
         if digest != _self_digest(raw) or _rendered({**raw, "digest": digest}) != data:
             raise ManifestError("the manifest was altered: its own digest does not fit")

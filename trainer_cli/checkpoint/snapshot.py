@@ -106,8 +106,7 @@ def capture_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
         "class": _class_name(optimizer),
         "state": {names[index]: dict(kept) for index, kept in packed["state"].items()},
         "groups": [
-            {**group, "params": [names[index] for index in group["params"]]}
-            for group in packed["param_groups"]
+            {**group, "params": [names[index] for index in group["params"]]} for group in packed["param_groups"]
         ],
     }
 
@@ -136,18 +135,10 @@ def restore_optimizer(
     if len(mine) != len(saved):
         rows.append(f"it has {len(mine)} parameter groups, but the checkpoint has {len(saved)}")
     for number, (here, there) in enumerate(zip(mine, saved, strict=False)):
-        rows += [
-            f"{name}: missing in group {number} of the checkpoint" for name in here if name not in set(there)
-        ]
-        rows += [
-            f"{name}: not in group {number} of this optimizer" for name in there if name not in set(here)
-        ]
+        rows += [f"{name}: missing in group {number} of the checkpoint" for name in here if name not in set(there)]
+        rows += [f"{name}: not in group {number} of this optimizer" for name in there if name not in set(here)]
     known = {name for group in saved for name in group}
-    rows += [
-        f"{name}: has state, but is in no group of the checkpoint"
-        for name in state["state"]
-        if name not in known
-    ]
+    rows += [f"{name}: has state, but is in no group of the checkpoint" for name in state["state"] if name not in known]
     _refuse(rows, "the optimizer does not fit the checkpoint")
     index_of = {name: index for index, name in enumerate(names)}
     groups = []
@@ -187,9 +178,7 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     """Set every generator back. Do this last: whatever is built or drawn after it changes what follows."""
     python, legacy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(int(word) for word in python["words"]), python["gauss"]))
-    np.random.set_state(
-        (legacy["kind"], legacy["keys"], legacy["position"], legacy["has_gauss"], legacy["cached"])
-    )
+    np.random.set_state((legacy["kind"], legacy["keys"], legacy["position"], legacy["has_gauss"], legacy["cached"]))
     torch.set_rng_state(state["torch"])
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if len(state["cuda"]) != devices and (state["cuda"] or _cuda_in_use()):
@@ -237,12 +226,7 @@ def _fault(live: Any, given: Any) -> str | None:
 
 def _memory(value: Any) -> tuple[Any, ...] | None:
     """What tied tensors have in common."""
-    if (
-        not isinstance(value, torch.Tensor)
-        or nn.parameter.is_lazy(value)
-        or not value.numel()
-        or value.is_meta
-    ):
+    if not isinstance(value, torch.Tensor) or nn.parameter.is_lazy(value) or not value.numel() or value.is_meta:
         return None
     return (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
 
@@ -313,24 +297,14 @@ def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[int, Mapping[s
             present = optimizer.state[parameter][key]
             if present.dtype != value.dtype:
                 present = value.to(present.device)
-            if (
-                present.shape == parameter.shape
-                and present.stride() != parameter.stride()
-                and present.numel()
-            ):
-                present = torch.empty_like(parameter, dtype=present.dtype, device=present.device).copy_(
-                    present
-                )
+            if present.shape == parameter.shape and present.stride() != parameter.stride() and present.numel():
+                present = torch.empty_like(parameter, dtype=present.dtype, device=present.device).copy_(present)
             optimizer.state[parameter][key] = present.detach()
 
 
 def is_finite(state: Mapping[str, Any]) -> bool:
     """True where no floating-point tensor of a captured model holds NaN or infinity; one wait for the device."""
     # The largest magnitude is NaN where any element is, and takes no memory of the tensor's size.
-    floats = [
-        value for value in state.values() if isinstance(value, torch.Tensor) and value.is_floating_point()
-    ]
-    peaks = [
-        torch.linalg.vector_norm(value.detach(), ord=torch.inf).float() for value in floats if value.numel()
-    ]
+    floats = [value for value in state.values() if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    peaks = [torch.linalg.vector_norm(value.detach(), ord=torch.inf).float() for value in floats if value.numel()]
     return not peaks or bool(torch.isfinite(torch.stack(peaks)).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
@@ -9,6 +10,8 @@ from trainer_cli.checkpoint.format.verified import Verified
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.port import Storage
+
+log = logging.getLogger(__name__)
 
 
 def why_unsound(storage: Storage, entry: Entry) -> str | None:
@@ -30,15 +33,18 @@ def why_unsound(storage: Storage, entry: Entry) -> str | None:
 def newest_sound(catalog: Catalog, run_id: str) -> tuple[Entry | None, dict[str, str]]:
     """The newest checkpoint of a run that is sound and whose weights are finite.
 
-    Returns it with the names and problems of the newer ones that were passed over.
+    Returns it with the names and problems of the newer ones that were passed over. One whose manifest cannot be
+    read may be anybody's: it is told, and left alone.
     """
     passed_over: dict[str, str] = {}
     for entry in reversed(catalog.entries()):
-        if entry.manifest is None or entry.manifest.run_id != run_id:
+        if entry.manifest is None:
+            if not entry.partial:
+                log.warning("checkpoint %s is not used: %s", entry.name, entry.problem)
             continue
-        problem = (
-            why_unsound(catalog.storage, entry) if entry.manifest.finite else "its weights are not finite"
-        )
+        if entry.manifest.run_id != run_id:
+            continue
+        problem = why_unsound(catalog.storage, entry) if entry.manifest.finite else "its weights are not finite"
         if problem is None:
             return entry, passed_over
         passed_over[entry.name] = problem

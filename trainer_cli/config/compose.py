@@ -7,7 +7,8 @@ overrides ──► overrides.read ──► Hydra ──► raw (plain, unresol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import check, engine, locate
 from trainer_cli.config.difference import ABSENT, Absent, Change, diff
+from trainer_cli.config.nodes import own_nodes
 from trainer_cli.config.origins import Origins, Source, label
 from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, line_of, path_of, raise_all, read
 from trainer_cli.config.place import Place, bad_yaml
@@ -26,7 +28,7 @@ from trainer_cli.config.refusals import SCHEMA, culprit, no_value, translated, w
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.targets import Trust
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import ConfigError, UserError
 
 __all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "from_yaml", "to_yaml"]
 
@@ -50,6 +52,16 @@ class Composed:
     def where(self, key: str) -> str:
         """`file:line`, `command line` or `default` for a dotted key."""
         return self.origins.of(tuple(key.split(".")))
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """A user's mistake that a part of this config tells with its key is told with the key's place too."""
+        try:
+            yield
+        except UserError as error:
+            if error.where and error.where.partition(".")[0] in self.raw:
+                error.where = f"{error.where}, {self.where(error.where)}"
+            raise
 
 
 def compose(
@@ -170,11 +182,13 @@ def _draft(place: Place, line: CommandLine, primary: str, sources: Sequence[Sour
     raise_all([no_value(override, composed, primary) for override in refused])
     values = check.contents(composed)
     given = [path_of(override) for override in line.overrides if not place.is_group(override)]
+    experiments = [path for one in defaults if (path := one.config_path or "").startswith("experiment/")]
+    texts = [file.read_text("utf-8") for path in experiments if (file := locate.find(place.dirs, path))]
+    chosen = [override.key_or_group for override in line.overrides if place.is_group(override)]
+    values = own_nodes(values, texts, given, chosen)
     if line.ckpt_given:
         values["ckpt"] = line.ckpt
         given.append(("ckpt",))
     if values.get("name") is None:
-        experiments = [default.config_path or "" for default in defaults]
-        last = next((path for path in reversed(experiments) if path.startswith("experiment/")), "default")
-        values["name"] = last.rsplit("/")[-1]
+        values["name"] = experiments[-1].rsplit("/")[-1] if experiments else "default"
     return check.completed(values), Origins([*sources, *engine.sources(place, defaults)], given)

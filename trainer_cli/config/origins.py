@@ -32,8 +32,8 @@ class Origins:
     _lines: dict[KeyPath, str] | None = None
 
     def of(self, key: KeyPath) -> str:
-        """`file:line`, `command line` or `default` for a key; for an unknown one, of the nearest above."""
-        if any(key[: len(given)] == given for given in self.given):
+        """`file:line`, `command line` or `default`: of the key, of one below it, or of the nearest above."""
+        if any(_below(key, given) or _below(given, key) for given in self.given):
             return COMMAND_LINE
         if self._lines is None:
             self._lines = {

@@ -391,17 +391,14 @@ def _limited(batches: int, limit: int | float | None) -> int:
     if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1:
         return min(batches, limit)
     raise UserError(
-        f"limit_batches is {limit!r}, but it is a number of batches (at least 1) or a fraction "
-        "(above 0, at most 1.0)",
+        f"limit_batches is {limit!r}, but it is a number of batches (at least 1) or a fraction (above 0, at most 1.0)",
         where="loop.limit_train_batches",
     )
 
 
 def _check_same(ours: Mapping[str, Any], saved: Mapping[str, Any], names: Sequence[str]) -> None:
     differing = [
-        f"{name} was {saved.get(name)!r} and is {ours[name]!r}"
-        for name in names
-        if saved.get(name) != ours[name]
+        f"{name} was {saved.get(name)!r} and is {ours[name]!r}" for name in names if saved.get(name) != ours[name]
     ]
     if differing:
         raise UserError(

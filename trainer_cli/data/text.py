@@ -41,9 +41,7 @@ class Text:
         val_fraction: float = 0.1,
     ) -> None:
         if unit not in list(TextUnit):
-            raise UserError(
-                f"data.unit is {unit!r}, but it must be one of {', '.join(TextUnit)}", where="data.unit"
-            )
+            raise UserError(f"data.unit is {unit!r}, but it must be one of {', '.join(TextUnit)}", where="data.unit")
         if context < 1:
             raise UserError(f"data.context is {context}, but it must be at least 1", where="data.context")
         content = _standard_library() if path is None else b"".join(_read(file) for file in _files(path))
@@ -105,9 +103,7 @@ def _files(path: str | Sequence[str]) -> list[Path]:
         found = sorted(file for file in one.rglob("*") if file.is_file()) if one.is_dir() else [one]
         if not one.exists() or not found:
             raise UserError(
-                f"the folder {str(one)!r} has no files"
-                if one.exists()
-                else f"there is no text at {str(one)!r}",
+                f"the folder {str(one)!r} has no files" if one.exists() else f"there is no text at {str(one)!r}",
                 where="data.path",
                 cure="Give a file, a list of files or a folder; paths are relative to the current directory.",
             )

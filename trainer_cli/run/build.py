@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.config.globs import matches
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.targets import Trust, component
@@ -236,7 +236,7 @@ def parameter_groups(model: nn.Module, patterns: Mapping[str, Any]) -> list[dict
     for pattern, settings in patterns.items():
         if not isinstance(settings, Mapping):
             raise ConfigError(f"param_groups: '{pattern}' must hold optimizer settings", where="param_groups")
-        if not any(fnmatchcase(name, pattern) for name, _ in model.named_parameters()):
+        if not any(matches(name, pattern) for name, _ in model.named_parameters()):
             names = [name for name, _ in model.named_parameters()]
             raise ConfigError(
                 f"param_groups: '{pattern}' matches no parameter of the model",
@@ -247,7 +247,7 @@ def parameter_groups(model: nn.Module, patterns: Mapping[str, Any]) -> list[dict
     for name, parameter in model.named_parameters():
         settings = {}
         for pattern, own in patterns.items():
-            if fnmatchcase(name, pattern):
+            if matches(name, pattern):
                 settings.update(own)
         if parameter.requires_grad:
             groups.setdefault(tuple(settings.items()), []).append(parameter)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.compose import Composed, compose, diff, from_yaml, to_yaml
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
@@ -50,6 +51,8 @@ class Start:
     is_new: bool
     keep_settings: tuple[str, ...] = ()
     """Optimizer settings that were changed, by leave of `resume_allow`, since the checkpoint."""
+    finished: str | None = None
+    """Why the run ended, where it was killed after its last checkpoint and before it could tidy up and say so."""
 
 
 def compose_fit(
@@ -70,10 +73,11 @@ def fit(composed: Composed) -> int:
     config = composed.config
     run = RunDir(config.run_dir)
     sys.path.insert(0, str(composed.project_root))
-    with StopSignals() as signals, ExitStack() as stack:
+    with StopSignals() as signals, composed.placing(), ExitStack() as stack:
         report.to_console(config.logging.level)
         if run.exists_as_run():
             stack.enter_context(run.lock())
+            stack.enter_context(report.to_file(run.log_file))
             start = _existing(run, composed)
             if start is None:
                 return ExitCode.DONE
@@ -84,11 +88,13 @@ def fit(composed: Composed) -> int:
         facts = _environment(composed, trainer)
         if start.is_new:
             stack.enter_context(run.create(to_yaml(composed), composed.overrides, {"run_id": start.run_id, **facts}))
+            stack.enter_context(report.to_file(run.log_file))
         else:
             run.write_config(to_yaml(composed), composed.overrides)
-        stack.enter_context(report.to_file(run.log_file))
         step = start.entry.step if start.entry is not None else 0
         run.begin_attempt(name=config.name or "default", start_step=step, now=time.time(), environment=facts)
+        if start.finished is not None:
+            trainer.stop(start.finished)
         signals.listen(lambda reason: trainer.stop(reason, finished=False))
         path = run.checkpoints_folder / start.entry.name if start.entry is not None else fork
         states = ("all",) if start.entry is not None or config.load.states == ["all"] else ("model",)
@@ -105,16 +111,19 @@ def _existing(run: RunDir, composed: Composed) -> Start | None:
     attempt = len(run.attempts) + 1
     catalog = Catalog(LocalStorage(run.checkpoints_folder, run_id=run_id, attempt=attempt))
     choice = choose(config.resume, catalog, run_id, run.checkpoints_folder)
+    done = None
     if choice.entry is not None:
-        done = why_done(choice.entry, run.read_summary(), stored.config.loop, config.loop)
-        if done is not None:
+        summary = run.read_summary()
+        trained = from_yaml(run.checkpoints_folder / choice.entry.name / CONFIG_FILE, trusted=True, missing_ok=True)
+        done = why_done(choice.entry, summary, trained.config.loop, config.loop)
+        if done is not None and summary.get("status") == RunStatus.finished:
             report.already_done(run, choice.entry.step, done)
             return None
         log.info("resuming at step %d from %s (%s)", choice.entry.step, choice.entry.name, choice.reason)
     else:
         log.info("starting %s at step 0 (%s)", run.path, choice.reason)
     changed = tuple(change.key.removeprefix("optimizer.") for change in changes if change.key.startswith("optimizer."))
-    return Start(run, run_id, attempt, choice.entry, is_new=False, keep_settings=changed)
+    return Start(run, run_id, attempt, choice.entry, is_new=False, keep_settings=changed, finished=done)
 
 
 def _new(run: RunDir, composed: Composed) -> Start:
@@ -193,6 +202,10 @@ def _train(start: Start, trainer: Trainer, data: Data, path: Path | None, states
             throughput={"samples_per_s": round(trainer.samples_this_time / max(wall_s, 1e-9), 2)},
             checkpoints=report.kept(trainer),
         )
-        run.end_attempt(outcome, now=time.time())
+        try:
+            run.end_attempt(outcome, now=time.time())
+        except OSError as error:
+            # A full disk, most likely, and then what ended the training is the better message.
+            log.error("%s could not be written: %s", run.summary_file, error)
     report.closing(run, outcome, result.metrics)
     return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY

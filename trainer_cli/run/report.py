@@ -15,6 +15,8 @@ from trainer_cli.run.rundir import Outcome, RunDir
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
+log = logging.getLogger(__name__)
+
 ROOT = "trainer_cli"
 _SMALLER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse")
 
@@ -44,8 +46,8 @@ def to_console(level: str) -> None:
 
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
-    """Write all our messages to the run's log as well."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    """Write all our messages to the run's log as well; without any the log is not touched."""
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     handler.setLevel(logging.INFO)
     logger = logging.getLogger(ROOT)
@@ -78,7 +80,11 @@ def best_metrics(metrics_file: Path) -> dict[str, dict[str, Any]]:
 
 def kept(trainer: Trainer) -> list[dict[str, str]]:
     """The checkpoints on the disk, and why each is there."""
-    reasons: Mapping[str, str] = getattr(trainer.checkpoint, "kept", dict)()
+    try:
+        reasons: Mapping[str, str] = getattr(trainer.checkpoint, "kept", dict)()
+    except OSError as error:
+        log.warning("cannot list the checkpoints: %s", error)
+        return []
     return [{"name": name, "why": why} for name, why in reasons.items()]
 
 

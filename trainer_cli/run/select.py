@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.soundness import catalog_of
+from trainer_cli.config.globs import alternatives
 from trainer_cli.errors import CheckpointError, UserError
 
 _AT = re.compile(r"(?P<run>.+)@(?P<which>latest|best|step\d+)")
@@ -17,16 +18,18 @@ _AT = re.compile(r"(?P<run>.+)@(?P<which>latest|best|step\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The checkpoints that patterns name, in order of run and step, and what was passed over with its reason."""
+    """The checkpoints that patterns name, in order of run and step; what was passed over, and what is damaged."""
 
     paths: list[Path]
     skipped: dict[Path, str]
+    damaged: dict[Path, str]
 
 
 def select(patterns: Sequence[str]) -> Selection:
     """Expand every pattern before any work is done.
 
-    A `step*` folder that is partial or damaged in its manifest or sizes is skipped, by name.
+    A folder without a manifest is partial, and skipped; one whose manifest or sizes are wrong is damaged. A
+    checkpoint that is named twice, also by another path, counts once.
 
     Raises:
         CheckpointError: a pattern matches nothing, or nothing valid.
@@ -34,20 +37,25 @@ def select(patterns: Sequence[str]) -> Selection:
     """
     found: dict[Path, tuple[str, int]] = {}
     skipped: dict[Path, str] = {}
+    damaged: dict[Path, str] = {}
+    seen: set[Path] = set()
     for pattern in patterns:
         matches = list(_matches(pattern))
         if not matches:
             raise CheckpointError(f"ckpt={pattern} matches nothing", cure=_nearby(pattern))
         for path in matches:
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
             entry = _entry(path)
             if entry.problem is not None:
-                skipped[path] = entry.problem
+                (skipped if entry.partial else damaged)[path] = entry.problem
             else:
                 found[path] = (str(path.parent), entry.step)
     if not found:
-        listed = "\n".join(f"  {path}: {problem}" for path, problem in skipped.items())
+        listed = "\n".join(f"  {path}: {problem}" for path, problem in {**skipped, **damaged}.items())
         raise CheckpointError(f"ckpt={', '.join(patterns)} matches no valid checkpoint:\n{listed}\n")
-    return Selection(sorted(found, key=lambda path: found[path]), skipped)
+    return Selection(sorted(found, key=lambda path: found[path]), skipped, damaged)
 
 
 def select_one(pattern: str | list[str]) -> Path:
@@ -73,7 +81,7 @@ def _matches(pattern: str) -> Iterator[Path]:
     if Path(pattern).exists():
         yield _checkpoint_folder(Path(pattern))
         return
-    for alternative in _braces(pattern):
+    for alternative in alternatives(pattern):
         for name in glob.glob(alternative, recursive=True):
             if Path(name).is_dir():
                 yield Path(name)
@@ -129,16 +137,6 @@ def _is_validation_loss(key: str) -> bool:
 
 def _entry(path: Path) -> Entry:
     return catalog_of(path.parent).entry(path.name)
-
-
-def _braces(pattern: str) -> Iterator[str]:
-    """The alternatives of the first `{a,b}`, each expanded further."""
-    match = re.search(r"\{([^{}]*,[^{}]*)\}", pattern)
-    if match is None:
-        yield pattern
-        return
-    for part in match[1].split(","):
-        yield from _braces(pattern[: match.start()] + part + pattern[match.end() :])
 
 
 def _nearby(pattern: str) -> str | None:

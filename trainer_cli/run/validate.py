@@ -66,8 +66,10 @@ def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config
         selection = select([ckpt] if isinstance(ckpt, str) else ckpt)
         for path, problem in selection.skipped.items():
             log.warning("skipped %s: %s", path, problem)
+        for path, problem in selection.damaged.items():
+            log.error("%s: %s", path, problem)
         rest = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
-        rows, failed = [], False
+        rows, failed = [], bool(selection.damaged)
         for _, group in groupby(selection.paths, key=lambda path: path.parent):
             paths = list(group)
             composed = _recover(paths[0], rest, config_dir=config_dir, config_name=config_name)
@@ -103,20 +105,21 @@ def _evaluate(composed: Composed, paths: Sequence[Path | None]) -> tuple[list[Ro
 
     if str(composed.project_root) not in sys.path:
         sys.path.insert(0, str(composed.project_root))
-    builder = Builder(composed.config, composed.trust)
-    data = builder.data()
-    if not data.val:
-        raise UserError("the data has no validation part (val)", where="data")
     rows: list[Row] = []
     failed = False
-    for path in paths:
-        name = "random weights" if path is None else str(path)
-        log.info("evaluating %s", name)
-        try:
-            rows += [_row(one, name) for one in _one(builder, data, path)]
-        except CheckpointError as error:
-            log.error("%s: %s", name, error)
-            failed = True
+    with composed.placing():
+        builder = Builder(composed.config, composed.trust)
+        data = builder.data()
+        if not data.val:
+            raise UserError("the data has no validation part (val)", where="data")
+        for path in paths:
+            name = "random weights" if path is None else str(path)
+            log.info("evaluating %s", name)
+            try:
+                rows += [_row(one, name) for one in _one(builder, data, path)]
+            except CheckpointError as error:
+                log.error("%s: %s", name, error)
+                failed = True
     return rows, failed
 
 

@@ -41,8 +41,8 @@ on_after_save_checkpoint(path). A hook that nobody overrides costs nothing: the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -281,7 +281,7 @@ class Hooks:
         for attribute in dir(type(callback)):
             if attribute in known or attribute.startswith("_") or attribute in _STATE:
                 continue
-            close = get_close_matches(attribute, known, n=1, cutoff=0.9)
+            close = get_close_matches(attribute, known, n=1, cutoff=0.85)
             if callable(getattr(type(callback), attribute)) and (attribute.startswith("on_") or close):
                 near = close or get_close_matches(attribute, known, n=1)
                 raise UserError(
@@ -289,6 +289,15 @@ class Hooks:
                     where=f"callback '{name}'",
                     cure=f"Did you mean '{near[0]}'?" if near else "The hooks are listed in trainer_cli.trainer.hooks.",
                 )
+
+
+@contextmanager
+def second_to(first: BaseException) -> Iterator[None]:
+    """What goes wrong while another exception is being dealt with becomes a note on that one."""
+    try:
+        yield
+    except Exception as error:
+        first.add_note(f"and then {type(error).__name__}: {error}")
 
 
 def _noting(function: Callable[..., Any], note: str) -> Callable[..., Any]:

@@ -14,11 +14,13 @@ from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.config.schema import LoopConfig, check_duration
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.duration import Duration, Unit
-from trainer_cli.trainer.step import Forward, Meter, Number, read_outputs, sample_count, to_device
+from trainer_cli.trainer.hooks import second_to
+from trainer_cli.trainer.step import Forward, Meter, Number, batch_weight, read_outputs, sample_count, to_device
 from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
 from trainer_cli.trainer.timetable import Cadence, epoch_steps, limited_batches, total_steps
 
 if TYPE_CHECKING:
+    from trainer_cli.trainer.progress import Progress
     from trainer_cli.trainer.trainer import Trainer
 
 
@@ -41,9 +43,11 @@ class TrainingLoop:
         self._epoch_batches: int | None = None
         self._batches: Iterator[Any] | None = None
         self._ahead: list[Any] = []
+        self._ahead_state: dict[str, Any] | None = None
         self._meter: Meter | None = None
         self._grad_norm: Tensor | None = None
         self._saved_meter: dict[str, Any] | None = None
+        self._counts_tokens = False
 
     def prepare(self, trainer: Trainer, train_loader: Any) -> None:
         """Learn the lengths that cadences need.
@@ -78,7 +82,11 @@ class TrainingLoop:
 
     def cadence(self, interval: Any) -> Cadence | None:
         """A cadence of this training, or None for null."""
-        return None if interval is None else Cadence(Duration.parse(interval), self.steps_per_epoch)
+        if interval is None:
+            return None
+        duration = Duration.parse(interval)
+        self._counts_tokens = self._counts_tokens or duration.unit is Unit.TOKEN
+        return Cadence(duration, self.steps_per_epoch)
 
     def length(self, train_loader: Any) -> int | None:
         """Optimizer steps in `max_duration`, where they can be told beforehand."""
@@ -111,9 +119,7 @@ class TrainingLoop:
 
     def why_stop(self, trainer: Trainer) -> Stop | None:
         """The end that has come, if one has."""
-        return why_stop(
-            self.limits, trainer.progress, process_s=time.monotonic() - self._began, wish=trainer.stop_wish
-        )
+        return why_stop(self.limits, trainer.progress, process_s=time.monotonic() - self._began, wish=trainer.stop_wish)
 
     def state_dict(self) -> dict[str, Any]:
         """Means begun since the last log, and the record of an evaluation that is still owed."""
@@ -127,6 +133,15 @@ class TrainingLoop:
             self._meter.load_state_dict(self._saved_meter)
         self.owed_record = state["owed_record"]
 
+    def data_state(self, trainer: Trainer) -> dict[str, Any]:
+        """Where the train loader stands: after the last batch trained on, not the one that was asked for ahead."""
+        return self._ahead_state or self._loader_state(trainer)
+
+    def _loader_state(self, trainer: Trainer) -> dict[str, Any]:
+        now = trainer.progress
+        state: dict[str, Any] = self._train_loader.state_dict(now.epoch, samples=now.epoch_samples, batch=now.batch)
+        return state
+
     def _first_moments(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop | None:
         """What happens before the first step of this process; returns a stop that is already due."""
         if self.owed_record is not None:
@@ -135,10 +150,11 @@ class TrainingLoop:
             end = self.why_stop(trainer)
             if not trainer.evaluate(val_loaders, self.validation, is_last=end is not None and end.finished):
                 return self._stop_owing(trainer)
-        elif self.settings.eval_at_start and trainer.progress.step == 0 != trainer.progress.evaluated_step:
-            if not trainer.evaluate(val_loaders, self.validation, is_last=False):
-                trainer.drop_record()
-                return trainer.stop_wish
+        elif self._wants_evaluation_at_start(trainer) and not trainer.evaluate(
+            val_loaders, self.validation, is_last=False
+        ):
+            trainer.record.clear()
+            return trainer.stop_wish
         trainer.flush_record()
         trainer.hooks.call("on_checkpoint", trainer, Occasion.pre_train)
         stop = self.why_stop(trainer)
@@ -146,8 +162,13 @@ class TrainingLoop:
             trainer.checkpoint_moment(stop)
         return stop
 
+    def _wants_evaluation_at_start(self, trainer: Trainer) -> bool:
+        progress = trainer.progress
+        return self.settings.eval_at_start and progress.step == 0 and progress.evaluated_step != 0
+
     def _stretch(self, trainer: Trainer, val_loaders: Mapping[str, Any], loop_idx: int) -> Stop | None:
         """Steps up to the next evaluation or the end, then both; the moments for logs and saves on the way."""
+        assert self._meter is not None
         stop = None
         with ExitStack() as stack:
             trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
@@ -159,22 +180,28 @@ class TrainingLoop:
                     self._count_time(trainer)
                     stop = self.why_stop(trainer)
                     done = stop is not None and stop.finished
-                    if done or (self._log is not None and self._log.due(trainer.progress)):
+                    # Where a stop was asked for between two steps, this step has its record and evaluation already.
+                    if not self._meter.empty and (done or _due(self._log, trainer.progress)):
                         self._log_training(trainer)
-                    evaluate = done or (self._eval is not None and self._eval.due(trainer.progress))
+                    evaluate = trainer.progress.evaluated_step != trainer.progress.step and (
+                        done or _due(self._eval, trainer.progress)
+                    )
                     if evaluate or stop is not None:
                         break
                     trainer.flush_record()
                     trainer.checkpoint_moment(None)
             except BaseException as error:
-                trainer.hooks.tear_down("on_train_exception", trainer, error)
+                with second_to(error):
+                    trainer.hooks.tear_down("on_train_exception", trainer, error)
                 raise
             trainer.hooks.tear_down("on_train_end", trainer, trainer.model, self, loop_idx)
-        if evaluate and val_loaders:
+        if evaluate and (val_loaders or trainer.hooks["run_validation"]):
             wanted = stop is not None and not stop.finished
             if wanted or not trainer.evaluate(val_loaders, self.validation, is_last=done):
                 return self._stop_owing(trainer)
             stop = stop or self.why_stop(trainer)
+            if stop is not None and stop.finished and not self._meter.empty:
+                self._log_training(trainer)
         trainer.flush_record()
         trainer.checkpoint_moment(stop)
         return stop
@@ -195,11 +222,14 @@ class TrainingLoop:
         return min(steps)
 
     def _steps(self, trainer: Trainer, event: int) -> None:
-        """Optimizer steps until step `event`, or until a stop is wished for. The hot path: no work but training."""
+        """Optimizer steps until step `event`, until a stop is wished for, or until a step has something to record.
+
+        The hot path: no work but training.
+        """
         model, optimizer, progress, device = trainer.model, trainer.optimizer, trainer.progress, trainer.device
         assert optimizer is not None and self._meter is not None
         schedulers, precision, parameters = trainer.schedulers, trainer.precision, trainer.parameters
-        accum, meter, hooks = self.settings.grad_accum_steps, self._meter, trainer.hooks
+        accum, meter, hooks, record = self.settings.grad_accum_steps, self._meter, trainer.hooks, trainer.record
         forward = Forward(trainer)
         clips = precision.clip_norm is not None or precision.clip_value is not None
         moves = device.type != "cpu"
@@ -227,23 +257,28 @@ class TrainingLoop:
                 raw = forward(batch)
                 loss, outputs = read_outputs(raw)
                 size = sample_count(batch)
-                weight = outputs.get("weight", size) if outputs else size
+                weight = batch_weight(outputs, size) if outputs else size
                 for call in before_backward:
                     call(trainer, model, loss)
                 if accum == 1:
-                    loss.backward()
+                    loss.backward()  # type: ignore[no-untyped-call]
                 else:
-                    (loss * weight).backward()
-                    whole = whole + (weight.detach() if isinstance(weight, Tensor) else weight)
+                    (loss * weight).backward()  # type: ignore[no-untyped-call]
+                    whole = whole + weight
                 for call in after_backward:
                     call(trainer, model, loss)
                 meter.add(loss, outputs, weight)
                 progress.samples += size
                 if outputs and "tokens" in outputs:
                     progress.tokens += int(outputs["tokens"])
+                elif self._counts_tokens:
+                    raise UserError(
+                        "a duration is counted in tokens, but the model's outputs have no 'tokens'",
+                        cure="Return a mapping with 'tokens', or count in steps, samples or epochs.",
+                    )
                 progress.batch += 1
                 progress.epoch_samples += size
-                last = self._end_of_epoch(progress.batch)
+                last = self._end_of_epoch(trainer)
                 if micro == accum or last:
                     if accum != 1:
                         _divide(parameters, whole)
@@ -275,28 +310,31 @@ class TrainingLoop:
                     call(trainer, model, raw, batch, batch_idx)
                 if last:
                     break
+            if record:
+                return
 
     def _next_batch(self, trainer: Trainer) -> Any:
         if self._ahead:
             return self._ahead.pop()
         if self._batches is None:
             now = trainer.progress
-            self._batches = iter(
-                self._train_loader.iterate(now.epoch, batch=now.batch, samples=now.epoch_samples)
-            )
+            self._batches = iter(self._train_loader.iterate(now.epoch, batch=now.batch, samples=now.epoch_samples))
         try:
             return next(self._batches)
         except StopIteration:
             raise UserError(
                 f"the train loader ended after {trainer.progress.batch} batches of epoch {trainer.progress.epoch}"
-                + (f", but its length is {self._epoch_batches}" if self._epoch_batches is not None else "")
+                + (f", but {self._epoch_batches} were to come" if self._epoch_batches is not None else ""),
+                cure="Check the loader's length, and loop.limit_train_batches.",
             ) from None
 
-    def _end_of_epoch(self, batch: int) -> bool:
+    def _end_of_epoch(self, trainer: Trainer) -> bool:
         """True after the last batch of an epoch; a loader without length is asked for one batch more."""
         if self._epoch_batches is not None:
-            return batch == self._epoch_batches
+            return trainer.progress.batch == self._epoch_batches
         assert self._batches is not None
+        if getattr(self._train_loader, "stateful", False):
+            self._ahead_state = self._loader_state(trainer)
         try:
             self._ahead.append(next(self._batches))
         except StopIteration:
@@ -306,6 +344,7 @@ class TrainingLoop:
     def _end_epoch_iterator(self) -> None:
         batches, self._batches = self._batches, None
         self._ahead.clear()
+        self._ahead_state = None
         close = getattr(batches, "close", None)
         if close is not None:
             close()
@@ -341,7 +380,7 @@ class ValidationLoop:
         """Means over the loader (or its first `eval_steps` batches), weighted by the batches' weights.
 
         Raises:
-            EvaluationInterruptedError: a stop was asked for before the last batch.
+            EvaluationInterruptedError: the run is to stop here and be started again, and this was not the last batch.
             UserError: the loader gave no batch.
         """
         hooks, model, base = trainer.hooks, trainer.model, self.hook
@@ -354,7 +393,8 @@ class ValidationLoop:
                 self.metrics = self._means(trainer, model, loader, name)
                 hooks.tear_down(f"on_{base}_end", trainer, model, self)
         except BaseException as error:
-            hooks.tear_down("on_validate_exception", trainer, error)
+            with second_to(error):
+                hooks.tear_down("on_validate_exception", trainer, error)
             raise
         finally:
             for module, training in modes:
@@ -370,7 +410,7 @@ class ValidationLoop:
         batches = loader.iterate(0)
         try:
             for batch_idx, batch in enumerate(batches):
-                if trainer.stop_wish is not None:
+                if trainer.stop_wish is not None and not trainer.stop_wish.finished:
                     raise EvaluationInterruptedError
                 batch = to_device(batch, device) if device.type != "cpu" else batch
                 for call in batch_start:
@@ -379,8 +419,8 @@ class ValidationLoop:
                     call(trainer, model, batch)
                 raw = forward(batch)
                 loss, outputs = read_outputs(raw)
-                weight = outputs["weight"] if "weight" in outputs else sample_count(batch)
-                meter.add(loss, outputs, weight)
+                size = 0 if "weight" in outputs else sample_count(batch)
+                meter.add(loss, outputs, batch_weight(outputs, size))
                 for call in step_end:
                     call(trainer, model, raw, batch)
                 for call in batch_end:
@@ -396,9 +436,11 @@ class ValidationLoop:
         return meter.means()
 
 
+def _due(cadence: Cadence | None, now: Progress) -> bool:
+    return cadence is not None and cadence.due(now)
+
+
 def _divide(parameters: list[nn.Parameter], whole: Number | Tensor) -> None:
     """Divide the summed gradients once by the sum of weights."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if isinstance(whole, Tensor):
-        whole = whole.to(torch.float32)
     torch._foreach_div_(gradients, whole)

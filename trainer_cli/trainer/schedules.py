@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,19 +12,21 @@ from trainer_cli.errors import UserError
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+log = logging.getLogger(__name__)
+
 
 def warmup_cosine(total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> Callable[[int], float]:
     """The factor on the learning rate at each step.
 
     It rises linearly over `warmup` steps (the first step already has 1 / (warmup + 1)), then falls along a
-    cosine to `min_ratio` at `total_steps`, and stays there. Form of the schedule: Loshchilov & Hutter, SGDR,
-    arXiv:1608.03983, without restarts.
+    cosine to `min_ratio` at `total_steps`, and stays there. A warm-up as long as the training is cut to it,
+    with a warning. Form of the schedule: Loshchilov & Hutter, SGDR, arXiv:1608.03983, without restarts.
     """
-    if not 0 <= warmup < total_steps:
-        raise UserError(
-            f"warmup of {warmup} steps does not fit a training of {total_steps} steps",
-            cure="Make scheduler.warmup shorter than loop.max_duration.",
-        )
+    if warmup < 0:
+        raise UserError(f"warmup is {warmup}, but it must be at least 0 steps", where="scheduler.warmup")
+    if warmup >= total_steps:
+        log.warning("warmup of %d steps is cut: the training has %d steps", warmup, total_steps)
+        warmup = total_steps - 1
     if not 0 <= min_ratio <= 1:
         raise UserError(f"min_ratio is {min_ratio}, but it must lie between 0 and 1")
 

@@ -85,20 +85,31 @@ def _leading_size(batch: Any) -> int | None:
     return next((size for size in map(_leading_size, values) if size is not None), None)
 
 
+def batch_weight(outputs: Mapping[str, Any], size: int) -> Number | Tensor:
+    """How much a batch counts in means and gradients: the outputs' `weight`, else its number of samples."""
+    weight: Number | Tensor = outputs.get("weight", size)
+    if not isinstance(weight, Tensor):
+        return weight
+    # Sums of weights in 16 bits would be off by whole samples.
+    weight = weight.detach().reshape(())
+    return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
+
+
 def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
     """Loss and further outputs of a model: a scalar tensor, `(loss, outputs)`, or a mapping with `loss`.
 
     Raises:
         UserError: the outputs are of none of these forms.
     """
+    rest: Mapping[str, Any] = {}
     if isinstance(outputs, Tensor):
-        loss, rest = outputs, {}
+        loss = outputs
     elif isinstance(outputs, Mapping):
         if "loss" not in outputs:
             raise UserError(f"the model returned a mapping without 'loss'; it has {sorted(map(str, outputs))}")
         loss, rest = outputs["loss"], outputs
     elif isinstance(outputs, tuple) and len(outputs) == 2:
-        loss, rest = outputs[0], outputs[1] if isinstance(outputs[1], Mapping) else {}
+        loss, rest = outputs[0], outputs[1] if isinstance(outputs[1], Mapping) else rest
     else:
         raise UserError(
             f"the model returned {type(outputs).__name__}, expected a loss, (loss, outputs), or a mapping with 'loss'"
@@ -141,10 +152,16 @@ class Meter:
         if value.ndim:
             value = value.reshape(())
         if isinstance(weight, Tensor):
-            total.addcmul_(value.to(self._dtype), weight.detach().to(self._dtype))
+            weight = weight.to(self._dtype)
+            total.addcmul_(value.to(self._dtype), weight)
         else:
             total.add_(value, alpha=weight)
-        self._weights[name] = self._weights[name] + (weight.detach() if isinstance(weight, Tensor) else weight)
+        self._weights[name] = self._weights[name] + weight
+
+    @property
+    def empty(self) -> bool:
+        """True where nothing has been counted."""
+        return not self._sums
 
     def means(self) -> dict[str, float]:
         """The means so far; one wait for the device, however many there are."""
@@ -164,7 +181,7 @@ class Meter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back saved sums."""
-        self._sums = {name: total.to(self._device, self._dtype) for name, total in state["sums"].items()}
+        self._sums = {name: total.to(self._device, self._dtype, copy=True) for name, total in state["sums"].items()}
         self._weights = {
             name: weight.to(self._device) if isinstance(weight, Tensor) else weight
             for name, weight in state["weights"].items()
@@ -181,7 +198,8 @@ class Forward:
         self._before, self._after = trainer.hooks["on_before_forward"], trainer.hooks["on_after_forward"]
 
     def __call__(self, batch: Any) -> Any:
-        args, kwargs = [batch], {}
+        args: list[Any] = [batch]
+        kwargs: dict[str, Any] = {}
         for call in self._before:
             call(self._trainer, self._model, batch, args, kwargs)
         if self._autocast is None:

@@ -19,7 +19,7 @@ from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpoi
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.base import Logger, Record, RunFacts
-from trainer_cli.trainer.hooks import Callback, Hooks
+from trainer_cli.trainer.hooks import Callback, Hooks, second_to
 from trainer_cli.trainer.loops import EvaluationInterruptedError, TrainingLoop, ValidationLoop
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.step import Precision
@@ -75,7 +75,10 @@ def pick_device(name: str) -> torch.device:
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(kind for kind in available if available[kind])
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise UserError(f"device: expected auto, cpu, cuda or mps, got {name!r}", where="device") from None
     if not available.get(device.type, False):
         have = ", ".join(kind for kind in available if available[kind])
         raise UserError(f"device is {name}, but this machine has none", where="device", cure=f"It has: {have}.")
@@ -122,12 +125,14 @@ class Trainer:
         self.loop = _typed("loop", loop or TrainingLoop(), TrainingLoop)
         self.callbacks = _named("callbacks", callbacks, Callback)
         if checkpoint is not None:
+            if "checkpoint" in self.callbacks:
+                raise UserError("two callbacks are called 'checkpoint'", cure="Give it once, as checkpoint=.")
             self.callbacks["checkpoint"] = _typed("checkpoint", checkpoint, Callback)
         self.checkpoint = checkpoint
         self.loggers = _named("loggers", loggers, Logger)
         self.hooks = Hooks(self.callbacks, families={"validate", self.loop.validation.hook})
         self.device = pick_device(device)
-        self.seed = seed
+        self.seed = None if seed is None else _typed("seed", seed, int)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.name, self.console = name, console
         if seed is not None:
@@ -145,14 +150,14 @@ class Trainer:
             self.optimizer = _typed("optimizer", made, torch.optim.Optimizer)
         self._scheduler_factories = list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
         self.schedulers: list[Any] = []
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.progress = Progress()
         self.checkpointer: Checkpointer = getattr(checkpoint, "checkpointer", None) or make_sync_checkpointer()
         self.stop_wish: Stop | None = None
         self.loaded_from: Path | None = None
         self.loaded_step = 0
+        self._goes_on = False
         self.metrics: dict[str, float] = {}
-        self._record: dict[str, float | Tensor] = {}
+        self.record: dict[str, float | Tensor] = {}
         self._rng: dict[str, Any] | None = None
         self._train_loader: Any = None
         self._clock = (time.monotonic(), 0.0)
@@ -195,6 +200,7 @@ class Trainer:
         if promise := getattr(train, "promise", None):
             log.info(promise)
         loop = self.loop
+        self._check_names(val)
         try:
             with ExitStack() as stack:
                 self.hooks.call("on_enter_fit", self, stack, train, val, loop)
@@ -208,10 +214,12 @@ class Trainer:
                 stop = loop.run(self, val)
                 self.hooks.tear_down("on_fit_end", self, loop)
         except BaseException as error:
-            self.hooks.tear_down("on_fit_exception", self, error)
+            with ExitStack() as after:
+                after.callback(self._close_after, error)
+                with second_to(error):
+                    self.hooks.tear_down("on_fit_exception", self, error)
             raise
-        finally:
-            self.close()
+        self.close()
         return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.metrics))
 
     def validate(self, val_loader: Any, ckpt_path: str | Path | None = None) -> dict[str, dict[str, float]]:
@@ -231,12 +239,13 @@ class Trainer:
 
     def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
         """Add to the record of the current step; nothing is dropped. Tensors wait for the device at the flush."""
-        self._record.update(metrics or {}, **named)
+        for name, value in {**(metrics or {}), **named}.items():
+            self.record[name] = value.detach() if isinstance(value, Tensor) else value
 
     def flush_record(self) -> dict[str, float]:
         """Hand the record of this step to every logger, once and whole. Returns it."""
-        record = {name: float(value) for name, value in self._record.items()}
-        self._record.clear()
+        record = {name: float(value) for name, value in self.record.items()}
+        self.record.clear()
         self.metrics = record
         if record:
             entry = Record(
@@ -250,10 +259,6 @@ class Trainer:
                 logger.log(entry)
         return record
 
-    def drop_record(self) -> None:
-        """Forget what was collected for this step: it will be collected anew."""
-        self._record.clear()
-
     def flush_loggers(self) -> None:
         """Make everything logged so far durable, before a checkpoint is published that promises it."""
         for logger in self.loggers.values():
@@ -261,8 +266,24 @@ class Trainer:
 
     def evaluate(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> bool:
         """Evaluate on every loader and log `LOADER/K`. False where a stop was asked for meanwhile."""
-        rng = snapshot.capture_rng()
+        before = dict(self.record)
         began = time.monotonic()
+        try:
+            self._evaluate_all(val_loaders, loop, is_last=is_last)
+        except EvaluationInterruptedError:
+            self.record.clear()
+            self.record.update(before)
+            return False
+        finally:
+            self._skip_in_rate(time.monotonic() - began)
+        self.progress.evaluated_step = self.progress.step
+        return True
+
+    def _evaluate_all(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> None:
+        rng = snapshot.capture_rng()
+        if self._rng is not None:
+            # An evaluation that an earlier attempt owes: it draws what it would have drawn there.
+            snapshot.restore_rng(self._rng)
         try:
             with ExitStack() as stack:
                 self.hooks.call("on_enter_validate_all", self, stack, val_loaders)
@@ -270,15 +291,8 @@ class Trainer:
                     means = loop.run(self, loader, name)
                     self.log_metrics({f"{name}/{key}": value for key, value in means.items()})
                 self.hooks.call("run_validation", self, is_last)
-        except EvaluationInterruptedError:
-            for key in [key for key in self._record if key.split("/", 1)[0] in val_loaders]:
-                del self._record[key]
-            return False
         finally:
             snapshot.restore_rng(rng)
-            self._skip_in_rate(time.monotonic() - began)
-        self.progress.evaluated_step = self.progress.step
-        return True
 
     def checkpoint_moment(self, stop: Stop | None) -> None:
         """The moment for saving after a step: an ordinary one, the final one, or one that stops early."""
@@ -306,9 +320,7 @@ class Trainer:
         if self.optimizer is not None:
             state["optimizer"] = snapshot.capture_optimizer(self.model, self.optimizer)
         if self._train_loader is not None:
-            state["data"] = self._train_loader.state_dict(
-                self.progress.epoch, samples=self.progress.epoch_samples, batch=self.progress.batch
-            )
+            state["data"] = self.loop.data_state(self)
         self.hooks.call("on_save_checkpoint", self, state)
         self.hooks.call("postprocess_checkpoint", self, state)
         return state
@@ -331,7 +343,7 @@ class Trainer:
         if whole:
             self._restore_training(state, keep_settings)
             self.hooks.call("on_load_checkpoint", self, state)
-        self.loaded_from, self.loaded_step = path, int(state["progress"]["step"])
+        self.loaded_from, self.loaded_step, self._goes_on = path, int(state["progress"]["step"]), whole
 
     def restore_rng(self) -> None:
         """Put the random state of the loaded checkpoint in place: the last thing before the first step."""
@@ -343,6 +355,12 @@ class Trainer:
         """Seconds of training over all attempts."""
         began, before = self._clock
         return before + time.monotonic() - began
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What the optimizer changes: gradients of other parameters are neither divided nor clipped."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return [parameter for group in groups for parameter in group["params"]]
 
     @property
     def samples_this_time(self) -> int:
@@ -361,6 +379,10 @@ class Trainer:
             stack.callback(self.hooks.tear_down, "finalize")
             for logger in self.loggers.values():
                 stack.callback(logger.close)
+
+    def _close_after(self, error: BaseException) -> None:
+        with second_to(error):
+            self.close()
 
     def _restore_training(self, state: dict[str, Any], keep_settings: Sequence[str]) -> None:
         if self.optimizer is not None and "optimizer" in state:
@@ -387,22 +409,22 @@ class Trainer:
     def _validate_one(self, loaders: Mapping[str, Any], path: str | Path | None) -> list[Evaluation]:
         if path is not None:
             self.load_checkpoint(path, ["model"])
-        rows = []
-        for name, loader in loaders.items():
-            rng = snapshot.capture_rng()
-            try:
-                means = self.loop.validation.run(self, loader, name)
-            finally:
-                snapshot.restore_rng(rng)
-            rows.append(Evaluation(None if path is None else Path(path), self.loaded_step, name, dict(means)))
-        return rows
+        self.record.clear()
+        self._evaluate_all(loaders, self.loop.validation, is_last=True)
+        rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
+        for key, value in self.record.items():
+            name = next((name for name in loaders if key.startswith(f"{name}/")), key.partition("/")[0])
+            rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = float(value)
+        self.record.clear()
+        where = None if path is None else Path(path)
+        return [Evaluation(where, self.loaded_step, name, metrics) for name, metrics in rows.items()]
 
     def _make_schedulers(self) -> list[Any]:
         made = []
         for scheduler in self._scheduler_factories:
             if scheduler is None:
                 continue
-            if not hasattr(scheduler, "step"):
+            if not hasattr(scheduler, "step") and callable(scheduler):
                 scheduler = scheduler(self.optimizer)
             for method in ("step", "state_dict", "load_state_dict"):
                 if not hasattr(scheduler, method):
@@ -419,8 +441,8 @@ class Trainer:
         self._clock = (time.monotonic(), progress.seconds)
         self._start_samples = progress.samples
         self._rate_mark = (time.monotonic(), progress.samples)
-        resumed = self.loaded_from is not None and progress.step > 0
-        keep = progress.step - 1 if self.loop.owed_record is not None or not resumed else progress.step
+        whole = self._goes_on and self.loop.owed_record is None
+        keep = progress.step if whole else progress.step - 1
         facts = RunFacts(
             run_dir=self.run_dir,
             name=self.name,
@@ -433,6 +455,13 @@ class Trainer:
             if self.run_dir is not None:
                 logger.rewind(self.run_dir, keep)
             logger.start(facts)
+
+    @staticmethod
+    def _check_names(val_loaders: Mapping[str, Any]) -> None:
+        if "train" in val_loaders:
+            raise UserError(
+                "a validation loader is called 'train', as the training's own metrics are", cure="Give it another name."
+            )
 
     def _val_loaders(self, val_loader: Any) -> dict[str, Any]:
         from trainer_cli.data.loader import as_loader
@@ -447,7 +476,7 @@ class Trainer:
         per_epoch = self.loop.steps_per_epoch
         if per_epoch is None:
             return float(self.progress.epoch)
-        return round(self.progress.step / per_epoch, 4)
+        return float(round(self.progress.step / per_epoch, 4))
 
     def _skip_in_rate(self, seconds: float) -> None:
         self._rate_mark = (self._rate_mark[0] + seconds, self._rate_mark[1])
@@ -464,6 +493,8 @@ def _typed(slot: str, value: Any, kind: type) -> Any:
 
 
 def _named(slot: str, given: Any, kind: type) -> dict[str, Any]:
+    if not isinstance(given, Mapping | Iterable):
+        raise UserError(f"{slot}: expected a sequence or mapping of {kind.__name__}, got {type(given).__name__}")
     if isinstance(given, Mapping):
         named = {str(name): value for name, value in given.items() if value is not None}
     else:

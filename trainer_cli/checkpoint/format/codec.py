@@ -176,9 +176,7 @@ class _Encoder:
 
     def _key(self, key: Any, path: tuple[str, ...]) -> Any:
         if type(key) not in _KEYS or not _is_plain_key(key):
-            raise UnsavableState(
-                f"{_shown(path)} has the key {key!r}, a {_named(type(key))}, which cannot be saved"
-            )
+            raise UnsavableState(f"{_shown(path)} has the key {key!r}, a {_named(type(key))}, which cannot be saved")
         return self.value(key, path)
 
     def _leaf(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -187,9 +185,7 @@ class _Encoder:
         if isinstance(value, np.ndarray | np.generic):
             if type(value) is not np.ndarray and not isinstance(value, np.generic):
                 raise _unsavable(value, path)
-            return _tag(
-                "array" if isinstance(value, np.ndarray) else "scalar", self._name(np.asarray(value), path)
-            )
+            return _tag("array" if isinstance(value, np.ndarray) else "scalar", self._name(np.asarray(value), path))
         raise _unsavable(value, path)
 
     def _name(self, leaf: Leaf, path: tuple[str, ...]) -> str:

@@ -38,9 +38,7 @@ class LocalStorage:
     files unlinked. A kill between any two of these leaves every other checkpoint as it was.
     """
 
-    def __init__(
-        self, root: Path | str, *, disk: Disk | None = None, run_id: str = "local", attempt: int = 0
-    ) -> None:
+    def __init__(self, root: Path | str, *, disk: Disk | None = None, run_id: str = "local", attempt: int = 0) -> None:
         if not is_run_id(run_id):
             raise ValueError(f"run id {run_id!r} cannot be part of a folder's name")
         self.root = Path(root)

@@ -1,0 +1,326 @@
+"""The CheckpointerCallback: what is on the disk after runs under each rule, and which one a resume takes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Line, ListLogger, StopAt, loader, trainer
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.errors import CheckpointError, ConfigError, UserError
+from trainer_cli.trainer.hooks import Callback
+
+
+def attempt(folder: Path, length: Any = 10, *, stop: int | None = None, **rules: Any) -> Any:
+    """One attempt at a training of `length`, on ten samples in batches of four: three steps an epoch."""
+    made = trainer(
+        callbacks=[StopAt(stop)] if stop is not None else [],
+        settings={"max_duration": length, "log_interval": 2},
+        checkpoint=CheckpointerCallback(folder, **{"save_interval": None, **rules}),
+    )
+    made.fit(loader(10, 4), loader(3))
+    return made
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps on the disk; nothing half-made may lie beside them."""
+    assert [path.name for path in folder.iterdir() if not path.name.startswith("step")] == []
+    return sorted(int(path.name.removeprefix("step")) for path in folder.iterdir())
+
+
+def manifest(folder: Path, step: int) -> Any:
+    return json.loads((folder / f"step{step}" / "manifest.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("rules", "left"),
+    [
+        ({}, [0, 10]),
+        ({"save_interval": 4}, [0, 4, 8, 10]),
+        ({"save_interval": 5}, [0, 5, 10]),
+        ({"save_interval": "1ep"}, [0, 3, 6, 9, 10]),
+        ({"save_interval": "0.5ep"}, [0, 2, 3, 5, 6, 8, 9, 10]),
+        ({"save_interval": "12sp"}, [0, 4, 7, 10]),
+        ({"save_interval": "45tok"}, [0, 5, 9, 10]),
+        ({"save_interval": 4, "save_final": False}, [0, 4, 8]),
+        ({"pre_train_checkpoint": False}, [10]),
+        ({"pre_train_checkpoint": False, "save_final": False}, []),
+        ({"fixed_steps": [3, 7]}, [0, 3, 7, 10]),
+        ({"fixed_steps": [0, 4, 10], "save_interval": 4, "pre_train_checkpoint": False}, [0, 4, 8, 10]),
+        ({"ephemeral_save_interval": 2}, [0, 10]),
+        ({"ephemeral_save_interval": 3, "save_final": False}, [0, 9]),
+        ({"ephemeral_save_interval": 3, "save_final": False, "remove": "never"}, [0, 3, 6, 9]),
+        ({"ephemeral_save_interval": 2, "save_interval": 5, "remove": "never"}, [0, 2, 4, 5, 6, 8, 10]),
+        (
+            {"ephemeral_save_interval": 1, "save_interval": 5, "ephemeral_cooldown": 3, "remove": "never"},
+            [0, 3, 5, 8, 10],
+        ),
+        ({"save_interval": 2, "max_checkpoints": 2}, [8, 10]),
+        ({"save_interval": 2, "max_checkpoints": 2, "fixed_steps": [4]}, [4, 8, 10]),
+        ({"save_interval": 2, "max_checkpoints": 2, "remove": "never"}, [0, 2, 4, 6, 8, 10]),
+        ({"save_interval": 4, "max_checkpoints": 1, "remove": "all_non_permanent"}, [0, 4, 8, 10]),
+        ({"remove": "all_non_permanent", "fixed_steps": [7], "ephemeral_save_interval": 3}, [0, 7, 10]),
+        ({"enabled": False, "save_interval": 2}, None),
+    ],
+)
+def test_each_rule_leaves_its_checkpoints(tmp_path: Path, rules: dict[str, Any], left: list[int] | None) -> None:
+    folder = tmp_path / "checkpoints"
+    attempt(folder, **rules)
+    if left is None:
+        assert not folder.exists()
+    else:
+        assert (steps(folder) if folder.exists() else []) == left
+
+
+@pytest.mark.parametrize(
+    ("rules", "after_stops"),
+    [
+        ({}, [[0, 4], [0, 7], [0, 10]]),
+        ({"save_interval": 4}, [[0, 4], [0, 4, 7], [0, 4, 8, 10]]),
+        ({"save_interval": 4, "ephemeral_save_interval": 3}, [[0, 4], [0, 4, 7], [0, 4, 8, 10]]),
+        ({"ephemeral_save_interval": 3, "save_final": False}, [[0, 4], [0, 7], [0, 9]]),
+        ({"remove": "never"}, [[0, 4], [0, 4, 7], [0, 4, 7, 10]]),
+        ({"save_interval": 3, "max_checkpoints": 2}, [[0, 3, 4], [3, 6, 7], [9, 10]]),
+        (
+            {"save_interval": 3, "max_checkpoints": 1, "remove": "all_non_permanent"},
+            [[0, 3, 4], [0, 3, 6, 7], [0, 3, 6, 9, 10]],
+        ),
+        ({"save_interval": 3, "save_on_stop": False}, [[0, 3], [0, 3, 6], [0, 3, 6, 9, 10]]),
+        ({"pre_train_checkpoint": True}, [[0, 4], [0, 7], [0, 10]]),
+    ],
+)
+def test_the_rules_hold_across_two_resumes(tmp_path: Path, rules: dict[str, Any], after_stops: list[list[int]]) -> None:
+    for stop, left in zip((4, 7, None), after_stops, strict=True):
+        made = attempt(tmp_path, stop=stop, **rules)
+        assert steps(tmp_path) == left
+        assert set(made.checkpoint.kept()) == {f"step{step}" for step in left}
+    assert len({manifest(tmp_path, step)["run_id"] for step in after_stops[-1]}) == 1
+
+
+def test_a_stop_is_saved_as_ephemeral_unless_a_permanent_rule_names_the_step(tmp_path: Path) -> None:
+    attempt(tmp_path, stop=3, save_interval=2, fixed_steps=[5])
+    found = {step: (manifest(tmp_path, step)["kind"], manifest(tmp_path, step)["reason"]) for step in steps(tmp_path)}
+    assert found == {
+        0: ("permanent", "before the first step"),
+        2: ("permanent", "every 2 steps"),
+        3: ("ephemeral", "training was stopped"),
+    }
+    attempt(tmp_path, stop=4, save_interval=2, fixed_steps=[5])
+    attempt(tmp_path, stop=5, save_interval=2, fixed_steps=[5])
+    assert manifest(tmp_path, 4)["reason"] == "every 2 steps"
+    assert manifest(tmp_path, 5)["reason"] == "fixed step 5"
+    assert steps(tmp_path) == [0, 2, 4, 5]
+
+
+def test_only_the_final_checkpoint_says_that_the_run_is_finished(tmp_path: Path) -> None:
+    attempt(tmp_path, save_interval=5)
+    assert [manifest(tmp_path, step)["finished"] for step in (0, 5, 10)] == [
+        None,
+        None,
+        "max_duration of 10 steps reached",
+    ]
+    attempt(tmp_path, 12, save_interval=5)
+    assert manifest(tmp_path, 12)["finished"] == "max_duration of 12 steps reached"
+    # Step 10 was the end then, and is one of the interval's.
+    assert steps(tmp_path) == [0, 5, 10, 12]
+
+
+def test_a_checkpoint_holds_the_metrics_measured_at_its_step_and_what_travels_with_it(tmp_path: Path) -> None:
+    identity = RunIdentity(run_id="r1", attempt=3, extra_files={"config.yaml": b"a: 1\n"}, target_packages=("torch",))
+    attempt(tmp_path, save_interval=5, identity=identity)
+    assert (tmp_path / "step10" / "config.yaml").read_bytes() == b"a: 1\n"
+    last, middle = manifest(tmp_path, 10), manifest(tmp_path, 5)
+    assert {"train/loss", "val/loss"} <= set(last["metrics"])
+    assert middle["metrics"] == {}
+    assert (last["run_id"], last["attempt"], last["epoch"], last["finite"]) == ("r1", 3, 3, True)
+
+
+def test_metrics_are_at_rest_before_the_checkpoint_that_promises_them(tmp_path: Path) -> None:
+    book: list[str] = []
+
+    class Watched(ListLogger):
+        def flush(self, durable: bool = False) -> None:
+            book.append(f"flush {durable} after {len(self.records)}")
+
+    class Commits(Callback):
+        def on_after_save_checkpoint(self, trainer: Any, path: Path) -> None:
+            assert (path / "manifest.json").exists()
+            book.append(path.name)
+
+    trainer(
+        callbacks=[Commits()],
+        loggers=[Watched()],
+        settings={"max_duration": 4, "log_interval": 2},
+        checkpoint=CheckpointerCallback(tmp_path, save_interval=2),
+    ).fit(loader())
+    assert book == ["flush True after 0", "step0", "flush True after 1", "step2", "flush True after 2", "step4"]
+
+
+def _flip(path: Path, offset: int = -3) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["a bit", "a file gone", "cut short"])
+def test_a_damaged_newest_checkpoint_is_set_aside_and_the_next_older_one_taken(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempt(tmp_path, stop=6, save_interval=2)
+    tensors = tmp_path / "step6" / "rank0.safetensors"
+    if damage == "a bit":
+        _flip(tensors)
+    elif damage == "a file gone":
+        tensors.unlink()
+    else:
+        os.truncate(tensors, 100)
+    caplog.set_level(logging.WARNING)
+    made = attempt(tmp_path, save_interval=2)
+    assert made.loaded_step == 4
+    assert "step6 is set aside as .aside." in caplog.text
+    assert sorted(path.name for path in tmp_path.glob("step*")) == [
+        "step0",
+        "step10",
+        "step2",
+        "step4",
+        "step6",
+        "step8",
+    ]
+    assert manifest(tmp_path, 6)["finite"] is True
+    assert len(list(tmp_path.glob(".aside.*"))) == 1
+
+
+def test_a_damaged_manifest_is_passed_over_loudly_and_a_partial_folder_silently(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempt(tmp_path, stop=6, save_interval=2)
+    _flip(tmp_path / "step6" / "manifest.json", 30)
+    (tmp_path / "step8").mkdir()
+    caplog.set_level(logging.WARNING)
+    assert attempt(tmp_path, save_interval=2).loaded_step == 4
+    assert "checkpoint step6 is not used" in caplog.text
+    assert manifest(tmp_path, 8)["step"] == 8
+
+
+def test_where_all_are_damaged_nothing_starts_afresh(tmp_path: Path) -> None:
+    attempt(tmp_path, stop=4, save_interval=2)
+    for path in tmp_path.glob("step*/rank0.safetensors"):
+        _flip(path)
+    with pytest.raises(CheckpointError, match=r"none is valid: step4: .*step2: .*step0: "):
+        attempt(tmp_path, save_interval=2)
+    for path in tmp_path.glob("step*/manifest.json"):
+        _flip(path, 30)
+    with pytest.raises(CheckpointError, match="none is valid"):
+        attempt(tmp_path, save_interval=2)
+    assert steps(tmp_path) == [0, 2, 4]
+
+
+def test_a_checkpoint_that_was_named_is_never_replaced_by_another(tmp_path: Path) -> None:
+    attempt(tmp_path, stop=4, save_interval=2)
+    _flip(tmp_path / "step4" / "rank0.safetensors")
+    made = trainer(checkpoint=CheckpointerCallback(tmp_path))
+    with pytest.raises(CheckpointError):
+        made.fit(loader(10, 4), ckpt_path=tmp_path / "step4")
+
+
+class Explodes(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_after_optimizer_step(self, trainer: Any, model: Line, optimizer: Any) -> None:
+        if trainer.progress.step + 1 == self.step:
+            with torch.no_grad():
+                model.linear.bias.fill_(float("nan"))
+
+
+def test_weights_that_are_not_finite_are_saved_but_never_chosen_nor_counted(tmp_path: Path) -> None:
+    made = trainer(
+        callbacks=[Explodes(5), StopAt(6)],
+        checkpoint=CheckpointerCallback(tmp_path, save_interval=2, max_checkpoints=2),
+    )
+    made.fit(loader(10, 4))
+    # Step 6 is not finite: the two newest good ones stay.
+    assert steps(tmp_path) == [2, 4, 6]
+    assert (manifest(tmp_path, 6)["finite"], manifest(tmp_path, 4)["finite"]) == (False, True)
+    again = attempt(tmp_path, 6, save_interval=2)
+    assert again.loaded_step == 4
+    assert manifest(tmp_path, 6)["finite"] is True
+
+
+def test_a_pinned_checkpoint_stays(tmp_path: Path) -> None:
+    attempt(tmp_path, stop=4, save_interval=2)
+    (tmp_path / "step2" / "pinned").touch()
+    attempt(tmp_path, save_interval=2, max_checkpoints=1)
+    assert steps(tmp_path) == [2, 10]
+
+
+def test_ephemerals_of_an_earlier_attempt_go_at_the_next_save_whatever_the_interval_is_now(tmp_path: Path) -> None:
+    attempt(tmp_path, stop=7, save_interval=100, ephemeral_save_interval=3)
+    assert steps(tmp_path) == [0, 7]
+    attempt(tmp_path, save_interval=5)
+    assert steps(tmp_path) == [0, 10]
+
+
+def test_checkpoints_of_another_run_are_neither_taken_nor_removed(tmp_path: Path) -> None:
+    attempt(tmp_path, stop=4, save_interval=2, identity=RunIdentity(run_id="theirs"))
+    made = attempt(tmp_path, 3, max_checkpoints=1, pre_train_checkpoint=False, identity=RunIdentity(run_id="ours"))
+    assert made.loaded_from is None
+    assert steps(tmp_path) == [0, 2, 3, 4]
+
+
+def test_what_cannot_be_saved_is_said_before_the_first_step(tmp_path: Path) -> None:
+    class Strange(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"of": {1, 2}}
+
+    made = trainer(callbacks={"strange": Strange()}, checkpoint=CheckpointerCallback(tmp_path))
+    with pytest.raises(UserError, match="callbacks/strange/of"):
+        made.fit(loader())
+    assert made.progress.step == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"save_every": 3}, TypeError),
+        ({"save_interval": "3 parsecs"}, ConfigError),
+        ({"max_checkpoints": 0}, ConfigError),
+        ({"remove": "all"}, ConfigError),
+    ],
+)
+def test_wrong_settings_are_refused(tmp_path: Path, settings: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        CheckpointerCallback(tmp_path, **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_removal_that_fails_is_told_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Stubborn(Callback):
+        """Makes one removal fail, as a full or read-only disk would."""
+
+        def on_fit_start(self, trainer: Any, *args: Any) -> None:
+            storage = trainer.checkpoint.storage
+            remove, failures = storage.remove, ["first"]
+
+            def once(name: str) -> bool:
+                if failures:
+                    failures.pop()
+                    raise OSError("read-only")
+                return bool(remove(name))
+
+            storage.remove = once
+
+    caplog.set_level(logging.WARNING)
+    trainer(
+        callbacks=[Stubborn()],
+        settings={"max_duration": 4},
+        checkpoint=CheckpointerCallback(tmp_path, save_interval=1, max_checkpoints=1),
+    ).fit(loader(10, 4))
+    assert "could not remove checkpoint step0: read-only" in caplog.text
+    assert steps(tmp_path) == [4]

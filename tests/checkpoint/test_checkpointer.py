@@ -1,0 +1,208 @@
+"""Saving and loading state trees, with a Trainer and without."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+
+import pytest
+import torch
+from states import same, small_state
+
+from trainer_cli.checkpoint.checkpointer import Checkpointer, Facts, SyncCheckpointer, make_sync_checkpointer
+from trainer_cli.checkpoint.format.codec import UnsavableState
+from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.errors import CheckpointError, SaveError
+
+
+@pytest.fixture
+def checkpointer():
+    return make_sync_checkpointer()
+
+
+def test_a_state_comes_back_as_it_was(checkpointer, tmp_path):
+    assert isinstance(checkpointer, Checkpointer)
+    assert checkpointer.save(small_state(3), tmp_path / "runs" / "step3") is None
+    assert same(dict(checkpointer.load(tmp_path / "runs" / "step3")), small_state(3))
+    checkpointer.close()
+    assert same(dict(make_sync_checkpointer().load(str(tmp_path / "runs" / "step3"))), small_state(3))
+
+
+def test_the_manifest_says_what_the_caller_said(checkpointer, tmp_path):
+    facts = Facts(
+        run_id="r", attempt=2, step=5, epoch=1, kind=Kind.ephemeral, reason="every 5 steps", finished="max_duration",
+        metrics={"val/loss": math.inf}, finite=False, config_digest="sha256:x", target_packages=("mine",), world_size=1,
+        versions={"trainer-cli": "1"}, files={"config.yaml": b"a: 1\n", "empty": b""},
+    )  # fmt: skip
+    checkpointer.save(small_state(), tmp_path / "step5", facts=facts)
+    manifest = checkpointer.manifest(tmp_path / "step5")
+    for name in ("run_id", "attempt", "step", "epoch", "kind", "reason", "finished", "metrics", "finite",
+                 "config_digest", "target_packages", "world_size"):  # fmt: skip
+        assert getattr(manifest, name) == getattr(facts, name)
+    assert manifest.versions["torch"] == torch.__version__
+    assert manifest.versions["trainer-cli"] == "1"
+    assert set(manifest.files) == {"rank0.safetensors", "rank0.json", "config.yaml", "empty"}
+    assert manifest.aliases == {"rank0.safetensors": {"model/tied": "model/weight"}}
+    assert set(os.listdir(tmp_path / "step5")) == {*manifest.files, "manifest.json"}
+    assert checkpointer.read_file(tmp_path / "step5", "config.yaml") == b"a: 1\n"
+    assert checkpointer.verify(tmp_path / "step5") == manifest
+
+
+def test_no_name_has_to_follow_our_pattern(checkpointer, tmp_path):
+    checkpointer.save({"a": 1}, tmp_path / "best model (new)")
+    assert checkpointer.load(tmp_path / "best model (new)") == {"a": 1}
+
+
+@pytest.mark.parametrize("name", [".hidden", "a\nb"])
+def test_names_that_cannot_be_are_told_so(checkpointer, tmp_path, name):
+    with pytest.raises(CheckpointError, match="cannot be the name"):
+        checkpointer.load(tmp_path / name)
+
+
+def test_a_saved_step_is_never_written_again(checkpointer, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    facts = Facts(run_id="r", step=5)
+    checkpointer.save(small_state(5), tmp_path / "step5", facts=facts)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "step5").iterdir()}
+    checkpointer.save(small_state(6), tmp_path / "step5", facts=facts)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "step5").iterdir()} == before
+    assert "step5 is there already, and is not written again" in caplog.text
+    assert os.listdir(tmp_path) == ["step5"]
+
+
+@pytest.mark.parametrize("facts", [Facts(run_id="other", step=5), Facts(run_id="r", step=6)])
+def test_another_valid_checkpoint_in_the_way_is_never_replaced(checkpointer, tmp_path, facts):
+    checkpointer.save(small_state(5), tmp_path / "step5", facts=Facts(run_id="r", step=5))
+    with pytest.raises(SaveError, match=r"another checkpoint is in the way.*step 5 of run r"):
+        checkpointer.save(small_state(6), tmp_path / "step5", facts=facts)
+    assert same(dict(checkpointer.load(tmp_path / "step5")), small_state(5))
+
+
+def test_a_partial_folder_in_the_way_is_set_aside(checkpointer, tmp_path):
+    (tmp_path / "step5").mkdir()
+    (tmp_path / "step5" / "rank0.json").write_text("half")
+    with pytest.raises(CheckpointError, match="partial"):
+        checkpointer.load(tmp_path / "step5")
+    checkpointer.save(small_state(5), tmp_path / "step5")
+    assert same(dict(checkpointer.load(tmp_path / "step5")), small_state(5))
+
+
+def test_what_cannot_be_saved_leaves_nothing(checkpointer, tmp_path):
+    with pytest.raises(UnsavableState, match="callbacks/x is a set"):
+        checkpointer.save({"model": torch.ones(3), "callbacks": {"x": {1}}}, tmp_path / "step5")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("act", ["load", "manifest", "verify"])
+def test_no_checkpoint_is_told_with_its_path(checkpointer, tmp_path, act):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "step9", tmp_path / "no" / "where", tmp_path / "file"):
+        with pytest.raises(CheckpointError, match=f"there is no checkpoint .{path}"):
+            getattr(checkpointer, act)(path)
+
+
+def test_loading_into_a_state_fills_the_named_keys_alone_and_in_place(checkpointer, tmp_path):
+    saved = {"a": torch.arange(6.0).reshape(2, 3), "b": {"x": torch.ones(2), "y": 1}, "c": torch.tensor(3), "d": 4}
+    checkpointer.save(saved, tmp_path / "step1")
+    big = torch.zeros(3, 4)
+    target = {"a": big.T[1:3, :], "b": {"x": torch.zeros(2), "z": 0}, "c": torch.tensor(0), "e": torch.zeros(0)}
+    held = {"a": target["a"], "x": target["b"]["x"], "c": target["c"]}
+    loaded = checkpointer.load(tmp_path / "step1", target)
+    assert torch.equal(held["a"], saved["a"])
+    assert torch.equal(big.T[1:3, :], saved["a"])
+    assert big[:, [0, 3]].sum() == 0
+    assert torch.equal(held["x"], torch.ones(2))
+    assert held["c"] == 3
+    assert set(loaded) == {"a", "b", "c", "e"}
+    assert loaded.missing == ["b/z", "e"]
+
+
+def test_loading_strictly_refuses_what_is_missing_and_touches_nothing(checkpointer, tmp_path):
+    checkpointer.save({"a": torch.ones(2)}, tmp_path / "step1")
+    target = {"a": torch.zeros(2), "b": 1}
+    with pytest.raises(CheckpointError, match="the checkpoint lacks b"):
+        checkpointer.load(tmp_path / "step1", target, strict=True)
+    assert target["a"].sum() == 0
+    assert checkpointer.load(tmp_path / "step1", {"a": torch.zeros(2)}, strict=True).missing == []
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), torch.ones(2, 1), torch.ones(2, dtype=torch.float64), 5])
+def test_loading_into_another_shape_or_type_is_refused(checkpointer, tmp_path, value):
+    checkpointer.save({"a": {"b": value}}, tmp_path / "step1")
+    target = {"a": {"b": torch.zeros(2)}}
+    with pytest.raises(CheckpointError, match="does not fit: a/b is"):
+        checkpointer.load(tmp_path / "step1", target)
+    assert target["a"]["b"].sum() == 0
+
+
+def test_empty_and_scalar_tensors_are_filled(checkpointer, tmp_path):
+    checkpointer.save({"a": torch.empty(0, 3), "b": torch.tensor(2.0)}, tmp_path / "step1")
+    target = {"a": torch.empty(0, 3), "b": torch.tensor(0.0)}
+    assert checkpointer.load(tmp_path / "step1", target).missing == []
+    assert target["b"] == 2
+
+
+def test_parameters_are_filled_without_gradient_history(checkpointer, tmp_path):
+    checkpointer.save({"w": torch.ones(2)}, tmp_path / "step1")
+    target = {"w": torch.nn.Parameter(torch.zeros(2))}
+    checkpointer.load(tmp_path / "step1", target)
+    assert target["w"].is_leaf
+    assert target["w"].sum() == 2
+
+
+def test_new_tensors_go_to_the_device_that_was_asked_for(checkpointer, tmp_path):
+    checkpointer.save(small_state(), tmp_path / "step1")
+    loaded = checkpointer.load(tmp_path / "step1", default_map_location="meta")
+    assert loaded["model"]["weight"].is_meta
+    assert loaded["model"]["weight"] is loaded["model"]["tied"]
+    assert same(dict(checkpointer.load(tmp_path / "step1", default_map_location="cpu")), small_state())
+
+
+def test_another_format_is_told_apart(tmp_path):
+    class Foreign:
+        name = "archive"
+
+        def trial(self, tree):
+            return 0
+
+        def write(self, folder, tree, rank=0):
+            from trainer_cli.checkpoint.format.port import FormatRecord
+
+            return FormatRecord()
+
+        def read(self, folder, manifest, only=None, rank=0):
+            return {"foreign": 1}
+
+    foreign = SyncCheckpointer(format=Foreign())
+    foreign.save({}, tmp_path / "step1")
+    assert foreign.load(tmp_path / "step1") == {"foreign": 1}
+    with pytest.raises(CheckpointError, match="the format 'archive', not 'tensors'"):
+        make_sync_checkpointer().load(tmp_path / "step1")
+
+
+def test_a_checkpoint_that_is_loaded_cannot_be_removed_meanwhile(tmp_path):
+    storage = LocalStorage(tmp_path)
+    removed = []
+
+    class Watched(SyncCheckpointer):
+        pass
+
+    checkpointer = Watched(storage=lambda root: storage)
+    checkpointer.save(small_state(), tmp_path / "step1")
+    read = checkpointer.format.read
+
+    class Slow:
+        name = "tensors"
+        trial = checkpointer.format.trial
+        write = checkpointer.format.write
+
+        def read(self, folder, manifest, only=None, rank=0):
+            removed.append(LocalStorage(tmp_path).remove("step1"))
+            return read(folder, manifest, only, rank)
+
+    checkpointer.format = Slow()
+    assert same(dict(checkpointer.load(tmp_path / "step1")), small_state())
+    assert removed == [False]
+    assert LocalStorage(tmp_path).remove("step1")

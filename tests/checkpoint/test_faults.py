@@ -1,0 +1,182 @@
+"""Every primitive operation of a save and of a removal fails once, fails for good, or is the process's last.
+
+Whichever it is: older checkpoints stay valid, no partial one is accepted, the next attempt clears away what
+is left, and the next save of the same step succeeds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from states import same, small_state
+
+from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
+from trainer_cli.checkpoint.naming import Hidden, parse_hidden
+from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.errors import SaveError
+from trainer_cli.testing.faults import Fault, FaultyDisk
+
+
+def checkpointer_on(disk: Disk, attempt: int = 1) -> SyncCheckpointer:
+    return SyncCheckpointer(storage=lambda root: LocalStorage(root, disk=disk, run_id="run", attempt=attempt))
+
+
+def save(root: Path, step: int, disk: Disk, attempt: int = 1) -> None:
+    facts = Facts(run_id="run", attempt=attempt, step=step, files={"config.yaml": b"seed: 1\n"})
+    checkpointer_on(disk, attempt).save(small_state(step), root / f"step{step}", facts=facts)
+
+
+def save_second(root: Path, disk: Disk) -> None:
+    save(root, 2, disk)
+
+
+def save_over_partial(root: Path, disk: Disk) -> None:
+    """The folder of a save that was killed long ago is in the way."""
+    (root / "step2").mkdir(exist_ok=True)
+    (root / "step2" / "rank0.json").write_text("half")
+    save(root, 2, disk)
+
+
+def save_over_damaged(root: Path, disk: Disk) -> None:
+    if not (root / "step2").exists():
+        save(root, 2, Disk())
+        (root / "step2" / "config.yaml").write_bytes(b"seed: 2\n")
+    save(root, 2, disk)
+
+
+def save_into_new_folder(root: Path, disk: Disk) -> None:
+    save(root / "deep" / "down", 2, disk)
+
+
+def remove_second(root: Path, disk: Disk) -> None:
+    if not (root / "step2").exists():
+        save(root, 2, Disk())
+    LocalStorage(root, disk=disk, run_id="run", attempt=1).remove("step2")
+
+
+ACTS = [save_second, save_over_partial, save_over_damaged, remove_second]
+
+
+def prepared(root: Path) -> Path:
+    root.mkdir()
+    save(root, 1, Disk())
+    return root
+
+
+def operations(act: Callable[[Path, Disk], None], root: Path) -> list[str]:
+    disk = FaultyDisk()
+    act(prepared(root), disk)
+    return disk.operations
+
+
+def check_all_is_well(root: Path, told: str) -> None:
+    """What the next attempt finds, and that it can go on."""
+    entries = {entry.name: entry for entry in Catalog(LocalStorage(root)).entries()}
+    assert entries["step1"].valid, told
+    reader = checkpointer_on(Disk(), attempt=2)
+    assert same(dict(reader.load(root / "step1")), small_state(1)), told
+    second = entries.get("step2")
+    if second is not None and second.valid and "save_over_damaged" not in told:
+        assert same(dict(reader.load(root / "step2")), small_state(2)), told
+    LocalStorage(root, run_id="run", attempt=2).sweep()
+    left = [hidden for name in os.listdir(root) if (hidden := parse_hidden(name)) is not None]
+    assert all(hidden.kind is Hidden.aside for hidden in left), (told, left)
+    save(root, 2, Disk(), attempt=2)
+    assert same(dict(reader.load(root / "step2")), small_state(2)), told
+    assert same(dict(reader.load(root / "step1")), small_state(1)), told
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("act", ACTS)
+def test_an_error_at_any_operation_loses_nothing(memory_path, act, number, persistent):
+    planned = operations(act, memory_path / "planned")
+    assert len(planned) > 10
+    for at, operation in enumerate(planned, start=1):
+        root = prepared(memory_path / f"at{at}")
+        told = f"{act.__name__}: operation {at}, {operation}"
+        disk = FaultyDisk(at, number=number, persistent=persistent)
+        try:
+            act(root, disk)
+        except SaveError as error:
+            text = str(error)
+            assert os.strerror(number) in text, told
+            assert str(root / "step2") in text, told
+            assert "bytes are free" in text, told
+            assert "Older checkpoints are intact" in text, told
+        except OSError:
+            assert act is remove_second, told
+        assert disk.struck, told
+        check_all_is_well(root, told)
+
+
+@pytest.mark.parametrize("fault", [Fault.kill, Fault.tear])
+@pytest.mark.parametrize("act", ACTS)
+def test_a_kill_at_any_operation_loses_nothing(memory_path, act, fault):
+    planned = operations(act, memory_path / "planned")
+    for at, operation in enumerate(planned, start=1):
+        if fault is Fault.tear and not operation.startswith("write"):
+            continue  # the same as a kill at the next one
+        root = prepared(memory_path / f"at{at}")
+        told = f"{act.__name__}: {fault} at operation {at}, {operation}"
+        assert killed(act, root, FaultyDisk(at, fault)), told
+        check_all_is_well(root, told)
+
+
+def test_a_kill_while_the_first_checkpoint_of_a_run_is_saved_leaves_a_run_that_can_start(memory_path):
+    planned = operations(save_into_new_folder, memory_path / "planned")
+    for at in range(1, len(planned) + 1):
+        root = prepared(memory_path / f"at{at}")
+        assert killed(save_into_new_folder, root, FaultyDisk(at, Fault.kill))
+        LocalStorage(root / "deep" / "down", run_id="run", attempt=2).sweep()
+        save(root / "deep" / "down", 2, Disk(), attempt=2)
+        assert same(dict(checkpointer_on(Disk()).load(root / "deep" / "down" / "step2")), small_state(2))
+
+
+def test_a_save_whose_fsync_failed_begins_anew_instead_of_trusting_a_second_fsync(memory_path):
+    planned = operations(save_second, memory_path / "planned")
+    for at, operation in enumerate(planned, start=1):
+        if not operation.startswith("fsync "):
+            continue
+        root = prepared(memory_path / f"at{at}")
+        disk = FaultyDisk(at)
+        with pytest.raises(SaveError):
+            save_second(root, disk)
+        assert not any(later.startswith("fsync ") for later in disk.operations[at:])
+        assert os.listdir(root) == ["step1"]
+
+
+def test_a_slow_disk_changes_nothing(memory_path):
+    root = prepared(memory_path / "root")
+    save(root, 2, FaultyDisk(1, Fault.delay, persistent=True, delay_s=0.001))
+    assert same(dict(checkpointer_on(Disk()).load(root / "step2")), small_state(2))
+
+
+def test_a_full_disk_keeps_what_is_there_and_tells_what_is_needed(memory_path):
+    root = prepared(memory_path / "root")
+    disk = FaultyDisk(1, number=errno.ENOSPC, persistent=True)
+    needed = checkpointer_on(disk).format.trial(small_state(2))
+    with pytest.raises(SaveError, match=f"No space left on device; it needs {needed:,} bytes, [0-9,]+ bytes are free"):
+        save(root, 2, disk)
+
+
+def killed(act: Callable[[Path, Disk], None], root: Path, disk: Disk) -> bool:
+    """Do it in a child process; True where that was killed midway."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking where other threads are
+        child = os.fork()
+    if child == 0:
+        try:
+            act(root, disk)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL

@@ -1,0 +1,358 @@
+"""The tensors format: every tensor comes back bit for bit, and no hostile file gets further than its header."""
+
+from __future__ import annotations
+
+import json
+import struct
+from contextlib import contextmanager
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from states import same, small_state
+
+from trainer_cli.checkpoint.format.codec import UnsavableState
+from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
+from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.checkpoint.storage.local import LocalStorage
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.int32, torch.int16,
+    torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.float8_e4m3fn,
+    torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+]  # fmt: skip
+
+
+def manifest_of(files, aliases=None) -> Manifest:
+    return Manifest(
+        run_id="r", attempt=0, step=1, epoch=0, kind=Kind.permanent, reason="", files=files, aliases=aliases or {}
+    )
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return LocalStorage(tmp_path / "checkpoints")
+
+
+def save(storage, tree) -> Manifest:
+    with storage.writing("step1") as folder:
+        record = TensorsFormat().write(folder, tree)
+        files = dict(folder.files)
+        with folder.create("manifest.json") as sink:
+            sink.write(b"{}")
+    return manifest_of(files, record.aliases)
+
+
+def load(storage, manifest, only=None):
+    with storage.reading("step1") as folder:
+        return TensorsFormat().read(folder, manifest, only)
+
+
+def there_and_back(storage, tree):
+    return load(storage, save(storage, tree))
+
+
+def test_a_state_comes_back_exactly(storage):
+    assert same(there_and_back(storage, small_state(3)), small_state(3))
+
+
+def test_every_element_type_and_shape_comes_back_bit_for_bit(storage):
+    tree = {}
+    for dtype in DTYPES:
+        raw = torch.randint(0, 2 if dtype is torch.bool else 256, (2, 3, 4 * dtype.itemsize), dtype=torch.uint8)
+        tensor = raw.view(dtype)
+        tree[str(dtype)] = {
+            "full": tensor,
+            "scalar": tensor[0, 0, 0].clone(),
+            "empty": tensor[:, :0],
+            "part": tensor[1],
+        }
+    assert same(there_and_back(storage, tree), tree)
+
+
+def test_tensors_that_are_not_contiguous_come_back_with_their_values(storage):
+    base = torch.arange(120, dtype=torch.float32).reshape(2, 3, 4, 5)
+    tree = {
+        "turned": base.permute(3, 1, 0, 2),
+        "strided": base[:, ::2, 1:, ::3],
+        "expanded": torch.ones(3, 1).expand(3, 4),
+        "last": base.contiguous(memory_format=torch.channels_last),
+        "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+        "negative": torch.randn(3, dtype=torch.complex64).conj().imag,
+        "reversed": np.arange(5)[::-1],
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    }
+    assert same(there_and_back(storage, tree), tree)
+
+
+def test_what_was_read_owns_its_memory_and_can_be_written(storage):
+    tree = there_and_back(storage, {"a": torch.ones(4), "b": torch.ones(4), "c": np.ones(3)})
+    assert tree["a"].untyped_storage().nbytes() == 16
+    tree["a"] += 1
+    tree["c"] += 1
+    assert tree["b"].sum() == 4
+
+
+def test_tied_tensors_are_stored_once_and_are_tied_again(storage):
+    weight = torch.nn.Parameter(torch.randn(8, 4))
+    tree = {
+        "a": weight,
+        "b": weight.detach(),
+        "view": weight.detach()[1:],
+        "turned": weight.detach().T,
+        "same": weight + 0,
+    }
+    manifest = save(storage, tree)
+    assert manifest.aliases == {"rank0.safetensors": {"b": "a"}}
+    back = load(storage, manifest)
+    assert back["a"] is back["b"]
+    assert back["a"].data_ptr() != back["view"].data_ptr()
+    assert same(back, {name: value.detach() for name, value in tree.items()})
+    assert same(load(storage, manifest, ["b"]), {"b": weight.detach()})
+
+
+def test_empty_tensors_are_never_tied(storage):
+    tree = {"a": torch.empty(0), "b": torch.empty(0)}
+    assert save(storage, tree).aliases == {}
+
+
+def test_any_safetensors_reader_can_open_the_file(storage):
+    tree = small_state(1)
+    save(storage, tree)
+    path = storage.root / "step1" / "rank0.safetensors"
+    read = safetensors.torch.load_file(path)
+    assert torch.equal(read["model/weight"], tree["model"]["weight"])
+    assert "model/tied" not in read
+    with safetensors.safe_open(path, "pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+
+
+def test_the_file_is_one_run_of_tensors_that_begins_aligned_largest_elements_first(storage):
+    tree = {str(dtype): torch.zeros(3, dtype=dtype) for dtype in reversed(DTYPES)}
+    save(storage, tree)
+    data = (storage.root / "step1" / "rank0.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    assert (8 + length) % 4096 == 0
+    header = json.loads(data[8 : 8 + length])
+    del header["__metadata__"]
+    places = sorted(entry["data_offsets"] for entry in header.values())
+    assert all(end == begin for (_, end), (begin, _) in pairwise(places))
+    widths = [place[1] - place[0] for place in places]
+    assert widths == sorted(widths, reverse=True)
+    assert len(data) == 8 + length + places[-1][1]
+
+
+def test_only_the_wanted_keys_are_given_but_the_whole_file_is_verified(storage):
+    tree = {"model": {"w": torch.ones(5000)}, "optimizer": {"m": torch.ones(5000)}, "step": 3}
+    manifest = save(storage, tree)
+    assert same(load(storage, manifest, ["model", "step", "nowhere"]), {"model": tree["model"], "step": 3})
+    path = storage.root / "step1" / "rank0.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedCheckpoint, match=r"rank0\.safetensors"):
+        load(storage, manifest, ["model"])
+
+
+def test_the_trial_says_the_bytes_that_a_save_takes(storage):
+    tree = small_state()
+    manifest = save(storage, tree)
+    assert TensorsFormat().trial(tree) == sum(entry.size_bytes for entry in manifest.files.values())
+
+
+class Odd(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.ones(2, dtype=torch.complex128), "a/b is a tensor of torch.complex128"),
+        (torch.ones(2).to_sparse(), "a/b is a tensor of .*sparse"),
+        (torch.ones(2, device="meta"), "a/b is a tensor without memory"),
+        (torch.ones(2).as_subclass(Odd), "a/b is a .*Odd"),
+        (torch.nn.UninitializedParameter(), "a/b is a .*UninitializedParameter"),
+        (np.array(["x"]), "a/b is an array of <U1"),
+        (np.array([object()]), "a/b is an array of object"),
+        (np.array([1], dtype=">i4"), "a/b is an array of >i4"),
+        (np.array([1], dtype="complex128"), "a/b is an array of complex128"),
+        (np.ma.masked_array([1]), "a/b is a .*MaskedArray"),
+        (np.datetime64("2020-01-01"), "a/b is an array of datetime64"),
+    ],
+)
+def test_tensors_that_the_file_cannot_hold_are_refused_before_training(value, message):
+    with pytest.raises(UnsavableState, match=message):
+        TensorsFormat().trial({"a": {"b": value}})
+
+
+trees = st.dictionaries(
+    st.text(max_size=5),
+    st.builds(
+        lambda shape, dtype, turned: (
+            torch.randint(0, 2, shape, dtype=torch.uint8).to(dtype).T if turned and len(shape) == 2
+            else torch.randint(0, 2, shape, dtype=torch.uint8).to(dtype)
+        ),
+        st.lists(st.integers(0, 4), max_size=3),
+        st.sampled_from(DTYPES),
+        st.booleans(),
+    ),
+    max_size=6,
+)  # fmt: skip
+
+
+@given(trees)
+def test_any_tensors_come_back(tmp_path_factory, tree):
+    storage = LocalStorage(tmp_path_factory.mktemp("trees"))
+    assert same(there_and_back(storage, {"x": tree}), {"x": tree})
+
+
+STATE = b'{"version":1,"state":{"a":{"$":"tensor","v":"a"}}}'
+
+
+@contextmanager
+def forged(storage, tensors: bytes, state: bytes = STATE, aliases=None):
+    """A folder of any bytes, with a manifest that fits them: what a hostile hand would write."""
+    with storage.writing("step1") as folder:
+        for file, content in (("rank0.safetensors", tensors), ("rank0.json", state), ("manifest.json", b"{}")):
+            with folder.create(file) as sink:
+                sink.write(content)
+        files = {name: entry for name, entry in folder.files.items() if name != "manifest.json"}
+    with storage.reading("step1") as folder:
+        yield folder, manifest_of(files, aliases)
+
+
+def file_of(header: object, body: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def one(dtype: object = "U8", shape: object = (4,), offsets: object = (0, 4), body: bytes = b"\0" * 4) -> bytes:
+    return file_of({"a": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}, body)
+
+
+U8 = {"dtype": "U8", "shape": [4]}
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\0" * 7, id="short"),
+        pytest.param(struct.pack("<Q", 2**63) + b"{}", id="header longer than the file"),
+        pytest.param(struct.pack("<Q", 200_000_000) + b"{}", id="enormous header"),
+        pytest.param(file_of(b""), id="no header"),
+        pytest.param(file_of(b"[]"), id="list"),
+        pytest.param(file_of(b"[" * 100_000), id="deep"),
+        pytest.param(file_of(b"\xff\xfe"), id="no text"),
+        pytest.param(file_of(b"{}"), id="tensor missing"),
+        pytest.param(file_of(b"{}", b"more"), id="bytes without tensor"),
+        pytest.param(one(offsets=[0, 4], body=b"\0" * 5), id="trailing byte"),
+        pytest.param(one(offsets=[0, 4], body=b"\0" * 3), id="missing byte"),
+        pytest.param(one(offsets=[0, 3]), id="place too small"),
+        pytest.param(one(offsets=[4, 0]), id="place backwards"),
+        pytest.param(one(offsets=[-4, 0]), id="negative place"),
+        pytest.param(one(offsets=[1, 5], body=b"\0" * 5), id="hole at the beginning"),
+        pytest.param(one(offsets=[0, 2**70]), id="place beyond all"),
+        pytest.param(one(offsets=[0.0, 4.0]), id="fractional place"),
+        pytest.param(one(offsets=[0]), id="half a place"),
+        pytest.param(one(offsets="04"), id="place as text"),
+        pytest.param(one(offsets=None), id="no place"),
+        pytest.param(one(shape=[-1, -4]), id="negative shape"),
+        pytest.param(one(shape=[True, 4]), id="boolean shape"),
+        pytest.param(one(shape=[2**40, 2**40]), id="overflowing shape"),
+        pytest.param(one(shape=[2**32, 2**32, 0], offsets=[0, 0], body=b""), id="empty but overflowing"),
+        pytest.param(one(shape=[1] * 100 + [4]), id="too many dimensions"),
+        pytest.param(one(shape=4), id="shape without list"),
+        pytest.param(one(dtype="F33"), id="unknown type"),
+        pytest.param(one(dtype=None), id="no type"),
+        pytest.param(one(dtype=["U8"]), id="type as list"),
+        pytest.param(one(dtype="BOOL", body=b"\0\1\2\0"), id="booleans of 2"),
+        pytest.param(file_of({"a": 3}), id="entry is a number"),
+        pytest.param(file_of({"a": {**U8, "data_offsets": [0, 4], "x": 1}}, b"\0" * 4), id="more fields"),
+        pytest.param(
+            file_of({"a": {**U8, "data_offsets": [0, 4]}, "b": {**U8, "data_offsets": [2, 6]}}, b"\0" * 6),
+            id="overlap",
+        ),
+        pytest.param(
+            file_of({"a": {**U8, "data_offsets": [0, 4]}, "b": {**U8, "data_offsets": [0, 4]}}, b"\0" * 4),
+            id="two in one place",
+        ),
+        pytest.param(
+            file_of({"a": {**U8, "data_offsets": [0, 4]}, "b": {**U8, "data_offsets": [5, 9]}}, b"\0" * 9),
+            id="hole between",
+        ),
+        pytest.param(
+            file_of(
+                b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},'
+                b'"a":{"dtype":"I8","shape":[4],"data_offsets":[0,4]}}',
+                b"\0" * 4,
+            ),
+            id="same name twice",
+        ),
+    ],
+)
+def test_hostile_tensor_files_are_refused(storage, tensors):
+    with forged(storage, tensors) as (folder, manifest), pytest.raises(DamagedCheckpoint, match=r"rank0\.safetensors"):
+        TensorsFormat().read(folder, manifest)
+
+
+def test_a_file_without_tricks_passes_the_same_way(storage):
+    with forged(storage, one(body=b"\1\2\3\4")) as (folder, manifest):
+        assert TensorsFormat().read(folder, manifest)["a"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("aliases", [{"a": "nowhere"}, {"a": "b", "b": "a"}, {"a": "a"}])
+def test_hostile_aliases_are_refused(storage, aliases):
+    with (
+        forged(storage, one(), aliases={"rank0.safetensors": aliases}) as (folder, manifest),
+        pytest.raises(DamagedCheckpoint),
+    ):
+        TensorsFormat().read(folder, manifest)
+
+
+@pytest.mark.parametrize("state", [b"", b"{}", b"[" * 100_000, STATE.replace(b"tensor", b"pickle")])
+def test_hostile_small_states_are_refused(storage, state):
+    with forged(storage, one(), state) as (folder, manifest), pytest.raises(DamagedCheckpoint, match=r"rank0\.json"):
+        TensorsFormat().read(folder, manifest)
+
+
+def test_an_array_of_a_type_that_numpy_lacks_is_refused(storage):
+    tensors = one(dtype="BF16", shape=[2])
+    with (
+        forged(storage, tensors, STATE.replace(b"tensor", b"array")) as (folder, manifest),
+        pytest.raises(DamagedCheckpoint),
+    ):
+        TensorsFormat().read(folder, manifest)
+
+
+def test_a_file_that_the_manifest_does_not_list_is_not_read(storage):
+    with forged(storage, one()) as (folder, manifest), pytest.raises(DamagedCheckpoint, match="does not list"):
+        TensorsFormat().read(folder, manifest_of({"rank0.json": manifest.files["rank0.json"]}))
+
+
+def test_another_digest_algorithm_is_verified_as_well(storage):
+    with forged(storage, one()) as (folder, manifest):
+        files = {}
+        for name in manifest.files:
+            digest = new_digest("sha256")
+            digest.update((folder.path / name).read_bytes())
+            files[name] = FileEntry(manifest.files[name].size_bytes, f"sha256:{digest.hexdigest()}")
+        assert TensorsFormat().read(folder, manifest_of(files))["a"].shape == (4,)
+        files["rank0.json"] = FileEntry(files["rank0.json"].size_bytes, "sha256:" + "0" * 64)
+        with pytest.raises(DamagedCheckpoint, match="digest differs"):
+            TensorsFormat().read(folder, manifest_of(files))
+
+
+@pytest.mark.parametrize("file", ["rank0.safetensors", "rank0.json"])
+def test_a_file_that_grew_is_refused_by_the_reader_itself(storage, file):
+    manifest = save(storage, small_state())
+    with (storage.root / "step1" / file).open("ab") as opened:
+        opened.write(b"\0")
+    with pytest.raises(DamagedCheckpoint, match="instead of"):
+        load(storage, manifest)

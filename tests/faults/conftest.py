@@ -1,0 +1,22 @@
+"""Makes the helpers of the integration tests importable here, and starts the processes to fork from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
+from forks import Forks
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[list[Forks]]:
+    """Two of them, to keep two cores busy."""
+    servers = [Forks(), Forks()]
+    yield servers
+    for server in servers:
+        server.close()

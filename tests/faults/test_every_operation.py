@@ -1,0 +1,166 @@
+"""Faults at every single operation of a save and of a removal, in the midst of a real training."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from compare import assert_same_run, assert_same_state, checkpoints
+from forks import Done, Forks
+
+from trainer_cli.checkpoint.soundness import catalog_of, why_unsound
+
+TRAINING = (
+    "model.hidden=[4]",
+    "loggers=jsonl",
+    "loop.max_duration=4",
+    "loop.log_interval=1",
+    "loop.eval_interval=null",
+    "loop.eval_steps=1",
+    "checkpoint.pre_train_checkpoint=false",
+    "checkpoint.save_interval=null",
+    "checkpoint.ephemeral_save_interval=2",
+    "run_dir=run",
+)
+"""Saves step 2 for safety, and step 4 at the end, after which step 2 is removed."""
+_LOOKS = 3
+"""Operations of a save before its first change to the disk: is it there already, is its hidden name free?"""
+
+
+class Campaign:
+    """Trainings with a fault each, several at a time."""
+
+    def __init__(self, pool: list[Forks], folder: Path) -> None:
+        self._idle: SimpleQueue[Forks] = SimpleQueue()
+        for forks in pool:
+            self._idle.put(forks)
+        self._workers = len(pool)
+        # As deep as the folders of the trainings with faults: each parent of a new directory is looked at.
+        folder = folder / "reference"
+        folder.mkdir()
+        done = self.fit(folder, disk={})
+        assert done.code == 0, done.err
+        self.run = folder / "run"
+        lines = done.operations
+        first, second = (_index(lines, f"committed step {step}") for step in (2, 4))
+        self.operations = [line for line in lines if not line.startswith("committed")]
+        # Counted from 1, and the message that stands before them is no operation.
+        self.second_round = range(first + 1, len(self.operations) + 1)
+        self.second_save = range(_index(lines, "mkdir .tmp.step4") - _LOOKS, second)
+        self.removal = range(second, len(self.operations) + 1)
+
+    def fit(self, cwd: Path, disk: dict[str, Any] | None = None) -> Done:
+        """One start of the training, on the disk with that fault."""
+        forks = self._idle.get()
+        try:
+            return forks.fit(cwd, *TRAINING, disk=disk)
+        finally:
+            self._idle.put(forks)
+
+    def each(self, numbers: Iterable[int], folder: Path, check: Callable[[int, Path], None]) -> None:
+        """Run a check for each operation, in a folder of its own."""
+
+        def one(number: int) -> None:
+            own = folder / str(number)
+            own.mkdir()
+            check(number, own)
+
+        with ThreadPoolExecutor(self._workers) as executor:
+            list(executor.map(one, numbers))
+
+
+@pytest.fixture(scope="module")
+def campaign(pool: list[Forks], tmp_path_factory: pytest.TempPathFactory) -> Campaign:
+    return Campaign(pool, tmp_path_factory.mktemp("campaign"))
+
+
+def _index(lines: list[str], beginning: str) -> int:
+    return next(index for index, line in enumerate(lines) if line.startswith(beginning))
+
+
+def committed(done: Done) -> list[int]:
+    """The steps that were said to be saved."""
+    return [int(step) for step in re.findall(r"^committed step (\d+)", done.err, re.MULTILINE)]
+
+
+def resumed(done: Done) -> int:
+    """The step that a start went on from."""
+    found = re.search(r"^resuming at step (\d+)", done.err, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def sound(run: Path) -> list[str]:
+    """The checkpoints whose every byte is as it was written."""
+    catalog = catalog_of(run / "checkpoints")
+    return [entry.name for entry in catalog.entries() if why_unsound(catalog.storage, entry) is None]
+
+
+def test_the_faults_meet_a_whole_save_and_a_whole_removal(campaign: Campaign) -> None:
+    assert checkpoints(campaign.run) == ["step4"]
+    save = [campaign.operations[number - 1].split(".tmp")[0] for number in campaign.second_save]
+    assert save[_LOOKS] == "mkdir "
+    assert save[-2:] == ["rename ", "fsync_dir checkpoints"]
+    removal = [campaign.operations[number - 1].split()[0] for number in campaign.removal]
+    assert {"rename", "fsync_dir", "unlink", "rmdir"} <= set(removal)
+
+
+def test_a_kill_at_any_operation_loses_nothing_that_was_committed(campaign: Campaign, tmp_path: Path) -> None:
+    assert_recovers(campaign, "kill", campaign.second_round, tmp_path)
+
+
+def test_a_write_torn_by_a_kill_loses_nothing_that_was_committed(campaign: Campaign, tmp_path: Path) -> None:
+    writes = [number for number in campaign.second_round if campaign.operations[number - 1] == "write file"]
+    assert len(writes) == 4
+    assert_recovers(campaign, "tear", writes, tmp_path)
+
+
+def assert_recovers(campaign: Campaign, fault: str, numbers: Iterable[int], folder: Path) -> None:
+    """After a death at any of these operations an ordinary start goes on, and ends as if nothing had been."""
+
+    def check(number: int, own: Path) -> None:
+        died = campaign.fit(own, {"at": number, "fault": fault})
+        assert died.killed
+        again = campaign.fit(own)
+        assert again.code == 0, again.err
+        assert resumed(again) >= max(committed(died))
+        assert_same_run(own / "run", campaign.run)
+
+    campaign.each(numbers, folder, check)
+
+
+def test_a_save_that_fails_leaves_the_older_ones_and_can_be_made_again(campaign: Campaign, tmp_path: Path) -> None:
+    def check(number: int, own: Path) -> None:
+        # At every other operation the disk fails once; at the rest it is full from then on.
+        full = number % 2 == 0
+        error = errno.ENOSPC if full else errno.EIO
+        failed = campaign.fit(own, {"at": number, "fault": "error", "number": error, "persistent": full})
+        assert failed.code == 1, failed.err
+        assert "Traceback" not in failed.err
+        assert f"train: error: the checkpoint could not be saved: {os.strerror(error)}" in failed.err
+        assert "Older checkpoints are intact." in failed.err
+        assert committed(failed) == [2]
+        assert "step2" in sound(own / "run")
+        again = campaign.fit(own)
+        assert again.code == 0, again.err
+        assert resumed(again) >= 2
+        assert_same_run(own / "run", campaign.run)
+
+    campaign.each(campaign.second_save, tmp_path, check)
+
+
+def test_a_removal_that_fails_stops_no_training(campaign: Campaign, tmp_path: Path) -> None:
+    def check(number: int, own: Path) -> None:
+        done = campaign.fit(own, {"at": number, "fault": "error"})
+        assert done.code == 0, done.err
+        assert committed(done) == [2, 4]
+        assert "step4" in sound(own / "run")
+        assert_same_state(own / "run", campaign.run)
+
+    campaign.each(campaign.removal, tmp_path, check)

@@ -1,0 +1,230 @@
+"""The real command in processes of its own, and a user's project whose model and data wait where they are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trainer_cli
+
+ROOT = Path(trainer_cli.__file__).resolve().parents[1]
+LIMIT_S = 100.0
+SMALL = (
+    "experiment=digits_mlp",
+    "loop.max_duration=20",
+    "loop.eval_interval=10",
+    "loop.log_interval=5",
+    "checkpoint.save_interval=10",
+)
+"""A run of a second: checkpoints and evaluations at steps 10 and 20."""
+
+CODE = '''
+"""A user's own model and data. `hold-PLACE` in the current folder makes them wait at that place."""
+
+import os
+import time
+
+import torch
+
+fetched = 0
+
+
+def pass_by(place):
+    """Tell that the place is reached, and wait while it is held."""
+    if os.path.exists(f"hold-{place}"):
+        open(f"at-{place}", "w").close()
+        while os.path.exists(f"hold-{place}"):
+            if os.path.exists("ping"):
+                os.unlink("ping")
+            time.sleep(0.01)
+
+
+class Points(torch.utils.data.Dataset):
+    """Points of a line with noise of their own at each visit."""
+
+    fingerprint = "points"
+
+    def __init__(self, size, place):
+        self.size, self.place = size, place
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        global fetched
+        fetched += 1
+        if fetched > 50 or self.place == "val":
+            pass_by(self.place)
+        x = torch.tensor([index / self.size, 1.0]) + 0.1 * torch.rand(2)
+        return x, x.sum() * 3
+
+
+class Data:
+    def __init__(self, size=160):
+        pass_by("start")
+        self.train, self.val = Points(size, "train"), Points(20, "val")
+
+
+class Line(torch.nn.Module):
+    def __init__(self, width=8, dropout=0.2):
+        super().__init__()
+        self.hidden = torch.nn.Linear(2, width)
+        self.dropout = torch.nn.Dropout(dropout)
+        self.out = torch.nn.Linear(width, 1)
+
+    def forward(self, batch):
+        x, y = batch
+        guess = self.out(self.dropout(torch.relu(self.hidden(x)))).squeeze(1)
+        return {"loss": ((guess - y) ** 2).mean(), "far": (guess - y).abs().max()}
+'''
+PROJECT = {
+    "mine/__init__.py": "",
+    "mine/parts.py": CODE,
+    "configs/model/line.yaml": "# A line\n_target_: mine.parts.Line\nwidth: 8\n",
+    "configs/data/points.yaml": "# Points\n_target_: mine.parts.Data\nbatch_size: 8\nnum_workers: 0\n",
+    "configs/experiment/mine.yaml": (
+        "# @package _global_\n# Our own line through our own points\n"
+        "defaults:\n  - override /model: line\n  - override /data: points\n  - override /optimizer: adam\n"
+        "loop:\n  max_duration: 40st\n  eval_interval: 16st\n  log_interval: 4\n"
+        "checkpoint:\n  save_interval: 16st\n"
+    ),
+}
+"""Forty steps over two epochs of twenty; evaluations and checkpoints at 16, 32 and 40."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a process ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Running:
+    """The command in a process group of its own, so that signals reach it as from a terminal."""
+
+    def __init__(self, arguments: tuple[str, ...], cwd: Path) -> None:
+        self.cwd = cwd
+        self.process = subprocess.Popen(
+            command(*arguments), cwd=cwd, env=environment(), text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def reach(self, place: str) -> None:
+        """Wait until the held place is reached."""
+        self.wait_for((self.cwd / f"at-{place}").exists, f"at {place}")
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition that comes true while the process lives."""
+        until = time.monotonic() + LIMIT_S
+        while not condition():
+            if self.process.poll() is not None:
+                raise AssertionError(f"ended before it was {what}: {self.end()}")
+            if time.monotonic() > until:
+                raise AssertionError(f"never was {what}")
+            time.sleep(0.01)
+
+    def signal(self, number: signal.Signals, *, group: bool = False) -> None:
+        """Send a signal to the process, or to all of its group, and wait until the held process has noticed."""
+        (os.killpg if group else os.kill)(self.process.pid, number)
+
+    def notice(self) -> None:
+        """Wait until the held process has run on since the last signal, so that it has handled it."""
+        ping = self.cwd / "ping"
+        ping.touch()
+        self.wait_for(lambda: not ping.exists(), "alive after the signal")
+
+    def end(self) -> Result:
+        """Wait for the end."""
+        out, err = self.process.communicate(timeout=LIMIT_S)
+        return Result(self.process.returncode, out, err)
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line. `-P`: as with the installed script, the current folder is not on the path by itself."""
+    return [sys.executable, "-P", "-m", "trainer_cli", *arguments]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a child: one thread, this package, and no settings of the caller's."""
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    return {**{key: value for key, value in os.environ.items() if not key.startswith("TRAIN_")}, **ours, **more}
+
+
+def train(*arguments: str, cwd: Path, preexec_fn: Callable[[], None] | None = None, **env: str) -> Result:
+    """Run the command to its end."""
+    done = subprocess.run(
+        command(*arguments), cwd=cwd, env=environment(**env), text=True, timeout=LIMIT_S,
+        capture_output=True, preexec_fn=preexec_fn,
+    )  # fmt: skip
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def trained(*arguments: str, cwd: Path) -> Result:
+    """Run `train fit` to its good end."""
+    result = train("fit", *arguments, cwd=cwd)
+    assert result.code == 0, result.err
+    return result
+
+
+@contextmanager
+def running(*arguments: str, cwd: Path) -> Iterator[Running]:
+    """The command, started; killed at the end if it still lives."""
+    started = Running(arguments, cwd)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            os.killpg(started.process.pid, signal.SIGKILL)
+            started.process.communicate()
+
+
+def make_project(root: Path, **files: str) -> Path:
+    """A user's project with its own configs and package; returns its root."""
+    for name, text in {**PROJECT, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def hold(root: Path, place: str) -> Path:
+    """Make the project's parts wait at a place until the returned file is removed."""
+    file = root / f"hold-{place}"
+    file.touch()
+    return file
+
+
+def names(folder: Path) -> list[str]:
+    """The checkpoints in a folder, in numeric order."""
+    found = [path.name for path in folder.iterdir() if path.name.startswith("step")]
+    return sorted(found, key=lambda name: int(name.removeprefix("step")))
+
+
+def weights(checkpoint: Path) -> bytes:
+    """Every bit of every tensor of a checkpoint."""
+    return (checkpoint / "rank0.safetensors").read_bytes()
+
+
+def records(file: Path, *ignored: str) -> list[dict[str, Any]]:
+    """The lines of a JSON lines file, without the values that depend on the clock."""
+    clock = {"time", "train/samples_per_s", *ignored}
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in clock} for line in lines]
+
+
+def flip_a_byte(file: Path) -> None:
+    """Damage a file where nobody sees it: one bit in its middle, the size as before."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)

@@ -1,0 +1,88 @@
+"""What a run left behind, and whether two runs left the same."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+_TIMES = ("time", "train/samples_per_s")
+
+
+def checkpoints(run: Path) -> list[str]:
+    """The checkpoints on the disk, by step."""
+    return sorted((path.name for path in run.glob("checkpoints/step*")), key=lambda name: int(name[4:]))
+
+
+def final_state(run: Path) -> dict[str, Any]:
+    """Everything in the newest checkpoint, bit for bit, but the seconds that training took."""
+    folder = run / "checkpoints" / checkpoints(run)[-1]
+    state = json.loads((folder / "rank0.json").read_text())
+    for name in ("seconds", "last_seconds"):
+        del state["state"]["progress"][name]
+    return {"name": folder.name, "state": state, **tensors(folder / "rank0.safetensors")}
+
+
+def tensors(path: Path) -> dict[str, Any]:
+    """Type, shape and bytes of every tensor in a safetensors file."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header.pop("__metadata__", None)
+    data = content[8 + length :]
+    return {name: (one["dtype"], one["shape"], data[slice(*one["data_offsets"])]) for name, one in header.items()}
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The records of metrics.jsonl, without what depends on the clock."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key not in _TIMES} for record in records]
+
+
+def points(run: Path) -> dict[tuple[str, int], float]:
+    """Every point of the event files, each there once, without what depends on the clock."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    events = [
+        Event.FromString(raw)
+        for path in sorted(run.glob("tensorboard/events*"))
+        for raw in RawEventFileLoader(str(path)).Load()
+    ]
+    found = [((value.tag, event.step), value.simple_value) for event in events for value in event.summary.value]
+    doubled = [point for point, count in Counter(point for point, _ in found).items() if count > 1]
+    assert not doubled
+    return {point: value for point, value in found if point[0] not in _TIMES}
+
+
+def leftovers(run: Path) -> list[str]:
+    """Hidden files and folders that a run at its end has no use for."""
+    return sorted(str(path.relative_to(run)) for path in run.rglob(".*") if path != run / ".lock")
+
+
+def content(run: Path) -> dict[str, tuple[int, bytes | None]]:
+    """Every path of a run, hidden ones too, with its time of change and its bytes."""
+    return {
+        str(path.relative_to(run)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+        for path in [run, *run.rglob("*")]
+    }
+
+
+def assert_same_state(run: Path, reference: Path) -> None:
+    """Bit-identical final states."""
+    found, wanted = final_state(run), final_state(reference)
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if found[name] != wanted[name]] == []
+
+
+def assert_same_run(run: Path, reference: Path) -> None:
+    """The same final state, metrics, events and checkpoints, nothing left over, and a summary that says so."""
+    assert_same_state(run, reference)
+    assert metrics(run) == metrics(reference)
+    assert points(run) == points(reference)
+    assert checkpoints(run) == checkpoints(reference)
+    assert leftovers(run) == []
+    summary, wanted = (json.loads((path / "summary.json").read_text()) for path in (run, reference))
+    for key in ("status", "reason", "step", "best_metrics", "checkpoints"):
+        assert summary[key] == wanted[key]

@@ -1,0 +1,82 @@
+"""The process behind `forks.Forks`: imports everything, then becomes each command that it is asked for.
+
+Asked and answered by one line of JSON each on stdin and stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+
+def serve() -> None:
+    """Answer until stdin ends."""
+    import torch
+    import torch._dynamo
+    import torch.utils.data
+
+    import trainer_cli.callbacks.checkpointer
+    import trainer_cli.cli.fit
+    import trainer_cli.loggers.tensorboard
+    import trainer_cli.run.fit
+    import trainer_cli.trainer.trainer  # noqa: F401
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            _become(json.loads(line))
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _become(asked: Mapping[str, Any]) -> None:
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(f"{asked['out']}/{name}", os.O_RDWR | os.O_CREAT), number)
+    os.chdir(asked["cwd"])
+    os.environ.update(asked["env"])
+    sys.argv = ["train", *asked["argv"]]
+    disk = _put_in(asked["disk"]) if asked["disk"] is not None else None
+    code = 70
+    try:
+        from trainer_cli.cli.main import main
+
+        code = main(asked["argv"])
+        if disk is not None:
+            with open(f"{asked['out']}/operations", "w", encoding="utf-8") as file:
+                file.writelines(f"{operation}\n" for operation in disk.operations)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _put_in(arguments: Mapping[str, Any]) -> Any:
+    """Have one faulty disk under every storage of checkpoints in this process."""
+    from trainer_cli.checkpoint.storage import local
+    from trainer_cli.testing.faults import Fault, FaultyDisk
+
+    arguments = dict(arguments)
+    if "fault" in arguments:
+        arguments["fault"] = Fault(arguments["fault"])
+    disk = FaultyDisk(**arguments)
+    local.Disk = lambda: disk  # type: ignore[assignment, misc]
+
+    class Marks(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("committed") and disk.at is None:
+                disk.operations.append(record.getMessage())
+
+    logging.getLogger("trainer_cli").addHandler(Marks())
+    return disk
+
+
+if __name__ == "__main__":
+    serve()

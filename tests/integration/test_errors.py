@@ -1,0 +1,381 @@
+"""Bad input: one message with what, where and cure, the right exit code, no traceback, nothing written."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from command import (
+    SMALL,
+    Result,
+    flip_a_byte,
+    hold,
+    make_project,
+    names,
+    running,
+    train,
+    trained,
+    weights,
+)
+
+
+def assert_told(result: Result, code: int, *parts: str) -> None:
+    """One message on stderr, with these parts, and the exit code."""
+    assert result.code == code, result
+    assert "Traceback" not in result.err
+    message = result.err[result.err.index("train: error: ") :]
+    for part in parts:
+        assert part in message
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a run called `base` was trained to step 20."""
+    folder = tmp_path_factory.mktemp("base")
+    trained(*SMALL, "name=base", cwd=folder)
+    return folder
+
+
+@pytest.fixture
+def place(base: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, to spoil."""
+    shutil.copytree(base, tmp_path / "place")
+    return tmp_path / "place"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's project with models and data that break their contracts."""
+    return make_project(
+        tmp_path_factory.mktemp("project"),
+        **{
+            "mine/wrong.py": WRONG,
+            "mine/broken.py": "import no_such_dependency\n",
+            "configs/experiment/typo.yaml": "# @package _global_\nloop:\n  max_durations: 3\n",
+            "configs/experiment/wide.yaml": "# @package _global_\nmodel:\n  hiden: [3]\n",
+        },
+    )
+
+
+WRONG = '''
+import torch
+
+
+class Model(torch.nn.Module):
+    """Returns what it is told to."""
+
+    def __init__(self, returns):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.returns = returns
+
+    def forward(self, batch):
+        loss = self.layer(batch[0])
+        if self.returns == "an error":
+            raise RuntimeError("from within the model")
+        return {"nothing": None, "a vector": loss, "a number": 1.0, "no loss": {"lose": loss.mean()}}[self.returns]
+
+
+class NoTrain:
+    val = [1, 2, 3]
+
+
+class Empty:
+    train = []
+
+
+class Late:
+    def __init__(self, size):
+        raise FileNotFoundError(f"no file of size {size}")
+
+
+NUMBER = 3
+'''
+
+BEFORE_TORCH = {
+    "unknown verb": (["ft", "experiment=digits"], "there is no verb 'ft'", "Did you mean 'fit'?"),
+    "no verb": (["experiment=digits"], "stands where a verb belongs", "train fit experiment=digits"),
+    "unknown flag": (["fit", "--fast"], "--fast", "train fit --help"),
+    "unknown experiment": (
+        ["fit", "experiment=digit"],
+        "there is no experiment called 'digit' (command line)",
+        "There are: char_gpt, digits, digits_mlp, text.",
+        "Did you mean 'digits'?",
+    ),
+    "unknown option": (["fit", "model=cmn"], "there is no model called 'cmn'", "Did you mean 'cnn'?"),
+    "typo in a key": (
+        ["fit", "loop.max_step=3"],
+        "there is no key 'loop.max_step' (command line)",
+        "Did you mean 'loop.",
+    ),
+    "typo under +": (["fit", "+loop.max_step=3"], "there is no key 'loop.max_step' (command line)", "Did you mean"),
+    "typo under ++": (["fit", "++loop.max_step=3"], "there is no key 'loop.max_step' (command line)"),
+    "typo of experiment": (["fit", "+experimant=x"], "there is no key 'experimant'", "Did you mean 'experiment'?"),
+    "key of an open section": (
+        ["fit", "optimizer.lrr=1"],
+        "there is no key 'optimizer.lrr' (command line)",
+        "'optimizer.lr'",
+        "'+optimizer.lrr=1'",
+    ),
+    "wrong type": (["fit", "loop.eval_steps=many"], "loop.eval_steps is 'many', but it must be a whole number"),
+    "wrong choice": (["fit", "precision.dtype=fp8"], "precision.dtype is 'fp8'", "one of fp32, bf16"),
+    "not finite": (["fit", "optimizer.lr=inf"], "optimizer.lr is inf", "finite (command line)"),
+    "out of range": (["fit", "loop.grad_accum_steps=0"], "loop.grad_accum_steps is 0", "at least 1"),
+    "no duration": (["fit", "loop.max_duration=3days"], "loop.max_duration", "3days"),
+    "illegal combination": (
+        ["fit", "precision.clip_norm=1", "precision.clip_value=1"],
+        "precision.clip_norm and precision.clip_value are both set",
+        "null",
+    ),
+    "missing value": (
+        ["fit", "experiment=char_gpt"],
+        "data.path must be given",
+        "data/characters.yaml:",
+        "Add data.path=VALUE to the command line.",
+    ),
+    "several mistakes": (["fit", "loop.max_step=3", "seet=1"], "2 mistakes", "loop.max_step", "'seet'"),
+    "quoting": (["fit", "name=a b(c"], "cannot read the override 'name=a b(c'", 'name="a b(c"'),
+    "not an override": (["fit", "digits"], "'digits' is no override", "key=value"),
+    "no folder of configs": (["fit", "--config-dir", "nowhere"], "nowhere is not a folder (--config-dir)"),
+    "validate without ckpt": (["validate"], "validate needs ckpt=", "ckpt='runs/digits/checkpoints/step*'"),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE_TORCH)
+def test_a_mistake_of_the_command_is_told_at_once_and_nothing_is_written(case: str, tmp_path: Path) -> None:
+    arguments, *parts = BEFORE_TORCH[case]
+    result = train(*arguments, cwd=tmp_path)
+    assert_told(result, 2, *parts)
+    assert result.err.startswith("train: error: ")
+    assert result.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+BEFORE_THE_RUN = {
+    "no data": (
+        ["experiment=char_gpt", "data.path=no/where.txt"],
+        "there is no text at 'no/where.txt' (data.path, command line)",
+        "Give a file, a list of files or a folder",
+    ),
+    "unknown class": (
+        ["model._target_=trainer_cli.models.mlp.MPL"],
+        "module trainer_cli.models.mlp has no 'MPL' (model._target_",
+        "Did you mean 'MLP'?",
+    ),
+    "unknown package": (["model._target_=no_such.Model"], "there is no package 'no_such' (model._target_"),
+    "no class": (["model._target_=math.pi"], "_target_ math.pi is of type float", "class or a function"),
+    "blocked": (["model._target_=os.system"], "_target_ os.system is blocked"),
+    "argument": (
+        ["+model.hiden=[3]"],
+        "MLP takes no argument 'hiden' (model.hiden",
+        "Did you mean 'hidden'?",
+    ),
+    "constructor": (["optimizer.lr=-1"], "torch.optim.AdamW refused its arguments", "-1", "(optimizer"),
+    "batch size": (["data.batch_size=0"], "data.batch_size is 0"),
+    "resume a path": (["resume=runs/x/checkpoints/step3"], "runs/default holds no run", "use ckpt=PATH"),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE_THE_RUN)
+def test_a_mistake_in_a_component_is_told_before_anything_is_written(case: str, tmp_path: Path) -> None:
+    arguments, *parts = BEFORE_THE_RUN[case]
+    assert_told(train("fit", *arguments, cwd=tmp_path), 2, *parts)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    result = train("fit", *SMALL, "device=cuda", cwd=tmp_path)
+    assert_told(result, 2, "device is cuda, but this machine has none", "It has: cpu.")
+    assert list(tmp_path.iterdir()) == []
+
+
+OWN_DATA = ["~data.augment", "~data.val_fraction", "~data.seed"]
+OWN_MODEL = ["experiment=mine", "~model.width", "model._target_=mine.wrong.Model"]
+OF_THE_PROJECT = {
+    "typo in a file": (
+        ["experiment=typo"],
+        "there is no key 'loop.max_durations' (configs/experiment/typo.yaml:3)",
+        "Did you mean 'loop.max_duration'?",
+    ),
+    "argument in a file": (
+        ["experiment=wide"],
+        "MLP takes no argument 'hiden' (model.hiden, configs/experiment/wide.yaml:3)",
+        "Did you mean 'hidden'?",
+    ),
+    "data without train": ([*OWN_DATA, "data._target_=mine.wrong.NoTrain"], "(NoTrain) has no 'train' (data"),
+    "data without samples": ([*OWN_DATA, "data._target_=mine.wrong.Empty"], "0 samples", "(data"),
+    "a file that is not there": (
+        [*OWN_DATA, "data._target_=mine.wrong.Late", "+data.size=7"],
+        "mine.wrong.Late refused its arguments: no file of size 7 (data",
+    ),
+    "lacking argument": (
+        [*OWN_DATA, "data._target_=mine.wrong.Late"],
+        "Late: missing a required argument: 'size' (data",
+    ),
+    "returns nothing": ([*OWN_MODEL, "+model.returns=nothing"], "the model returned NoneType", "expected a loss"),
+    "returns a vector": ([*OWN_MODEL, "+model.returns=a vector"], "loss is a tensor of shape (8, 1)", "a scalar"),
+    "returns no loss": ([*OWN_MODEL, "+model.returns=no loss"], "a mapping without 'loss'", "'lose'"),
+}
+
+
+@pytest.mark.parametrize("case", OF_THE_PROJECT)
+def test_a_mistake_in_a_users_own_part_is_told(case: str, project: Path, tmp_path: Path) -> None:
+    arguments, *parts = OF_THE_PROJECT[case]
+    assert_told(train("fit", *arguments, f"run_dir={tmp_path}/run", cwd=project), 2, *parts)
+    if "returns" not in case:  # that shows only in the first step
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_inside_a_users_own_model_is_shown_with_all_of_it(project: Path, tmp_path: Path) -> None:
+    result = train("fit", *OWN_MODEL, "+model.returns=an error", f"run_dir={tmp_path}/run", cwd=project)
+    assert result.code == 1
+    assert "Traceback" in result.err
+    assert result.err.rstrip().endswith("RuntimeError: from within the model")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "from within the model" in summary["reason"]
+
+
+def test_the_traceback_of_a_mistake_is_shown_on_demand(tmp_path: Path) -> None:
+    result = train("fit", "experiment=nope", cwd=tmp_path, TRAIN_FULL_ERROR="1")
+    assert result.code == 2
+    assert "Traceback" in result.err
+    assert result.err.splitlines()[-1].startswith("train: error: there is no experiment called 'nope'")
+
+
+CHECKPOINTS = {
+    "matches nothing": ("ckpt=runs/base/checkpoints/step7*", 3, "matches nothing", "holds step0, step10, step20"),
+    "a run directory": ("ckpt=runs/base", 2, "runs/base is a run directory", "ckpt=runs/base@latest"),
+    "a file": ("ckpt=runs/base/config.yaml", 2, "is a file, but a checkpoint is a directory"),
+    "no such step": ("ckpt=runs/base@step11", 3, "there is none", "step0, step10, step20"),
+    "no such run": ("ckpt=runs/bases@latest", 3, "runs holds base"),
+}
+
+
+@pytest.mark.parametrize("case", CHECKPOINTS)
+def test_a_checkpoint_that_cannot_be_is_told(case: str, base: Path) -> None:
+    argument, code, *parts = CHECKPOINTS[case]
+    assert_told(train("validate", argument, cwd=base), code, *parts)
+    assert not (base / "runs/base/validation").exists()
+
+
+def test_a_run_begins_with_one_checkpoint(base: Path) -> None:
+    result = train("fit", *SMALL, "name=fork", "ckpt=runs/base/checkpoints/step*", cwd=base)
+    assert_told(result, 2, "names 3 checkpoints, and a run begins with one")
+    assert not (base / "runs/fork").exists()
+
+
+def test_where_every_checkpoint_is_damaged_nothing_is_started_afresh(place: Path) -> None:
+    run = place / "runs/base"
+    for name in names(run / "checkpoints"):
+        flip_a_byte(run / "checkpoints" / name / "rank0.safetensors")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    result = train("fit", *SMALL, "name=base", "loop.max_duration=30", cwd=place)
+    assert_told(result, 3, "holds checkpoints, but none is valid", "step0:", "step10:", "step20:", "name=OTHER")
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert after.keys() == before.keys()
+    assert [path.name for path in after if after[path] != before[path]] in ([], ["train.log"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "parts"),
+    [
+        ("resume=never", 2, ["runs/base holds a run already", "name=OTHER"]),
+        ("resume=runs/base/checkpoints/step10", 2, ["newer checkpoints exist: step20"]),
+        ("resume=runs/nowhere", 2, ["runs/nowhere is neither auto, never, must, a run directory, nor a checkpoint"]),
+    ],
+)
+def test_a_way_to_resume_that_cannot_be_is_told(base: Path, argument: str, code: int, parts: list[str]) -> None:
+    assert_told(train("fit", *SMALL, "name=base", argument, cwd=base), code, *parts)
+
+
+def test_a_resume_that_must_be_needs_a_run(tmp_path: Path) -> None:
+    assert_told(train("fit", *SMALL, "resume=must", cwd=tmp_path), 3, "resume=must, but runs/digits_mlp holds no run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["loop.max_duration=10"]])
+def test_a_finished_run_is_done_and_nothing_is_rewritten(base: Path, arguments: list[str]) -> None:
+    run = base / "runs/base"
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    result = train("fit", *SMALL, "name=base", *arguments, cwd=base)
+    assert result.code == 0, result
+    assert "runs/base is finished at step 20 (max_duration of 20 steps reached); nothing to do." in result.out
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_changed_config_is_refused_with_a_table_and_the_ways_out(base: Path) -> None:
+    config = (base / "runs/base/config.yaml").read_bytes()
+    changes = ["optimizer.lr=0.5", "model.hidden=[8]", "loop.max_duration=30", "data.num_workers=1"]
+    result = train("fit", *SMALL, "name=base", *changes, cwd=base)
+    assert_told(
+        result,
+        2,
+        "the config differs from the one that runs/base was trained with",
+        "  model.hidden  [128] -> [8]\n",
+        "  optimizer.lr  ", " -> 0.5\n",
+        "name=OTHER",
+        "ckpt=PATH",
+        "'resume_allow=[model.hidden,optimizer.lr]'",
+    )
+    assert "max_duration" not in result.err
+    assert (base / "runs/base/config.yaml").read_bytes() == config
+
+
+def test_a_change_that_is_allowed_goes_on_and_takes_effect(place: Path) -> None:
+    changes = ["optimizer.lr=0.5", "loop.max_duration=30", "loop.log_interval=3", "checkpoint.save_interval=5"]
+    result = train("fit", *SMALL, "name=base", *changes, "resume_allow=[optimizer.lr]", cwd=place)
+    assert result.code == 0, result.err
+    assert "resuming at step 20 from step20" in result.err
+    run = place / "runs/base"
+    assert names(run / "checkpoints") == ["step0", "step10", "step20", "step25", "step30"]
+    assert "lr: 0.5" in (run / "config.yaml").read_text()
+    assert [one["status"] for one in json.loads((run / "summary.json").read_text())["attempts"]] == ["finished"] * 2
+
+
+def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
+    root = make_project(tmp_path)
+    train_hold = hold(root, "train")
+    with running("fit", "experiment=mine", cwd=root) as first:
+        first.reach("train")
+        second = train("fit", "experiment=mine", cwd=root)
+        assert_told(second, 4, "runs/mine is in use by process", str(first.process.pid), "name=")
+        train_hold.unlink()
+        assert first.end().code == 0
+    assert names(root / "runs/mine/checkpoints") == ["step0", "step16", "step32", "step40"]
+
+
+def test_the_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    run = tmp_path / "runs/digits_mlp"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").write_text("theirs: 1\n")
+    result = train("fit", *SMALL, cwd=tmp_path)
+    assert_told(result, 4, "runs/digits_mlp is not a complete run directory", "checkpoints", "run_dir=")
+    assert (run / "config.yaml").read_text() == "theirs: 1\n"
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.yaml"]
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    assert_told(train("fit", *SMALL, cwd=tmp_path), 4, "runs/digits_mlp cannot be made", "run_dir=")
+
+
+def test_a_full_disk_ends_the_run_and_leaves_older_checkpoints_intact(place: Path) -> None:
+    def small_files_only() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    run = place / "runs/base"
+    before = {name: weights(run / "checkpoints" / name) for name in names(run / "checkpoints")}
+    arguments = ["fit", *SMALL, "name=base", "loop.max_duration=30"]
+    result = train(*arguments, cwd=place, preexec_fn=small_files_only)
+    assert_told(result, 1, "the checkpoint could not be saved", "File too large", "Older checkpoints are intact.")
+    assert {name: weights(run / "checkpoints" / name) for name in names(run / "checkpoints")} == before
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step0", "step10", "step20"]
+    assert json.loads((run / "summary.json").read_text())["status"] == "failed"
+    assert trained(*arguments[1:], cwd=place).code == 0
+    assert names(run / "checkpoints") == ["step0", "step10", "step20", "step30"]

@@ -1,0 +1,157 @@
+"""A signal stops a run after its step, with a checkpoint, and the resumed run ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from signal import SIGINT, SIGTERM, SIGUSR1
+from typing import Any
+
+import pytest
+from command import hold, make_project, names, records, running, train, trained, weights
+
+FIT = ("fit", "experiment=mine")
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a run that nobody stopped."""
+    root = make_project(tmp_path_factory.mktemp("straight"))
+    trained(*FIT[1:], cwd=root)
+    return root / "runs/mine"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A user's project, empty of runs."""
+    return make_project(tmp_path)
+
+
+def summary(project: Path) -> dict[str, Any]:
+    """How the run ended, as it says."""
+    found: dict[str, Any] = json.loads((project / "runs/mine/summary.json").read_text())
+    return found
+
+
+def assert_ends_as(straight: Path, project: Path) -> None:
+    """A resume ends with the same bits and the same metrics as the run that nobody stopped."""
+    trained(*FIT[1:], cwd=project)
+    run = project / "runs/mine"
+    assert weights(run / "checkpoints/step40") == weights(straight / "checkpoints/step40")
+    assert records(run / "metrics.jsonl") == records(straight / "metrics.jsonl")
+    assert summary(project)["status"] == "finished"
+
+
+def step_of(project: Path) -> int:
+    """The step at which the run stopped; its newest checkpoint is of that step."""
+    step = summary(project)["step"]
+    assert names(project / "runs/mine/checkpoints")[-1] == f"step{step}"
+    assert isinstance(step, int)
+    return step
+
+
+@pytest.mark.parametrize(("number", "reason"), [(SIGTERM, "SIGTERM"), (SIGUSR1, "SIGUSR1"), (SIGINT, "Ctrl-C")])
+def test_a_signal_while_training_finishes_the_step_and_saves(
+    straight: Path, project: Path, number: signal.Signals, reason: str
+) -> None:
+    held = hold(project, "train")
+    with running(*FIT, cwd=project) as run:
+        run.reach("train")
+        run.signal(number)
+        run.notice()
+        held.unlink()
+        result = run.end()
+    assert result.code == 75, result
+    assert f"stopped at step 7: {reason}" in result.out
+    assert "the same command again goes on from here" in result.out
+    assert "Traceback" not in result.err
+    assert step_of(project) == 7  # the 51st sample belongs to the seventh batch of eight
+    assert_ends_as(straight, project)
+
+
+def test_a_signal_during_an_evaluation_gives_it_up_and_the_resume_makes_it(straight: Path, project: Path) -> None:
+    held = hold(project, "val")
+    with running(*FIT, cwd=project) as run:
+        run.reach("val")
+        run.signal(SIGTERM)
+        run.notice()
+        held.unlink()
+        assert run.end().code == 75
+    assert step_of(project) == 16
+    assert "val/loss" not in (project / "runs/mine/metrics.jsonl").read_text()
+    assert_ends_as(straight, project)
+
+
+def test_a_signal_during_the_start_stops_before_the_first_step(straight: Path, project: Path) -> None:
+    held = hold(project, "start")
+    with running(*FIT, cwd=project) as run:
+        run.reach("start")
+        run.signal(SIGTERM)
+        run.notice()
+        held.unlink()
+        assert run.end().code == 75
+    assert step_of(project) == 0
+    assert_ends_as(straight, project)
+
+
+def test_a_signal_during_the_start_of_a_resume_loses_nothing(straight: Path, project: Path) -> None:
+    assert train(*FIT, "loop.max_duration=32st", cwd=project).code == 0
+    held = hold(project, "start")
+    with running(*FIT, cwd=project) as run:
+        run.reach("start")
+        run.signal(SIGTERM)
+        run.notice()
+        held.unlink()
+        assert run.end().code == 75
+    assert step_of(project) == 32
+    assert_ends_as(straight, project)
+
+
+@pytest.mark.parametrize("place", ["train", "start"])
+def test_a_second_ctrl_c_ends_it_at_once(straight: Path, project: Path, place: str) -> None:
+    hold(project, place)
+    with running(*FIT, cwd=project) as run:
+        run.reach(place)
+        run.signal(SIGINT)
+        run.notice()
+        run.signal(SIGINT)
+        result = run.end()  # still held
+    assert result.code == 130
+    assert result.err.endswith("train: interrupted\n")
+    assert "Traceback" not in result.err
+    if place == "start":
+        assert not (project / "runs").exists()
+    else:
+        assert summary(project)["status"] == "interrupted"
+        assert names(project / "runs/mine/checkpoints") == ["step0"]
+
+
+@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
+def test_a_signal_to_the_whole_group_leaves_the_workers_to_finish_the_step(
+    straight: Path, project: Path, number: signal.Signals
+) -> None:
+    text = (project / "mine/parts.py").read_text()
+    (project / "mine/parts.py").write_text(text.replace("fetched > 50", "fetched > 40"))
+    held = hold(project, "train")
+    with running(*FIT, "data.num_workers=2", cwd=project) as run:
+        run.reach("train")
+        run.signal(number, group=True)
+        held.unlink()
+        result = run.end()
+    assert result.code == 75, result
+    assert "worker" not in result.err
+    step = step_of(project)
+    assert 0 < step < 40
+    assert_ends_as(straight, project)
+
+
+def test_time_that_is_used_up_stops_it_like_a_signal(straight: Path, project: Path) -> None:
+    result = train(*FIT, "loop.max_time=1s", "loop.max_duration=100000st", "checkpoint.save_interval=null", cwd=project)
+    assert result.code == 75
+    assert "max_time of 1s used up" in result.out
+    step = step_of(project)
+    assert step > 0
+    result = train(*FIT, f"loop.max_duration={step}st", "checkpoint.save_interval=null", cwd=project)
+    assert result.code == 0
+    assert summary(project)["status"] == "finished"

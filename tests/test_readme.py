@@ -1,0 +1,86 @@
+"""The README tells the truth: its commands and programs are run, in the order in which they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def _blocks(language: str, containing: str = "") -> list[str]:
+    return [text for kind, text in BLOCKS if kind == language and containing in text]
+
+
+def _sh(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run shell lines as a reader would, with this environment's `train`."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    body = f'train() {{ "{sys.executable}" -m trainer_cli "$@"; }}\nset -e\n{script}'
+    done = subprocess.run(["bash", "-c", body], cwd=cwd, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def _python(program: str, cwd: Path) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=cwd, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, f"{program}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_first_commands_are_the_scripts_that_are_there() -> None:
+    names = re.findall(r"^(scripts/\w+)", _blocks("sh")[0], re.MULTILINE)
+    assert names == ["scripts/quickstart", "scripts/test"]
+    assert all(os.access(ROOT / name, os.X_OK) for name in names)
+
+
+def test_the_commands_of_train_kill_go_on_evaluate_run_as_they_stand(tmp_path: Path) -> None:
+    block = next(text for text in _blocks("sh") if "train list" in text)
+    done = _sh(block, tmp_path)
+    assert "is finished at step" in done.stdout, "the second fit finds the run finished"
+    assert "smallest loss" in done.stdout, "the table of validate"
+    weights = _python(f"{_blocks('python', 'load_file')[0]}\nprint(len(weights))", tmp_path)
+    assert int(weights) > 0
+
+
+def test_the_users_project_runs_as_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "configs" / "experiment").mkdir(parents=True)
+    (tmp_path / "shapes.py").write_text(_blocks("python", "# shapes.py")[0])
+    (tmp_path / "configs" / "experiment" / "mine.yaml").write_text(_blocks("yaml", "shapes.Net")[0])
+    done = _sh(next(text for text in _blocks("sh") if "experiment=mine" in text), tmp_path)
+    assert re.search(r"runs/mine/checkpoints/step80\s+80\s+large", done.stdout), done.stdout
+    assert "My experiment" in _sh("train list experiment", tmp_path).stdout
+
+
+def test_the_checkpoint_options_shown_are_accepted(tmp_path: Path) -> None:
+    (tmp_path / "configs" / "experiment").mkdir(parents=True)
+    body = "# @package _global_\n" + _blocks("yaml", "save_interval")[0]
+    (tmp_path / "configs" / "experiment" / "shown.yaml").write_text(body)
+    done = _sh("train config +experiment=shown", tmp_path)
+    assert "fixed_steps:" in done.stdout
+
+
+def test_the_library_example_runs_and_is_done_the_second_time(tmp_path: Path) -> None:
+    program = _blocks("python", "TrainingLoop")[0]
+    step, accuracy = _python(program, tmp_path).split()
+    assert float(accuracy) > 0.5
+    assert _python(program.replace('["val/accuracy"]', ""), tmp_path).split()[0] == step
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(((?!http)[^)]+)\)", README))
+def test_links_into_the_repository_lead_somewhere(link: str) -> None:
+    assert (ROOT / link).exists()
+
+
+def test_the_table_of_experiments_is_complete() -> None:
+    shipped = {path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml")}
+    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == shipped
