@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.base import Logger
     from trainer_cli.trainer.duration import Duration
     from trainer_cli.trainer.hooks import Callback
-    from trainer_cli.trainer.loops import TrainingLoop, ValidationLoop
+    from trainer_cli.trainer.loops import TrainingLoop
     from trainer_cli.trainer.schedules import WarmupCosine
     from trainer_cli.trainer.step import Precision
     from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.validation import ValidationLoop
 
 _HOMES = {
     "Callback": "trainer_cli.trainer.hooks",
@@ -29,7 +30,7 @@ _HOMES = {
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
     "Trainer": "trainer_cli.trainer.trainer",
     "TrainingLoop": "trainer_cli.trainer.loops",
-    "ValidationLoop": "trainer_cli.trainer.loops",
+    "ValidationLoop": "trainer_cli.trainer.validation",
     "WarmupCosine": "trainer_cli.trainer.schedules",
 }
 __all__ = [

@@ -32,7 +32,7 @@ WHOLE = "model: {_target_: mine.Net, width: 3}"
             [WHOLE, "model: {depth: 2}"], [], [], {"_target_": "mine.Net", "width": 3, "depth": 2},
             id="a later experiment adds to it",
         ),
-        pytest.param(["model: {depth: 5}", WHOLE], [], [], {"_target_": "mine.Net", "width": 3}, id="and the last wins"),
+        pytest.param(["model: {depth: 5}", WHOLE], [], [], {"_target_": "mine.Net", "width": 3}, id="the last wins"),
     ],
 )  # fmt: skip
 def test_a_node_written_out_takes_nothing_from_the_default_choice(

@@ -1,7 +1,8 @@
 """A callback that sends the process a signal at the place that the environment variable INTERRUPT names.
 
 `SIGKILL train 17 2` is before the third batch (counted from 0) of the optimizer step that follows step 17;
-`SIGTERM validate 20 3` is before the fourth batch of the evaluation at step 20.
+`SIGTERM validate 20 3` is before the fourth batch of the evaluation at step 20; `SIGKILL fit-end 40 0` is
+after the last checkpoint, where that is step 40.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class Interrupt(Callback):
 
     def on_validate_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
         self._send_at("validate", trainer.progress.step, batch_idx)
+
+    def on_fit_end(self, trainer: Any, loop: Any) -> None:
+        self._send_at("fit-end", trainer.progress.step, 0)
 
     def _send_at(self, where: str, step: int, batch: int) -> None:
         if (where, (step, batch)) == (self._where, self._place):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import flip_a_byte, names
+from command import flip_a_byte, names, weights
 from compare import assert_same_run, assert_same_state, checkpoints, content, final_state, metrics, points
 from forks import Forks
 
@@ -52,7 +52,7 @@ STOPS = [
     pytest.param(MLP, "SIGTERM train 20 0", 75, id="after-a-step-that-evaluates"),
     pytest.param(MLP, "SIGTERM train 6 0", 75, id="at-a-step-that-logs"),
     pytest.param(MLP, "SIGTERM validate 20 3", 75, id="in-an-evaluation"),
-    pytest.param(MLP, "SIGTERM validate 135 0", 75, id="in-the-last-evaluation"),
+    pytest.param(MLP, "SIGKILL validate 135 3", -9, id="killed-in-the-last-evaluation"),
     pytest.param(MLP, "SIGKILL validate 40 3", -9, id="killed-in-an-evaluation"),
     pytest.param(MLP, "SIGKILL train 2 0", -9, id="killed-before-the-first-interval"),
     pytest.param((*MLP, *ACCUMULATED), "SIGKILL train 18 1", -9, id="killed-inside-an-accumulation"),
@@ -78,11 +78,33 @@ def test_a_stop_anywhere_changes_nothing(
 
 
 def test_several_stops_change_nothing(forks: Forks, straight: Callable[..., Path], tmp_path: Path) -> None:
-    for interrupt in ("SIGTERM train 3 0", "SIGKILL train 31 0", "SIGTERM validate 40 1", "SIGTERM validate 40 2",
-                      "SIGKILL train 46 0", "SIGTERM train 134 0", "SIGTERM validate 135 1"):  # fmt: skip
+    stops = (
+        "SIGTERM train 3 0",
+        "SIGKILL train 31 0",
+        "SIGTERM validate 40 1",
+        "SIGTERM validate 40 2",
+        "SIGKILL train 46 0",
+        "SIGTERM train 133 0",
+    )
+    for interrupt in stops:
         assert forks.fit(tmp_path, *CNN, "run_dir=run", INTERRUPT=interrupt).code in (75, -9)
     assert forks.fit(tmp_path, *CNN, "run_dir=run").code == 0
     assert_same_run(tmp_path / "run", straight(*CNN))
+
+
+def test_a_stop_in_the_last_evaluation_loses_neither_weights_nor_metrics(
+    forks: Forks, straight: Callable[..., Path], tmp_path: Path
+) -> None:
+    run, reference = tmp_path / "run", straight(*MLP)
+    assert forks.fit(tmp_path, *MLP, "run_dir=run", INTERRUPT="SIGTERM validate 135 1").code == 75
+    assert forks.fit(tmp_path, *MLP, "run_dir=run").code == 0
+    assert weights(run / "checkpoints/step135") == weights(reference / "checkpoints/step135")
+    assert metrics(run) == metrics(reference)
+    assert points(run) == points(reference)
+    assert checkpoints(run) == checkpoints(reference)
+    before = content(run)
+    assert "is finished" in forks.fit(tmp_path, *MLP, "run_dir=run").out
+    assert content(run) == before
 
 
 def test_the_number_of_workers_may_change_on_the_way(
@@ -118,6 +140,16 @@ def test_a_finished_run_is_left_alone(forks: Forks, tmp_path: Path) -> None:
         assert "run is finished at step 135" in again.out
         assert again.err == ""
         assert content(tmp_path / "run") == before
+
+
+def test_a_run_killed_after_its_last_checkpoint_says_later_that_it_is_finished(
+    forks: Forks, straight: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert forks.fit(tmp_path, *MLP, "run_dir=run", INTERRUPT="SIGKILL fit-end 135 0").killed
+    again = forks.fit(tmp_path, *MLP, "run_dir=run")
+    assert again.code == 0, again.err
+    assert_same_run(tmp_path / "run", straight(*MLP))
+    assert "nothing to do" in forks.fit(tmp_path, *MLP, "run_dir=run").out
 
 
 def test_a_longer_training_reopens_a_finished_run(forks: Forks, straight: Callable[..., Path], tmp_path: Path) -> None:

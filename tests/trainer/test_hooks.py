@@ -13,9 +13,10 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import UserError
 from trainer_cli.trainer import hooks as hooks_module
 from trainer_cli.trainer.hooks import VOCABULARY, Callback, Hooks
-from trainer_cli.trainer.loops import TrainingLoop, ValidationLoop
+from trainer_cli.trainer.loops import TrainingLoop
 from trainer_cli.trainer.schedules import WarmupCosine
 from trainer_cli.trainer.trainer import Trainer
+from trainer_cli.trainer.validation import ValidationLoop
 
 
 def test_a_hook_that_nobody_overrides_is_an_empty_tuple() -> None:

@@ -18,8 +18,9 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.loops import TrainingLoop
+from trainer_cli.trainer.parts import pick_device
 from trainer_cli.trainer.schedules import WarmupCosine
-from trainer_cli.trainer.trainer import Trainer, pick_device
+from trainer_cli.trainer.trainer import Trainer
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from trainer_cli.checkpoint.snapshot import is_finite
 from trainer_cli.checkpoint.soundness import catalog_of, newest_sound
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.schema import CheckpointConfig, Removal
-from trainer_cli.errors import CheckpointError, ConfigError
+from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.hooks import Callback
 
@@ -77,21 +77,8 @@ class CheckpointerCallback(Callback):
         Raises:
             CheckpointError: there are some, and none is sound.
         """
-        entry, passed_over = newest_sound(self.catalog, self.identity.run_id)
-        if entry is None:
-            unread = (one for one in self.catalog.entries() if one.manifest is None and not one.partial)
-            faults = passed_over | {one.name: one.problem or "" for one in unread}
-            if faults:
-                listed = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
-                raise CheckpointError(
-                    f"there are checkpoints, but none is valid: {listed}",
-                    where=str(self.folder),
-                    cure="Restore one of them, or use another folder.",
-                )
-            return None
-        for name, problem in passed_over.items():
-            self.storage.set_aside(name, problem)
-        return self.folder / entry.name
+        entry = newest_sound(self.catalog, self.identity.run_id, str(self.folder))
+        return None if entry is None else self.folder / entry.name
 
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
@@ -145,7 +132,7 @@ class CheckpointerCallback(Callback):
         progress, identity = trainer.progress, self.identity
         path = self.folder / checkpoint_name(progress.step)
         state = trainer.checkpoint_state()
-        trainer.flush_loggers()
+        trainer.journal.make_durable()
         facts = Facts(
             run_id=identity.run_id,
             attempt=identity.attempt,
@@ -154,7 +141,7 @@ class CheckpointerCallback(Callback):
             kind=decision.kind,
             reason=decision.reason,
             finished=finished,
-            metrics=dict(trainer.metrics),
+            metrics=dict(trainer.journal.last),
             finite=is_finite(state["model"]),
             config_digest=identity.config_digest,
             target_packages=identity.target_packages,

@@ -10,12 +10,17 @@ from trainer_cli.checkpoint.format.verified import Verified
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.port import Storage
+from trainer_cli.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
 
 def why_unsound(storage: Storage, entry: Entry) -> str | None:
-    """What is wrong with a checkpoint, every file read and digested; None where nothing is."""
+    """What is wrong with a checkpoint, every file read and digested; None where nothing is.
+
+    Raises:
+        OSError: it cannot be read just now, which says nothing of what is written there.
+    """
     if entry.problem is not None or entry.manifest is None:
         return entry.problem or "it has no manifest"
     try:
@@ -25,30 +30,51 @@ def why_unsound(storage: Storage, entry: Entry) -> str | None:
                     pass
     except DamagedCheckpoint as error:
         return str(error)
-    except OSError as error:
-        return f"it cannot be read: {error}"
     return None
 
 
-def newest_sound(catalog: Catalog, run_id: str) -> tuple[Entry | None, dict[str, str]]:
-    """The newest checkpoint of a run that is sound and whose weights are finite.
+def newest_sound(catalog: Catalog, run_id: str, where: str) -> Entry | None:
+    """The newest checkpoint of a run that is sound and whose weights are finite; None where there are none at all.
 
-    Returns it with the names and problems of the newer ones that were passed over. One whose manifest cannot be
-    read may be anybody's: it is told, and left alone.
+    Newer ones of the run that are unfit for good are set aside, aloud. One whose manifest cannot be read may be
+    anybody's, and one that cannot be read now may be read later: these are told, and left alone.
+
+    Raises:
+        CheckpointError: there are checkpoints in `where`, but none that will do; nothing was touched.
     """
-    passed_over: dict[str, str] = {}
+    unfit: dict[str, str] = {}
+    unread: dict[str, str] = {}
     for entry in reversed(catalog.entries()):
         if entry.manifest is None:
             if not entry.partial:
-                log.warning("checkpoint %s is not used: %s", entry.name, entry.problem)
+                unread[entry.name] = entry.problem or ""
             continue
         if entry.manifest.run_id != run_id:
             continue
-        problem = why_unsound(catalog.storage, entry) if entry.manifest.finite else "its weights are not finite"
+        try:
+            problem = why_unsound(catalog.storage, entry) if entry.manifest.finite else "its weights are not finite"
+        except OSError as error:
+            unread[entry.name] = f"it cannot be read: {error}"
+            continue
         if problem is None:
-            return entry, passed_over
-        passed_over[entry.name] = problem
-    return None, passed_over
+            _tell_and_set_aside(catalog.storage, unfit, unread)
+            return entry
+        unfit[entry.name] = problem
+    if unfit or unread:
+        listed = "\n".join(f"  {name}: {problem}" for name, problem in {**unfit, **unread}.items())
+        raise CheckpointError(
+            f"{where} holds checkpoints, but none is valid:\n{listed}\n",
+            cure="Restore one of them, or start another run, under another name or in another folder.",
+        )
+    return None
+
+
+def _tell_and_set_aside(storage: Storage, unfit: dict[str, str], unread: dict[str, str]) -> None:
+    for name, problem in unread.items():
+        log.warning("checkpoint %s is not used: %s", name, problem)
+    for name, problem in unfit.items():
+        log.warning("checkpoint %s is not used, and is set aside: %s", name, problem)
+        storage.set_aside(name, problem)
 
 
 def catalog_of(folder: Path) -> Catalog:

@@ -228,7 +228,7 @@ class TrainConfig:
     device: Device = Device.auto
     """auto, cpu, cuda or mps."""
     resume: str = "auto"
-    """auto (the newest valid checkpoint, if there is one), never, must, a checkpoint of this run, or a run directory."""
+    """auto (the newest valid checkpoint, if there is one), never, must, a checkpoint of this run, or its directory."""
     resume_allow: list[str] = field(default_factory=list)
     """Globs of config keys that may change on resume beyond the usual ones."""
     ckpt: Any = None

@@ -69,19 +69,9 @@ def choose(resume: str, catalog: Catalog, run_id: str, folder: Path) -> Choice:
     entries = [one for one in catalog.entries() if one.manifest is None or one.manifest.run_id == run_id]
     if resume not in ("auto", "must"):
         return _named(Path(resume), entries, catalog, folder)
-    newest, problems = newest_sound(catalog, run_id)
+    newest = newest_sound(catalog, run_id, str(folder))
     if newest is not None:
-        for name, problem in problems.items():
-            log.warning("checkpoint %s is not used, and is set aside: %s", name, problem)
-            catalog.storage.set_aside(name, problem)
         return Choice(newest, f"the newest valid checkpoint of {folder.parent}")
-    problems.update({one.name: one.problem for one in entries if one.problem and not one.partial})
-    if problems:
-        listed = "\n".join(f"  {name}: {problem}" for name, problem in problems.items())
-        raise CheckpointError(
-            f"{folder} holds checkpoints, but none is valid:\n{listed}\n",
-            cure="Restore one of them, or start another run with name=OTHER.",
-        )
     if resume == "must":
         raise CheckpointError(f"resume=must, but {folder} holds no checkpoint")
     return Choice(None, f"{folder} holds no checkpoint yet")
@@ -108,7 +98,10 @@ def _named(path: Path, entries: Sequence[Entry], catalog: Catalog, folder: Path)
             where="resume",
             cure="To begin a new run with the weights of another, use ckpt=PATH.",
         )
-    problem = why_unsound(catalog.storage, entry)
+    try:
+        problem = why_unsound(catalog.storage, entry)
+    except OSError as error:
+        problem = f"it cannot be read: {error}"
     if problem is not None:
         raise CheckpointError(f"{path} is not valid: {problem}", cure="Name another, or use resume=auto.")
     newer = [one.name for one in entries if one.problem is None and one.step > entry.step]

@@ -54,8 +54,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from trainer_cli.checkpoint.policy import Occasion
-    from trainer_cli.trainer.loops import TrainingLoop, ValidationLoop
+    from trainer_cli.trainer.loops import TrainingLoop
     from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.validation import ValidationLoop
 
 
 class Callback:

@@ -1,4 +1,4 @@
-"""The training loop and the validation loop: what is done with each batch, and what after which step."""
+"""The training loop: what is done with each batch, and what after which step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.step import Forward, Meter, Number, batch_weight, read_outputs, sample_count, to_device
 from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
 from trainer_cli.trainer.timetable import Cadence, epoch_steps, limited_batches, total_steps
+from trainer_cli.trainer.validation import ValidationLoop
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.progress import Progress
     from trainer_cli.trainer.trainer import Trainer
-
-
-class EvaluationInterruptedError(Exception):
-    """A stop was asked for while an evaluation ran; the evaluation is owed to the next attempt."""
 
 
 class TrainingLoop:
@@ -153,7 +150,7 @@ class TrainingLoop:
         elif self._wants_evaluation_at_start(trainer) and not trainer.evaluate(
             val_loaders, self.validation, is_last=False
         ):
-            trainer.record.clear()
+            trainer.journal.record.clear()
             return trainer.stop_wish
         trainer.flush_record()
         trainer.hooks.call("on_checkpoint", trainer, Occasion.pre_train)
@@ -229,7 +226,7 @@ class TrainingLoop:
         model, optimizer, progress, device = trainer.model, trainer.optimizer, trainer.progress, trainer.device
         assert optimizer is not None and self._meter is not None
         schedulers, precision, parameters = trainer.schedulers, trainer.precision, trainer.parameters
-        accum, meter, hooks, record = self.settings.grad_accum_steps, self._meter, trainer.hooks, trainer.record
+        accum, meter, hooks, record = self.settings.grad_accum_steps, self._meter, trainer.hooks, trainer.journal.record
         forward = Forward(trainer)
         clips = precision.clip_norm is not None or precision.clip_value is not None
         moves = device.type != "cpu"
@@ -351,7 +348,7 @@ class TrainingLoop:
 
     def _count_time(self, trainer: Trainer) -> None:
         progress = trainer.progress
-        progress.last_seconds, progress.seconds = progress.seconds, trainer.training_seconds()
+        progress.last_seconds, progress.seconds = progress.seconds, trainer.journal.seconds()
 
     def _log_training(self, trainer: Trainer) -> None:
         assert self._meter is not None and trainer.optimizer is not None
@@ -360,80 +357,8 @@ class TrainingLoop:
         metrics["train/lr"] = float(trainer.optimizer.param_groups[0]["lr"])
         if self._grad_norm is not None:
             metrics["train/grad_norm"] = float(self._grad_norm)
-        metrics["train/samples_per_s"] = trainer.samples_per_second()
+        metrics["train/samples_per_s"] = trainer.journal.samples_per_second(trainer.progress.samples)
         trainer.log_metrics(metrics)
-
-
-class ValidationLoop:
-    """Evaluates the model on one loader: weighted means of loss and metrics.
-
-    `hook` is the base name of its hooks: `ValidationLoop(hook="x")` calls `on_x_start`, `on_x_batch_end` and so
-    on. Model mode, random state and gradients are as before when it returns.
-    """
-
-    def __init__(self, eval_steps: int | None = None, hook: str = "validate") -> None:
-        self.eval_steps = eval_steps
-        self.hook = hook
-        self.metrics: dict[str, float] = {}
-
-    def run(self, trainer: Trainer, loader: Any, name: str) -> dict[str, float]:
-        """Means over the loader (or its first `eval_steps` batches), weighted by the batches' weights.
-
-        Raises:
-            EvaluationInterruptedError: the run is to stop here and be started again, and this was not the last batch.
-            UserError: the loader gave no batch.
-        """
-        hooks, model, base = trainer.hooks, trainer.model, self.hook
-        modes = [(module, module.training) for module in model.modules()]
-        try:
-            with ExitStack() as stack, torch.no_grad():
-                hooks.call("on_enter_validate", trainer, stack, loader, self)
-                model.eval()
-                hooks.call(f"on_{base}_start", trainer, model, loader, self)
-                self.metrics = self._means(trainer, model, loader, name)
-                hooks.tear_down(f"on_{base}_end", trainer, model, self)
-        except BaseException as error:
-            with second_to(error):
-                hooks.tear_down("on_validate_exception", trainer, error)
-            raise
-        finally:
-            for module, training in modes:
-                module.training = training
-        return self.metrics
-
-    def _means(self, trainer: Trainer, model: nn.Module, loader: Any, name: str) -> dict[str, float]:
-        hooks, base, device = trainer.hooks, self.hook, trainer.device
-        forward, meter = Forward(trainer), Meter(device)
-        batch_start, batch_end = hooks[f"on_{base}_batch_start"], hooks[f"on_{base}_batch_end"]
-        step_start, step_end = hooks[f"on_{base}_step_start"], hooks[f"on_{base}_step_end"]
-        batch_idx = -1
-        batches = loader.iterate(0)
-        try:
-            for batch_idx, batch in enumerate(batches):
-                if trainer.stop_wish is not None and not trainer.stop_wish.finished:
-                    raise EvaluationInterruptedError
-                batch = to_device(batch, device) if device.type != "cpu" else batch
-                for call in batch_start:
-                    call(trainer, model, batch, batch_idx)
-                for call in step_start:
-                    call(trainer, model, batch)
-                raw = forward(batch)
-                loss, outputs = read_outputs(raw)
-                size = 0 if "weight" in outputs else sample_count(batch)
-                meter.add(loss, outputs, batch_weight(outputs, size))
-                for call in step_end:
-                    call(trainer, model, raw, batch)
-                for call in batch_end:
-                    call(trainer, model, raw, batch, batch_idx)
-                if batch_idx + 1 == self.eval_steps:
-                    break
-        finally:
-            close = getattr(batches, "close", None)
-            if close is not None:
-                close()
-        if batch_idx < 0:
-            raise UserError(f"the validation loader '{name}' gave no batch")
-        return meter.means()
 
 
 def _due(cadence: Cadence | None, now: Progress) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,13 +16,17 @@ from torch import Tensor, nn
 from trainer_cli.checkpoint import snapshot
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.policy import Occasion
-from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.errors import UserError
+from trainer_cli.loggers.base import Logger, RunFacts
 from trainer_cli.trainer.hooks import Callback, Hooks, second_to
-from trainer_cli.trainer.loops import EvaluationInterruptedError, TrainingLoop, ValidationLoop
+from trainer_cli.trainer.journal import Journal
+from trainer_cli.trainer.loops import TrainingLoop
+from trainer_cli.trainer.parts import made, named, pick_device, seed_everything, typed
 from trainer_cli.trainer.progress import Progress
+from trainer_cli.trainer.state import capture, restore
 from trainer_cli.trainer.step import Precision
 from trainer_cli.trainer.stopping import Stop
+from trainer_cli.trainer.validation import EvaluationInterruptedError, ValidationLoop
 
 Factory = Callable[..., Any]
 
@@ -55,34 +58,6 @@ class Unset:
 
 
 UNSET = Unset()
-
-
-def seed_everything(seed: int) -> None:
-    """Seed python, numpy and torch (all devices)."""
-    import numpy as np
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of that name; `auto` is cuda, else mps, else cpu.
-
-    Raises:
-        UserError: this machine has no such device.
-    """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = next(kind for kind in available if available[kind])
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError):
-        raise UserError(f"device: expected auto, cpu, cuda or mps, got {name!r}", where="device") from None
-    if not available.get(device.type, False):
-        have = ", ".join(kind for kind in available if available[kind])
-        raise UserError(f"device is {name}, but this machine has none", where="device", cure=f"It has: {have}.")
-    return device
 
 
 class Trainer:
@@ -121,18 +96,19 @@ class Trainer:
         name: str = "default",
         console: str = "auto",
     ) -> None:
-        self.precision = _typed("precision", precision or Precision(), Precision)
-        self.loop = _typed("loop", loop or TrainingLoop(), TrainingLoop)
-        self.callbacks = _named("callbacks", callbacks, Callback)
+        self.precision = typed("precision", precision or Precision(), Precision)
+        self.loop = typed("loop", loop or TrainingLoop(), TrainingLoop)
+        self.callbacks = named("callbacks", callbacks, Callback)
         if checkpoint is not None:
             if "checkpoint" in self.callbacks:
                 raise UserError("two callbacks are called 'checkpoint'", cure="Give it once, as checkpoint=.")
-            self.callbacks["checkpoint"] = _typed("checkpoint", checkpoint, Callback)
+            self.callbacks["checkpoint"] = typed("checkpoint", checkpoint, Callback)
         self.checkpoint = checkpoint
-        self.loggers = _named("loggers", loggers, Logger)
+        self.loggers = named("loggers", loggers, Logger)
+        self.journal = Journal(self.loggers)
         self.hooks = Hooks(self.callbacks, families={"validate", self.loop.validation.hook})
         self.device = pick_device(device)
-        self.seed = None if seed is None else _typed("seed", seed, int)
+        self.seed = None if seed is None else typed("seed", seed, int)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.name, self.console = name, console
         if seed is not None:
@@ -143,11 +119,11 @@ class Trainer:
                 "optimizer is an instance, but model is a function: the optimizer cannot hold its parameters",
                 cure="Give the optimizer as a function `model -> optimizer`.",
             )
-        self.model: nn.Module = _typed("model", _made(model, nn.Module), nn.Module).to(self.device)
+        self.model: nn.Module = typed("model", made(model, nn.Module), nn.Module).to(self.device)
         self.optimizer: torch.optim.Optimizer | None = None
         if optimizer is not None:
-            made = _made(optimizer, torch.optim.Optimizer, self.model)
-            self.optimizer = _typed("optimizer", made, torch.optim.Optimizer)
+            given = made(optimizer, torch.optim.Optimizer, self.model)
+            self.optimizer = typed("optimizer", given, torch.optim.Optimizer)
         self._scheduler_factories = list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
         self.schedulers: list[Any] = []
         self.progress = Progress()
@@ -156,14 +132,10 @@ class Trainer:
         self.loaded_from: Path | None = None
         self.loaded_step = 0
         self._goes_on = False
-        self.metrics: dict[str, float] = {}
-        self.record: dict[str, float | Tensor] = {}
-        self._rng: dict[str, Any] | None = None
+        self.rng: dict[str, Any] | None = None
         self._train_loader: Any = None
-        self._clock = (time.monotonic(), 0.0)
         self._start_samples = 0
         self.stop_reason: str | None = None
-        self._rate_mark = (time.monotonic(), 0)
         self.hooks.call("setup", self)
         self.hooks.call("post_setup", self)
 
@@ -220,7 +192,7 @@ class Trainer:
                     self.hooks.tear_down("on_fit_exception", self, error)
             raise
         self.close()
-        return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.metrics))
+        return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.journal.last))
 
     def validate(self, val_loader: Any, ckpt_path: str | Path | None = None) -> dict[str, dict[str, float]]:
         """Evaluate on each loader, with the weights of a checkpoint where one is given: loader -> metrics."""
@@ -239,51 +211,32 @@ class Trainer:
 
     def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
         """Add to the record of the current step; nothing is dropped. Tensors wait for the device at the flush."""
-        for name, value in {**(metrics or {}), **named}.items():
-            self.record[name] = value.detach() if isinstance(value, Tensor) else value
+        self.journal.add({**(metrics or {}), **named})
 
     def flush_record(self) -> dict[str, float]:
         """Hand the record of this step to every logger, once and whole. Returns it."""
-        record = {name: float(value) for name, value in self.record.items()}
-        self.record.clear()
-        self.metrics = record
-        if record:
-            entry = Record(
-                step=self.progress.step,
-                epoch=self._epoch(),
-                time=time.time(),
-                metrics=record,
-                samples=self.progress.samples,
-            )
-            for logger in self.loggers.values():
-                logger.log(entry)
-        return record
-
-    def flush_loggers(self) -> None:
-        """Make everything logged so far durable, before a checkpoint is published that promises it."""
-        for logger in self.loggers.values():
-            logger.flush(durable=True)
+        return self.journal.flush(self.progress, self._epoch())
 
     def evaluate(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> bool:
         """Evaluate on every loader and log `LOADER/K`. False where a stop was asked for meanwhile."""
-        before = dict(self.record)
+        before = dict(self.journal.record)
         began = time.monotonic()
         try:
             self._evaluate_all(val_loaders, loop, is_last=is_last)
         except EvaluationInterruptedError:
-            self.record.clear()
-            self.record.update(before)
+            self.journal.record.clear()
+            self.journal.record.update(before)
             return False
         finally:
-            self._skip_in_rate(time.monotonic() - began)
+            self.journal.leave_out(time.monotonic() - began)
         self.progress.evaluated_step = self.progress.step
         return True
 
     def _evaluate_all(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> None:
         rng = snapshot.capture_rng()
-        if self._rng is not None:
+        if self.rng is not None:
             # An evaluation that an earlier attempt owes: it draws what it would have drawn there.
-            snapshot.restore_rng(self._rng)
+            snapshot.restore_rng(self.rng)
         try:
             with ExitStack() as stack:
                 self.hooks.call("on_enter_validate_all", self, stack, val_loaders)
@@ -300,7 +253,7 @@ class Trainer:
         self.stop_reason = stop.reason if stop is not None else None
         began = time.monotonic()
         self.hooks.call("on_checkpoint", self, occasion)
-        self._skip_in_rate(time.monotonic() - began)
+        self.journal.leave_out(time.monotonic() - began)
 
     def callback_steps(self) -> list[int]:
         """The steps at which callbacks want their moment for saving."""
@@ -309,18 +262,7 @@ class Trainer:
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Everything that a resume needs, as one tree; hooks have added theirs."""
-        state: dict[str, Any] = {
-            "model": snapshot.capture_model(self.model),
-            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
-            "progress": self.progress.state_dict(),
-            "loop": self.loop.state_dict(),
-            "callbacks": {name: own for name, call in self.callbacks.items() if (own := call.state_dict())},
-            "rng": self._rng or snapshot.capture_rng(),
-        }
-        if self.optimizer is not None:
-            state["optimizer"] = snapshot.capture_optimizer(self.model, self.optimizer)
-        if self._train_loader is not None:
-            state["data"] = self.loop.data_state(self)
+        state = capture(self, self._train_loader)
         self.hooks.call("on_save_checkpoint", self, state)
         self.hooks.call("postprocess_checkpoint", self, state)
         return state
@@ -341,20 +283,15 @@ class Trainer:
         self.hooks.call("preprocess_checkpoint", self, state)
         snapshot.restore_model(self.model, state["model"])
         if whole:
-            self._restore_training(state, keep_settings)
+            restore(self, self._train_loader, state, keep_settings)
             self.hooks.call("on_load_checkpoint", self, state)
         self.loaded_from, self.loaded_step, self._goes_on = path, int(state["progress"]["step"]), whole
 
     def restore_rng(self) -> None:
         """Put the random state of the loaded checkpoint in place: the last thing before the first step."""
-        if self._rng is not None:
-            snapshot.restore_rng(self._rng)
-            self._rng = None
-
-    def training_seconds(self) -> float:
-        """Seconds of training over all attempts."""
-        began, before = self._clock
-        return before + time.monotonic() - began
+        if self.rng is not None:
+            snapshot.restore_rng(self.rng)
+            self.rng = None
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -367,60 +304,31 @@ class Trainer:
         """Samples trained on since this process began."""
         return self.progress.samples - self._start_samples
 
-    def samples_per_second(self) -> float:
-        """The rate since it was last asked for, evaluations and saves left out."""
-        (then, before), now = self._rate_mark, (time.monotonic(), self.progress.samples)
-        self._rate_mark = now
-        return (now[1] - before) / max(now[0] - then, 1e-9)
-
     def close(self) -> None:
         """Close loggers and callbacks; every one of them, whatever happens."""
         with ExitStack() as stack:
             stack.callback(self.hooks.tear_down, "finalize")
-            for logger in self.loggers.values():
-                stack.callback(logger.close)
+            stack.callback(self.journal.close)
 
     def _close_after(self, error: BaseException) -> None:
         with second_to(error):
             self.close()
 
-    def _restore_training(self, state: dict[str, Any], keep_settings: Sequence[str]) -> None:
-        if self.optimizer is not None and "optimizer" in state:
-            snapshot.restore_optimizer(self.model, self.optimizer, state["optimizer"], keep_settings=keep_settings)
-        saved = state["schedulers"]
-        if len(saved) != len(self.schedulers):
-            raise CheckpointError(f"the checkpoint has {len(saved)} schedules, the config {len(self.schedulers)}")
-        for scheduler, own in zip(self.schedulers, saved, strict=True):
-            scheduler.load_state_dict(own)
-        if self._train_loader is not None and "data" in state:
-            self._train_loader.check_state(state["data"])
-        self.progress.load_state_dict(state["progress"])
-        self.loop.load_state_dict(state["loop"])
-        own_states = state["callbacks"]
-        for name, own in own_states.items():
-            if name not in self.callbacks:
-                raise CheckpointError(
-                    f"the checkpoint has state of a callback '{name}', which the config does not have",
-                    cure=f"It has: {', '.join(self.callbacks) or 'none'}.",
-                )
-            self.callbacks[name].load_state_dict(own)
-        self._rng = state["rng"]
-
     def _validate_one(self, loaders: Mapping[str, Any], path: str | Path | None) -> list[Evaluation]:
         if path is not None:
             self.load_checkpoint(path, ["model"])
-        self.record.clear()
+        self.journal.record.clear()
         self._evaluate_all(loaders, self.loop.validation, is_last=True)
         rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
-        for key, value in self.record.items():
+        for key, value in self.journal.record.items():
             name = next((name for name in loaders if key.startswith(f"{name}/")), key.partition("/")[0])
             rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = float(value)
-        self.record.clear()
+        self.journal.record.clear()
         where = None if path is None else Path(path)
         return [Evaluation(where, self.loaded_step, name, metrics) for name, metrics in rows.items()]
 
     def _make_schedulers(self) -> list[Any]:
-        made = []
+        schedulers = []
         for scheduler in self._scheduler_factories:
             if scheduler is None:
                 continue
@@ -429,32 +337,25 @@ class Trainer:
             for method in ("step", "state_dict", "load_state_dict"):
                 if not hasattr(scheduler, method):
                     raise UserError(f"schedulers: expected a schedule, got {type(scheduler).__name__} without {method}")
-            made.append(scheduler)
-        return made
+            schedulers.append(scheduler)
+        return schedulers
 
     def _newest(self) -> Path | None:
         newest = getattr(self.checkpoint, "newest", None)
         return newest() if newest is not None else None
 
     def _start_loggers(self) -> None:
-        progress = self.progress
-        self._clock = (time.monotonic(), progress.seconds)
-        self._start_samples = progress.samples
-        self._rate_mark = (time.monotonic(), progress.samples)
+        self._start_samples = self.progress.samples
         whole = self._goes_on and self.loop.owed_record is None
-        keep = progress.step if whole else progress.step - 1
         facts = RunFacts(
             run_dir=self.run_dir,
             name=self.name,
             total_steps=self.loop.total_steps,
-            start_step=progress.step,
-            start_samples=progress.samples,
+            start_step=self.progress.step,
+            start_samples=self.progress.samples,
             console=self.console,
         )
-        for logger in self.loggers.values():
-            if self.run_dir is not None:
-                logger.rewind(self.run_dir, keep)
-            logger.start(facts)
+        self.journal.start(facts, self.progress, keep=self.progress.step if whole else self.progress.step - 1)
 
     @staticmethod
     def _check_names(val_loaders: Mapping[str, Any]) -> None:
@@ -477,32 +378,3 @@ class Trainer:
         if per_epoch is None:
             return float(self.progress.epoch)
         return float(round(self.progress.step / per_epoch, 4))
-
-    def _skip_in_rate(self, seconds: float) -> None:
-        self._rate_mark = (self._rate_mark[0] + seconds, self._rate_mark[1])
-
-
-def _made(given: Any, kind: type, *args: Any) -> Any:
-    return given if isinstance(given, kind) or not callable(given) else given(*args)
-
-
-def _typed(slot: str, value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise UserError(f"{slot}: expected {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-def _named(slot: str, given: Any, kind: type) -> dict[str, Any]:
-    if not isinstance(given, Mapping | Iterable):
-        raise UserError(f"{slot}: expected a sequence or mapping of {kind.__name__}, got {type(given).__name__}")
-    if isinstance(given, Mapping):
-        named = {str(name): value for name, value in given.items() if value is not None}
-    else:
-        named = {}
-        for value in given:
-            name, count = type(value).__name__, 1
-            while name in named:
-                count += 1
-                name = f"{type(value).__name__}_{count}"
-            named[name] = value
-    return {name: _typed(f"{slot}.{name}", value, kind) for name, value in named.items()}

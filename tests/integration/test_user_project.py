@@ -1,0 +1,75 @@
+"""A user's own directory: configs of its own, model and data of its own, nothing of it installed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from command import hold, make_project, names, records, running, train, trained, weights
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's directory, with one run in it."""
+    root = make_project(tmp_path_factory.mktemp("project"))
+    trained("experiment=mine", "name=straight", cwd=root)
+    return root
+
+
+def test_the_list_shows_what_is_ours_beside_what_ships(project: Path) -> None:
+    shown = train("list", cwd=project).out
+    assert "  experiment=mine        Our own line through our own points\n" in shown
+    assert "  experiment=digits " in shown
+    assert "  model=line" in train("list", "model", cwd=project).out
+
+
+def test_the_config_is_ours_over_what_ships(project: Path) -> None:
+    config = train("config", "experiment=mine", "optimizer.lr=0.5", cwd=project)
+    assert config.code == 0
+    assert "_target_: mine.parts.Line" in config.out
+    assert "_target_: torch.optim.Adam\n" in config.out
+    assert "name: mine\n" in config.out
+    lines = train("config", "experiment=mine", "optimizer.lr=0.5", "--provenance", cwd=project).out.splitlines()
+    told = {line.partition("#")[0].strip(): line.partition("#")[2].strip() for line in lines}
+    assert told["width: 8"] == "configs/model/line.yaml:3"
+    assert told["max_duration: 40st"] == "configs/experiment/mine.yaml:8"
+    assert told["lr: 0.5"] == "command line"
+
+
+def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_bits(project: Path) -> None:
+    fit = ("fit", "experiment=mine", "name=killed")
+    held = hold(project, "train")
+    with running(*fit, "checkpoint.ephemeral_save_interval=3", cwd=project) as run:
+        run.reach("train")
+        run.signal(signal.SIGKILL)
+        assert run.end().code == -signal.SIGKILL
+    held.unlink()
+    killed, straight = project / "runs/killed", project / "runs/straight"
+    assert names(killed / "checkpoints") == ["step0", "step6"]
+    result = trained(*fit[1:], cwd=project)
+    assert "resuming at step 6 from step6" in result.err
+    assert weights(killed / "checkpoints/step40") == weights(straight / "checkpoints/step40")
+    assert records(killed / "metrics.jsonl") == records(straight / "metrics.jsonl")
+    assert names(killed / "checkpoints") == names(straight / "checkpoints") == ["step0", "step16", "step32", "step40"]
+
+
+def test_its_checkpoints_are_validated_by_themselves(project: Path) -> None:
+    result = train("validate", "ckpt=runs/straight/checkpoints/step*", cwd=project)
+    assert result.code == 0, result
+    run = project / "runs/straight"
+    rows = records(run / "validation/validation.jsonl")
+    assert [row["step"] for row in rows] == [0, 16, 32, 40]
+    logged = {one["step"]: one for one in records(run / "metrics.jsonl") if "val/loss" in one}
+    assert [(row["val/loss"], row["val/far"]) for row in rows[1:]] == [
+        (logged[step]["val/loss"], logged[step]["val/far"]) for step in (16, 32, 40)
+    ]
+
+
+def test_the_directory_may_lie_elsewhere(project: Path, tmp_path: Path) -> None:
+    fit = ["fit", "--config-dir", str(project / "configs"), "experiment=mine", "loop.max_duration=2st"]
+    result = train(*fit, "loggers=jsonl", cwd=tmp_path)
+    assert result.code == 0, result
+    assert names(tmp_path / "runs/mine/checkpoints") == ["step0", "step2"]
+    result = train("validate", "--config-dir", str(project / "configs"), "ckpt=runs/mine@latest", cwd=tmp_path)
+    assert result.code == 0, result

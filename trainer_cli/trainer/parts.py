@@ -1,0 +1,67 @@
+"""Checking and making what a trainer is put together from: modules, optimizers, names, device, seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer_cli.errors import UserError
+
+
+def seed_everything(seed: int) -> None:
+    """Seed python, numpy and torch (all devices)."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; `auto` is cuda, else mps, else cpu.
+
+    Raises:
+        UserError: this machine has no such device.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(kind for kind in available if available[kind])
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise UserError(f"device: expected auto, cpu, cuda or mps, got {name!r}", where="device") from None
+    if not available.get(device.type, False):
+        have = ", ".join(kind for kind in available if available[kind])
+        raise UserError(f"device is {name}, but this machine has none", where="device", cure=f"It has: {have}.")
+    return device
+
+
+def made(given: Any, kind: type, *args: Any) -> Any:
+    """A part given ready, or by a function that makes it."""
+    return given if isinstance(given, kind) or not callable(given) else given(*args)
+
+
+def typed(slot: str, value: Any, kind: type) -> Any:
+    """The value, if it is of the kind that the slot takes."""
+    if not isinstance(value, kind):
+        raise UserError(f"{slot}: expected {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def named(slot: str, given: Any, kind: type) -> dict[str, Any]:
+    """A mapping, or a sequence under the names of its classes, every value of it checked."""
+    if not isinstance(given, Mapping | Iterable):
+        raise UserError(f"{slot}: expected a sequence or mapping of {kind.__name__}, got {type(given).__name__}")
+    if isinstance(given, Mapping):
+        found = {str(name): value for name, value in given.items() if value is not None}
+    else:
+        found = {}
+        for value in given:
+            name, count = type(value).__name__, 1
+            while name in found:
+                count += 1
+                name = f"{type(value).__name__}_{count}"
+            found[name] = value
+    return {name: typed(f"{slot}.{name}", value, kind) for name, value in found.items()}
