@@ -8,7 +8,7 @@ import torch
 
 import trainer_cli.data.digits as module
 from trainer_cli.data.digits import Digits, moved
-from trainer_cli.data.loader import kept_random_state
+from trainer_cli.data.randomness import kept_random_state
 from trainer_cli.errors import UserError
 
 FILE = Path(module.__file__).with_name("digits.npz")

@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
+from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.digits import Digits
-from trainer_cli.data.loader import ForeignLoader, Loader, as_loader, kept_random_state, seed_random
+from trainer_cli.data.foreign import ForeignLoader
+from trainer_cli.data.loader import Loader
 from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
+from trainer_cli.data.randomness import kept_random_state, seed_random
 from trainer_cli.errors import UserError
 
 
@@ -178,22 +181,9 @@ def test_a_deterministic_dataset_is_read_by_list_and_not_seeded(monkeypatch: pyt
     assert dataset.asked == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-@pytest.mark.parametrize(
-    ("drop_last", "limit", "sizes"),
-    [
-        (False, None, [4, 4, 2]),
-        (True, None, [4, 4]),
-        (False, 2, [4, 4]),
-        (False, 3, [4, 4, 2]),
-        (False, 99, [4, 4, 2]),
-        (False, 1.0, [4, 4, 2]),
-        (False, 0.5, [4]),
-        (False, 0.01, [4]),
-        (True, 0.5, [4]),
-    ],
-)
-def test_length_drop_last_and_limits(drop_last: bool, limit: int | float | None, sizes: list[int]) -> None:
-    loader = Loader(Plain(), 4, shuffle=True, seed=0, drop_last=drop_last, limit_batches=limit)
+@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 4, 2]), (True, [4, 4])])
+def test_length_and_drop_last(drop_last: bool, sizes: list[int]) -> None:
+    loader = Loader(Plain(), 4, shuffle=True, seed=0, drop_last=drop_last)
     assert [len(batch) for batch in batches(loader, 0)] == sizes
     assert len(loader) == len(sizes)
     assert batches(loader, 0, samples=sum(sizes)) == []
@@ -204,7 +194,6 @@ def test_length_drop_last_and_limits(drop_last: bool, limit: int | float | None,
     "settings",
     [
         {"batch_size": 0}, {"batch_size": True}, {"batch_size": 2.5}, {"num_workers": -1},
-        {"limit_batches": 0}, {"limit_batches": 0.0}, {"limit_batches": 1.5}, {"limit_batches": True},
         {"batch_size": 11, "drop_last": True},
     ],
 )  # fmt: skip
@@ -348,15 +337,16 @@ class Stateful:
 
 
 def test_a_loader_with_its_own_state_is_put_where_it_was() -> None:
-    loader = ForeignLoader(Stateful(), seed=0, limit_batches=5)
+    loader = ForeignLoader(Stateful(), seed=0)
     iterator = loader.iterate(0)
     for _ in range(3):
         next(iterator)
     state = loader.state_dict(0, samples=3, batch=3)
-    later = ForeignLoader(Stateful(), seed=0, limit_batches=5)
+    later = ForeignLoader(Stateful(), seed=0)
     later.check_state(state)
-    assert batches(later, 0, batch=3) == [[4], [5]]
-    assert batches(later, 1)[0] == [6]
+    again = later.iterate(0, batch=3)
+    assert [next(again).tolist() for _ in range(2)] == [[4], [5]]
+    assert next(later.iterate(1)).tolist() == [6]
     assert "its own position" in later.promise
 
 
@@ -368,14 +358,7 @@ def test_a_loader_without_a_state_promises_a_replay() -> None:
     assert len(loader) == 2
 
 
-def test_limits_hold_for_a_users_loader() -> None:
-    assert batches(ForeignLoader([torch.ones(1)] * 4, seed=0, limit_batches=0.5), 0, batch=1) == [[1.0]]
-    assert len(ForeignLoader([torch.ones(1)] * 4, seed=0, limit_batches=0.5)) == 2
-    assert len(batches(ForeignLoader(Stateful(), seed=0, limit_batches=3), 0)) == 3
-    with pytest.raises(UserError, match="no length"):
-        ForeignLoader(Stateful(), seed=0, limit_batches=0.5)
-    with pytest.raises(UserError, match="limit_batches"):
-        ForeignLoader(Stateful(), seed=0, limit_batches=0)
+def test_a_loader_without_length_says_so() -> None:
     with pytest.raises(TypeError):
         len(ForeignLoader(Stateful(), seed=0))
 

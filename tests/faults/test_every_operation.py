@@ -45,7 +45,7 @@ class Campaign:
         # As deep as the folders of the trainings with faults: each parent of a new directory is looked at.
         folder = folder / "reference"
         folder.mkdir()
-        done = self.fit(folder, disk={})
+        done = self.fit(folder, {})
         assert done.code == 0, done.err
         self.run = folder / "run"
         lines = done.operations
@@ -56,8 +56,8 @@ class Campaign:
         self.second_save = range(_index(lines, "mkdir .tmp.step4") - _LOOKS, second)
         self.removal = range(second, len(self.operations) + 1)
 
-    def fit(self, cwd: Path, disk: dict[str, Any] | None = None) -> Done:
-        """One start of the training, on the disk with that fault."""
+    def fit(self, cwd: Path, disk: dict[str, Any]) -> Done:
+        """One start of the training, on a disk with that fault, or without one."""
         forks = self._idle.get()
         try:
             return forks.fit(cwd, *TRAINING, disk=disk)
@@ -127,7 +127,7 @@ def assert_recovers(campaign: Campaign, fault: str, numbers: Iterable[int], fold
     def check(number: int, own: Path) -> None:
         died = campaign.fit(own, {"at": number, "fault": fault})
         assert died.killed
-        again = campaign.fit(own)
+        again = campaign.fit(own, {})
         assert again.code == 0, again.err
         assert resumed(again) >= max(committed(died))
         assert_same_run(own / "run", campaign.run)
@@ -147,7 +147,7 @@ def test_a_save_that_fails_leaves_the_older_ones_and_can_be_made_again(campaign:
         assert "Older checkpoints are intact." in failed.err
         assert committed(failed) == [2]
         assert "step2" in sound(own / "run")
-        again = campaign.fit(own)
+        again = campaign.fit(own, {})
         assert again.code == 0, again.err
         assert resumed(again) >= 2
         assert_same_run(own / "run", campaign.run)

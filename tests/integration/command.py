@@ -135,7 +135,7 @@ class Running:
             time.sleep(0.01)
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> None:
-        """Send a signal to the process, or to all of its group, and wait until the held process has noticed."""
+        """Send a signal to the process, or to all of its group."""
         (os.killpg if group else os.kill)(self.process.pid, number)
 
     def notice(self) -> None:

@@ -44,6 +44,8 @@ class Forks:
             stdout=subprocess.PIPE,
             text=True,
         )
+        assert self._server.stdout is not None
+        assert self._server.stdout.readline() == "ready\n", "what is imported there fails: see stderr"
 
     def fit(self, cwd: Path, *overrides: str, disk: Mapping[str, Any] | None = None, **env: str) -> Done:
         """Run it to its end. `disk`: the arguments of the FaultyDisk that holds its checkpoints."""
@@ -53,7 +55,9 @@ class Forks:
             asked = {"argv": ["fit", *overrides], "cwd": str(cwd), "env": env, "disk": disk, "out": out}
             self._server.stdin.write(json.dumps(asked) + "\n")
             self._server.stdin.flush()
-            code = int(self._server.stdout.readline())
+            answer = self._server.stdout.readline()
+            assert answer, "the process to fork from has died"
+            code = int(answer)
             said = {path.name: path.read_text() for path in Path(out).iterdir()}
         return Done(code, said["stdout"], said["stderr"], said.get("operations", "").splitlines())
 

@@ -109,7 +109,7 @@ def test_a_signal_during_the_start_of_a_resume_loses_nothing(straight: Path, pro
 
 
 @pytest.mark.parametrize("place", ["train", "start"])
-def test_a_second_ctrl_c_ends_it_at_once(straight: Path, project: Path, place: str) -> None:
+def test_a_second_ctrl_c_ends_it_at_once(project: Path, place: str) -> None:
     hold(project, place)
     with running(*FIT, cwd=project) as run:
         run.reach(place)
@@ -127,16 +127,14 @@ def test_a_second_ctrl_c_ends_it_at_once(straight: Path, project: Path, place: s
         assert names(project / "runs/mine/checkpoints") == ["step0"]
 
 
-@pytest.mark.parametrize("number", [SIGTERM, SIGINT])
-def test_a_signal_to_the_whole_group_leaves_the_workers_to_finish_the_step(
-    straight: Path, project: Path, number: signal.Signals
-) -> None:
+def test_signals_to_the_whole_group_leave_the_workers_to_finish_the_step(straight: Path, project: Path) -> None:
     text = (project / "mine/parts.py").read_text()
     (project / "mine/parts.py").write_text(text.replace("fetched > 50", "fetched > 40"))
     held = hold(project, "train")
     with running(*FIT, "data.num_workers=2", cwd=project) as run:
         run.reach("train")
-        run.signal(number, group=True)
+        for number in (SIGINT, SIGTERM, SIGUSR1):
+            run.signal(number, group=True)
         held.unlink()
         result = run.end()
     assert result.code == 75, result
@@ -146,7 +144,7 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_to_finish_the_step(
     assert_ends_as(straight, project)
 
 
-def test_time_that_is_used_up_stops_it_like_a_signal(straight: Path, project: Path) -> None:
+def test_time_that_is_used_up_stops_it_like_a_signal(project: Path) -> None:
     result = train(*FIT, "loop.max_time=1s", "loop.max_duration=100000st", "checkpoint.save_interval=null", cwd=project)
     assert result.code == 75
     assert "max_time of 1s used up" in result.out

@@ -171,7 +171,7 @@ class CheckpointerCallback(Callback):
                 log.warning("could not remove checkpoint %s: %s; it will be tried again", name, error)
                 continue
             if removed:
-                log.info("removed %s (%s)", name, reason)
+                log.debug("removed %s (%s)", name, reason)
 
     def _own(self) -> list[Entry]:
         run_id = self.identity.run_id

@@ -53,7 +53,7 @@ class Builder:
         Raises:
             ConfigError: the node is wrong, or its object has no `train`.
         """
-        from trainer_cli.data.loader import as_loader
+        from trainer_cli.data.adapt import as_loader
 
         node = _node(self.config.data, "data")
         settings = {key: node[key] for key in _OURS if key in node}

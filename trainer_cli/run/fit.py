@@ -5,6 +5,8 @@
     build data, then model and optimizer
     a new run?  only now make its directory, and lock it
     train; whatever happens, say in summary.json how it ended
+
+A run that has checkpoints never starts afresh by itself.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from trainer_cli.config.compose import Composed, compose, diff, from_yaml, to_ya
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment
-from trainer_cli.run.resume import choose, refuse_changes, why_done
+from trainer_cli.run.resume import choose, refuse_changes, reopens, why_finished
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
 from trainer_cli.run.select import select_one
 from trainer_cli.run.signals import StopSignals
@@ -55,9 +57,7 @@ class Start:
     """Why the run ended, where it was killed after its last checkpoint and before it could tidy up and say so."""
 
 
-def compose_fit(
-    overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config"
-) -> Composed:
+def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> Composed:
     """The config of a fit; with `resume=RUN_DIR` the run's own, overrides on top."""
     rest = [override for override in overrides if not override.startswith("resume=")]
     named = [override.partition("=")[2] for override in overrides if override.startswith("resume=")]
@@ -111,19 +111,23 @@ def _existing(run: RunDir, composed: Composed) -> Start | None:
     attempt = len(run.attempts) + 1
     catalog = Catalog(LocalStorage(run.checkpoints_folder, run_id=run_id, attempt=attempt))
     choice = choose(config.resume, catalog, run_id, run.checkpoints_folder)
-    done = None
+    finished = None
     if choice.entry is not None:
         summary = run.read_summary()
-        trained = from_yaml(run.checkpoints_folder / choice.entry.name / CONFIG_FILE, trusted=True, missing_ok=True)
-        done = why_done(choice.entry, summary, trained.config.loop, config.loop)
-        if done is not None and summary.get("status") == RunStatus.finished:
-            report.already_done(run, choice.entry.step, done)
-            return None
+        finished = why_finished(choice.entry, summary)
+        if finished is not None:
+            # The checkpoint's own config: the run's may be that of an attempt to reopen it.
+            trained = from_yaml(run.checkpoints_folder / choice.entry.name / CONFIG_FILE, trusted=True, missing_ok=True)
+            if reopens(trained.config.loop, config.loop):
+                finished = None
+            elif summary.get("status") == RunStatus.finished:
+                report.already_done(run, choice.entry.step, finished)
+                return None
         log.info("resuming at step %d from %s (%s)", choice.entry.step, choice.entry.name, choice.reason)
     else:
         log.info("starting %s at step 0 (%s)", run.path, choice.reason)
     changed = tuple(change.key.removeprefix("optimizer.") for change in changes if change.key.startswith("optimizer."))
-    return Start(run, run_id, attempt, choice.entry, is_new=False, keep_settings=changed, finished=done)
+    return Start(run, run_id, attempt, choice.entry, is_new=False, keep_settings=changed, finished=finished)
 
 
 def _new(run: RunDir, composed: Composed) -> Start:

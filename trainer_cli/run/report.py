@@ -49,7 +49,6 @@ def to_file(path: Path) -> Iterator[None]:
     """Write all our messages to the run's log as well; without any the log is not touched."""
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-    handler.setLevel(logging.INFO)
     logger = logging.getLogger(ROOT)
     logger.addHandler(handler)
     try:

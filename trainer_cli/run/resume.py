@@ -77,17 +77,21 @@ def choose(resume: str, catalog: Catalog, run_id: str, folder: Path) -> Choice:
     return Choice(None, f"{folder} holds no checkpoint yet")
 
 
-def why_done(entry: Entry, summary: dict[str, object], old: LoopConfig, new: LoopConfig) -> str | None:
-    """Why a run has nothing left to do, or None: a longer `max_duration` or another `hard_stop` reopens it."""
+def why_finished(entry: Entry, summary: dict[str, object]) -> str | None:
+    """Why the run had ended at this checkpoint, or None."""
     assert entry.manifest is not None
     finished = entry.manifest.finished
     if finished is None and summary.get("status") == "finished" and summary.get("step") == entry.manifest.step:
         finished = str(summary.get("reason"))
-    if finished is None or old.hard_stop != new.hard_stop:
-        return None
+    return finished
+
+
+def reopens(old: LoopConfig, new: LoopConfig) -> bool:
+    """True where a finished run goes on: a longer `max_duration`, or another `hard_stop`."""
+    if old.hard_stop != new.hard_stop:
+        return True
     before, now = Duration.parse(old.max_duration), Duration.parse(new.max_duration)
-    longer = now.unit is not before.unit or now.value > before.value
-    return None if longer else finished
+    return now.unit is not before.unit or now.value > before.value
 
 
 def _named(path: Path, entries: Sequence[Entry], catalog: Catalog, folder: Path) -> Choice:

@@ -1,9 +1,9 @@
 """The story of `train validate`.
 
-    expand every pattern, and check all of them before any work
-    for each run among them: recover its config from the checkpoint, build its data once
-        for each checkpoint: a model as new, its weights, every validation loader
-    write the results, show the table
+expand every pattern, and check all of them before any work
+for each run among them: recover its config from the checkpoint, build its data once
+    for each checkpoint: a model as new, its weights, every validation loader
+write the results, show the table
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer_cli.checkpoint.format.verified import read_verified
+from trainer_cli.checkpoint.naming import CONFIG_FILE
+from trainer_cli.checkpoint.soundness import catalog_of
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.files import replace
 from trainer_cli.run import report
-from trainer_cli.run.select import select
+from trainer_cli.run.rundir import RunDir
+from trainer_cli.run.select import Selection, select
 
 if TYPE_CHECKING:
     from trainer_cli.run.build import Builder, Data
@@ -69,14 +73,17 @@ def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config
         for path, problem in selection.damaged.items():
             log.error("%s: %s", path, problem)
         rest = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
-        rows, failed = [], bool(selection.damaged)
-        for _, group in groupby(selection.paths, key=lambda path: path.parent):
-            paths = list(group)
-            composed = _recover(paths[0], rest, config_dir=config_dir, config_name=config_name)
+        rows = []
+        told = asked.config.validate.folder
+        groups = _by_experiment(selection, rest)
+        failed = bool(selection.damaged)
+        for source, paths in groups:
+            composed = from_yaml(source, rest, config_dir=config_dir, config_name=config_name)
             more, wrong = _evaluate(composed, paths)
             rows += more
             failed = failed or wrong
-        folder = Path(composed.config.validate.folder or _folder(selection.paths))
+            told = told or composed.config.validate.folder
+        folder = Path(told or _folder(selection.paths))
     if rows:
         _write(rows, folder)
         _show(rows)
@@ -88,15 +95,37 @@ def _is_about_us(override: str) -> bool:
     return override.lstrip("+").startswith(("ckpt=", "logging.", "validate."))
 
 
-def _recover(path: Path, overrides: list[str], *, config_dir: Path | None, config_name: str) -> Composed:
-    """The experiment as the checkpoint carries it, overrides on top."""
-    config = path / "config.yaml"
-    if not config.is_file():
-        config = path.parent.parent / "config.yaml"
-    if not config.is_file() and not any(o.lstrip("+").startswith("experiment=") for o in overrides):
-        raise CheckpointError(f"{path} carries no config.yaml", cure="Say which experiment it is: experiment=NAME.")
-    source: Path | str = config if config.is_file() else ""
-    return from_yaml(source, overrides, config_dir=config_dir, config_name=config_name)
+def _by_experiment(selection: Selection, overrides: list[str]) -> list[tuple[Path | str, list[Path]]]:
+    """The checkpoints that follow one another in one run under one config, and the file that holds the config.
+
+    A checkpoint carries its own, whose digest is verified; where that is damaged, the checkpoint is too.
+    """
+    known: list[tuple[Path, Path | str, str]] = []
+    for path in selection.paths:
+        try:
+            source, text = _config_of(path)
+        except CheckpointError as error:
+            log.error("%s: %s", path, error)
+            selection.damaged[path] = str(error)
+            continue
+        if not source and not any(override.lstrip("+").startswith("experiment=") for override in overrides):
+            raise CheckpointError(
+                f"{path} carries no {CONFIG_FILE}", cure="Say which experiment it is: experiment=NAME."
+            )
+        known.append((path, source, text))
+    groups = [list(group) for _, group in groupby(known, key=lambda one: (one[0].parent, one[2]))]
+    return [(group[0][1], [path for path, _, _ in group]) for group in groups]
+
+
+def _config_of(path: Path) -> tuple[Path | str, str]:
+    """The file that says which experiment a checkpoint is of, and its text; both empty where there is none."""
+    catalog = catalog_of(path.parent)
+    manifest = catalog.entry(path.name).manifest
+    if manifest is not None and CONFIG_FILE in manifest.files:
+        with catalog.storage.reading(path.name) as folder:
+            return path / CONFIG_FILE, read_verified(folder, manifest, CONFIG_FILE).decode()
+    beside = RunDir(path.parent.parent)
+    return (beside.config_file, beside.read_config()) if beside.config_file.is_file() else ("", "")
 
 
 def _evaluate(composed: Composed, paths: Sequence[Path | None]) -> tuple[list[Row], bool]:

@@ -164,7 +164,7 @@ class Trainer:
         """
         if self.optimizer is None:
             raise UserError("this trainer has no optimizer, so it can only validate", cure="Give it an optimizer.")
-        from trainer_cli.data.loader import as_loader
+        from trainer_cli.data.adapt import as_loader
 
         train = as_loader(train_loader, shuffle=True, seed=self.seed or 0)
         val = self._val_loaders(val_loader)
@@ -365,7 +365,7 @@ class Trainer:
             )
 
     def _val_loaders(self, val_loader: Any) -> dict[str, Any]:
-        from trainer_cli.data.loader import as_loader
+        from trainer_cli.data.adapt import as_loader
 
         if val_loader is None:
             return {}

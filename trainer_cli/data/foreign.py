@@ -1,0 +1,106 @@
+"""A loader that the user brings: replayed or put back to its own position, with a sentence on what that promises."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from trainer_cli.data.order import sample_seed
+from trainer_cli.data.position import STATE_VERSION, check_same, type_name
+from trainer_cli.data.randomness import kept_random_state, seed_random
+from trainer_cli.data.workers import blocked_signals
+from trainer_cli.errors import UserError
+
+
+class ForeignLoader:
+    """A loader that the user made: a DataLoader, or anything that can be iterated once an epoch.
+
+    Before `iter()` and before each batch the random generators are seeded from (seed, epoch, batch), and put
+    back afterwards. A resume replays and drops the batches already seen, unless the loader can save and load
+    its own position with `state_dict` and `load_state_dict`.
+    """
+
+    def __init__(self, loader: Iterable[Any], *, seed: int) -> None:
+        if isinstance(loader, Iterator):
+            raise UserError(
+                f"{type_name(loader)} can be iterated only once, but every epoch and resume starts it again",
+                where="data",
+                cure="Give an object whose __iter__ starts anew, such as a DataLoader or a list.",
+            )
+        self.loader = loader
+        self.seed = seed
+        self.fingerprint: str | None = getattr(loader, "fingerprint", None)
+        self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._position: tuple[int, int, Any] | None = None
+
+    @property
+    def promise(self) -> str:
+        """What its resume can promise, in a sentence."""
+        if self.stateful:
+            return (
+                f"{type_name(self.loader)} saves and loads its own position, so a resume goes on where "
+                "it says it stood; it is exact if the loader's own state is."
+            )
+        return (
+            f"{type_name(self.loader)} has no position of its own, so a resume replays the batches of the "
+            "epoch that were already seen and drops them; it is exact if the loader gives the same batches each "
+            "time it is started with the same random seeds, and has no memory of earlier epochs."
+        )
+
+    def __len__(self) -> int:
+        """Batches of an epoch. TypeError where the loader cannot tell."""
+        return len(cast(Any, self.loader))
+
+    def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
+        """The batches of an epoch after its first `batch` batches. `samples` is not needed here."""
+        if batch < 0:
+            raise ValueError(f"an epoch cannot be entered {-batch} batches before its start")
+        position, self._position = self._position, None
+        skip = batch
+        if position is not None and position[:2] == (epoch, batch):
+            cast(Any, self.loader).load_state_dict(position[2])
+            skip = 0
+        return self._batches(epoch, batch - skip, skip)
+
+    def _batches(self, epoch: int, first: int, skip: int) -> Generator[Any, None, None]:
+        set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        # Workers born here keep these signals blocked: they are for this process.
+        with kept_random_state(), blocked_signals(signal.SIGINT, signal.SIGUSR1):
+            seed_random(sample_seed(self.seed, epoch, 0))
+            iterator = iter(self.loader)
+        number = first
+        while True:
+            with kept_random_state():
+                seed_random(sample_seed(self.seed, epoch, number + 1))
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+            number += 1
+            if number > first + skip:
+                yield batch
+
+    def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
+        """Where the data stands; with the loader's own state if it has one."""
+        return {
+            "version": STATE_VERSION,
+            "order": "stateful" if self.stateful else "replay",
+            "seed": self.seed,
+            "epoch": epoch,
+            "batch": batch,
+            "fingerprint": self.fingerprint,
+            "loader": cast(Any, self.loader).state_dict() if self.stateful else None,
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a position in other data; of a loader with its own state, keep it for the next `iterate`.
+
+        Raises:
+            UserError: naming everything that differs.
+        """
+        check_same(self.state_dict(0), state, ("version", "order", "seed", "fingerprint"))
+        if self.stateful:
+            self._position = (state["epoch"], state["batch"], state["loader"])

@@ -1,0 +1,38 @@
+"""Checks that loaders share: sensible counts, and a saved position that fits the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer_cli.errors import UserError
+
+STATE_VERSION = 1
+
+
+def check_counts(*, batch_size: int, num_workers: int) -> None:
+    """Refuse what is no whole number of at least 1 (batch_size) or 0 (num_workers)."""
+    for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UserError(
+                f"data.{name} is {value!r}, but it must be a whole number of at least {least}",
+                where=f"data.{name}",
+            )
+
+
+def check_same(ours: Mapping[str, Any], saved: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse a saved position whose facts of these names differ from ours."""
+    differing = [
+        f"{name} was {saved.get(name)!r} and is {ours[name]!r}" for name in names if saved.get(name) != ours[name]
+    ]
+    if differing:
+        raise UserError(
+            f"the training data is not what the checkpoint was made with: {'; '.join(differing)}",
+            where="data",
+            cure="Resume with the same data, or start a new run from these weights with ckpt=.",
+        )
+
+
+def type_name(thing: object) -> str:
+    """A thing's class as people import it."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
