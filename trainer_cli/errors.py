@@ -29,7 +29,7 @@ class ExitCode(IntEnum):
 
 
 class TrainError(Exception):
-    """A failure told in one message: `what (where). cure`."""
+    """A failure told in one message: `what (where). cure`. A `what` that ends in a new line is a table."""
 
     exit_code: ExitCode = ExitCode.FAILED
 
@@ -43,7 +43,9 @@ class TrainError(Exception):
         text = self.what.rstrip()
         if self.where:
             text = f"{text.rstrip('.')} ({self.where})"
-        if not text.endswith((".", "!", "?", ":", "\n")):
+        if self.what.endswith("\n"):
+            return f"{text}\n{self.cure}" if self.cure else text
+        if not text.endswith((".", "!", "?", ":")):
             text += "."
         return f"{text} {self.cure}" if self.cure else text
 

@@ -339,3 +339,7 @@ def test_composing_imports_no_torch(project: Path) -> None:
     code = "import sys; from trainer_cli.config.compose import compose; compose([]); sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
+
+
+def test_a_component_switched_off_takes_the_experiments_settings_with_it() -> None:
+    assert compose(["experiment=digits_mlp", "scheduler=null"]).config.scheduler is None

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import check, engine, locate
 from trainer_cli.config.difference import ABSENT, Absent, Change, diff
-from trainer_cli.config.nodes import own_nodes
+from trainer_cli.config.nodes import COMPONENTS, own_nodes
 from trainer_cli.config.origins import Origins, Source, label
 from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, line_of, path_of, raise_all, read
 from trainer_cli.config.place import Place, bad_yaml
@@ -184,8 +184,12 @@ def _draft(place: Place, line: CommandLine, primary: str, sources: Sequence[Sour
     given = [path_of(override) for override in line.overrides if not place.is_group(override)]
     experiments = [path for one in defaults if (path := one.config_path or "").startswith("experiment/")]
     texts = [file.read_text("utf-8") for path in experiments if (file := locate.find(place.dirs, path))]
-    chosen = [override.key_or_group for override in line.overrides if place.is_group(override)]
+    groups = [override for override in line.overrides if place.is_group(override)]
+    chosen = [override.key_or_group for override in groups]
+    off = [override.key_or_group for override in groups if override.is_delete() or override.value() is None]
     values = own_nodes(values, texts, given, chosen)
+    # What an experiment sets in a component that the command line switches off is switched off with it.
+    values |= {group: None for group in off if group in COMPONENTS}
     if line.ckpt_given:
         values["ckpt"] = line.ckpt
         given.append(("ckpt",))

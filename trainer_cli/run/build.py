@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _OURS = ("batch_size", "val_batch_size", "num_workers", "collate_fn")
 _SPECIAL = ("_target_", "_partial_", "_args_")
 FROM_DATA = "from_data"
+SAVER = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,6 @@ class Builder:
 
         config = self.config
         loop = TrainingLoop(**_fields(config.loop))
-        callbacks = self._components("callbacks", config.callbacks)
-        checkpoint = callbacks.pop("checkpoint", None) or CheckpointerCallback(
-            run_dir / "checkpoints", identity=identity, **_fields(config.checkpoint)
-        )
         schedulers: list[Callable[[Optimizer], Any]] = []
         if config.scheduler is not None:
             schedulers.append(
@@ -146,8 +143,8 @@ class Builder:
             schedulers=schedulers,
             precision=Precision(**_fields(config.precision)),
             loop=loop,
-            checkpoint=checkpoint,
-            callbacks=callbacks,
+            checkpoint=self._checkpointer(run_dir / "checkpoints", identity),
+            callbacks=self._callbacks(),
             loggers=self._components("loggers", config.loggers),
             seed=config.seed,
             device=config.device,
@@ -165,7 +162,7 @@ class Builder:
             model=lambda: self.model(data.source),
             precision=Precision(**_fields(config.precision)),
             loop=TrainingLoop(**_fields(config.loop)),
-            callbacks=self._components("callbacks", config.callbacks),
+            callbacks=self._callbacks(),
             seed=config.seed,
             device=config.device,
         )
@@ -188,8 +185,9 @@ class Builder:
             raise ConfigError(f"{where}.{unknown[0]} is not known", where=where, cure=f"Known: {', '.join(_SPECIAL)}.")
         positional = [*first, *self.make(list(node.get("_args_", [])), f"{where}._args_")]
         named = {str(key): self.make(value, f"{where}.{key}") for key, value in node.items() if key not in _SPECIAL}
-        self._check_arguments(target, positional, named, where)
-        if node.get("_partial_"):
+        late = bool(node.get("_partial_"))
+        self._check_arguments(target, positional, named, where, late=late)
+        if late:
             return partial(target, *positional, **named)
         try:
             return target(*positional, **named)
@@ -197,6 +195,28 @@ class Builder:
             raise
         except (ValueError, TypeError, FileNotFoundError) as error:
             raise ConfigError(f"{node['_target_']} refused its arguments: {error}", where=where) from error
+
+    def _callbacks(self) -> dict[str, Any]:
+        """All but the one that saves."""
+        return self._components(
+            "callbacks", {name: node for name, node in self.config.callbacks.items() if name != SAVER}
+        )
+
+    def _checkpointer(self, folder: Path, identity: RunIdentity) -> Any:
+        """The CheckpointerCallback, or the subclass that `callbacks.checkpoint` names, with its settings on top."""
+        given: dict[str, Any] = {**_fields(self.config.checkpoint), "folder": folder, "identity": identity}
+        node = self.config.callbacks.get(SAVER)
+        if node is None:
+            return CheckpointerCallback(**given)
+        where = f"callbacks.{SAVER}"
+        made = self.make({**given, **_node(node, where)}, where)
+        if not isinstance(made, CheckpointerCallback):
+            raise ConfigError(
+                f"{where} is a {type(made).__name__}, but under this name belongs a subclass of CheckpointerCallback",
+                where=where,
+                cure="Give your callback another name.",
+            )
+        return made
 
     def _components(self, section: str, nodes: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -206,7 +226,8 @@ class Builder:
         }
 
     @staticmethod
-    def _check_arguments(target: Any, positional: list[Any], named: dict[str, Any], where: str) -> None:
+    def _check_arguments(target: Any, positional: list[Any], named: dict[str, Any], where: str, *, late: bool) -> None:
+        """Refuse arguments that the target does not take, or lacks (but where it gets the rest later)."""
         try:
             signature = inspect.signature(target)
         except (ValueError, TypeError):
@@ -222,7 +243,7 @@ class Builder:
                         cure=did_you_mean(name, known).strip() or listed,
                     )
         try:
-            signature.bind(*positional, **named)
+            (signature.bind_partial if late else signature.bind)(*positional, **named)
         except TypeError as error:
             raise ConfigError(f"{target.__name__}: {error}", where=where) from None
 

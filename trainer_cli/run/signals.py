@@ -6,9 +6,7 @@ import signal
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-STOPPING = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
-)
+STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
 
 
 class StopSignals:
@@ -19,6 +17,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.wish: str | None = None
+        self._ctrl_c = False
         self._listener: Callable[[str], None] | None = None
         self._before: dict[int, object] = {}
 
@@ -40,9 +39,11 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.wish is not None:
-            if number == signal.SIGINT:
+        if number == signal.SIGINT:
+            if self._ctrl_c:
                 raise KeyboardInterrupt
+            self._ctrl_c = True
+        if self.wish is not None:
             return
         self.wish = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         if self._listener is not None:

@@ -1,0 +1,160 @@
+"""From config to live objects: what is made, what is refused, and with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.config.schema import TrainConfig
+from trainer_cli.config.targets import Trust
+from trainer_cli.errors import ConfigError
+from trainer_cli.run.build import Builder, parameter_groups, target_packages
+from trainer_cli.trainer.hooks import Callback
+
+HERE = __name__
+MODEL = {"_target_": "trainer_cli.models.mlp.MLP", "hidden": [4]}
+DATA = {"_target_": "trainer_cli.data.digits.Digits", "batch_size": 50}
+SGD = {"_target_": "torch.optim.SGD", "lr": 0.1}
+
+
+class Saver(CheckpointerCallback):
+    """A user's own subclass."""
+
+
+class Quiet(Callback):
+    """No saver at all."""
+
+
+def builder(**sections: Any) -> Builder:
+    return Builder(
+        TrainConfig(**{"model": MODEL, "data": DATA, "optimizer": SGD, "device": "cpu", **sections}), Trust()
+    )
+
+
+@pytest.fixture(autouse=True)
+def findable(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "users_parts", sys.modules[HERE])
+
+
+def test_the_train_loader_is_shuffled_and_the_validation_loader_is_not() -> None:
+    data = builder(data={**DATA, "val_batch_size": 7}).data()
+    assert (data.train.shuffle, data.train.batch_size) == (True, 50)
+    assert (data.val["val"].shuffle, data.val["val"].batch_size) == (False, 7)
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (None, "model is None, but it must be a node with `_target_`"),
+        (
+            {"_target_": "trainer_cli.models.mlp.MLP", "hiden": [4]},
+            "MLP takes no argument 'hiden'.*Did you mean 'hidden'",
+        ),
+        ({"_target_": "trainer_cli.models.mlp.NoSuch"}, "has no 'NoSuch'"),
+        ({"_target_": "trainer_cli.models.mlp.MLP", "inputs": "from_data"}, "Digits has no 'inputs'"),
+        ({"_target_": "trainer_cli.models.mlp.MLP", "_recursive_": False}, "_recursive_ is not known"),
+        ({"_target_": "torch.nn.Linear"}, "missing a required argument: 'in_features'"),
+        ({"_target_": "torch.nn.Linear", "in_features": "x", "out_features": 1}, "refused its arguments"),
+    ],
+)
+def test_a_wrong_model_node_is_one_readable_mistake(node: Any, message: str) -> None:
+    made = builder(model=node)
+    with pytest.raises(ConfigError, match=rf"(?s){message}"):
+        made.model(made.data().source)
+
+
+def test_an_argument_is_taken_from_the_data(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("abcd" * 100)
+    made = builder(
+        data={"_target_": "trainer_cli.data.text.Text", "path": str(text), "unit": "characters", "context": 8},
+        model={
+            "_target_": "trainer_cli.models.gpt.GPT",
+            "vocab_size": "from_data",
+            "width": 8,
+            "heads": 2,
+            "layers": 1,
+        },
+    )
+    model: Any = made.model(made.data().source)
+    assert model.tokens.num_embeddings == 4
+
+
+def test_nodes_inside_nodes_and_partial_ones_are_made() -> None:
+    node = {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.Linear", "_args_": [2, 3]}]}
+    assert isinstance(builder().make(node, "model")[0], nn.Linear)
+    late = builder().make({"_target_": "torch.nn.Linear", "_partial_": True, "in_features": 2}, "model")
+    assert late(out_features=5).out_features == 5
+
+
+def test_parameter_groups_merge_every_glob_that_matches_and_leave_frozen_ones_out() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 1))
+    model[2].bias.requires_grad = False
+    groups = parameter_groups(model, {"*bias": {"weight_decay": 0.0}, "1.*": {"weight_decay": 0.0, "lr": 0.5}})
+    found = [({k: v for k, v in group.items() if k != "params"}, len(group["params"])) for group in groups]
+    assert found == [({}, 2), ({"weight_decay": 0.0}, 1), ({"weight_decay": 0.0, "lr": 0.5}, 2)]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [({"norm*": {"lr": 1}}, "matches no parameter"), ({"*": 3}, "must hold optimizer settings")],
+)
+def test_a_glob_that_matches_nothing_is_a_mistake(patterns: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parameter_groups(nn.Linear(1, 1), patterns)
+
+
+def test_a_schedule_gets_its_length_and_durations_in_steps() -> None:
+    made = builder(
+        scheduler={"_target_": "trainer_cli.trainer.schedules.WarmupCosine", "warmup": "0.5ep"},
+    )
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    schedule = made.scheduler(optimizer, total_steps=100, steps_per_epoch=20)
+    rates = []
+    for _ in range(11):
+        rates += schedule.get_last_lr()
+        schedule.step()
+    assert rates == sorted(rates)
+    assert rates.index(1.0) == 10, "the peak after ten steps"
+
+
+@pytest.mark.parametrize(
+    ("node", "total", "message"),
+    [
+        ({"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau"}, 10, "needs a metric at each step"),
+        ({"_target_": "trainer_cli.trainer.schedules.WarmupCosine"}, None, "needs the number of steps"),
+        ({"_target_": "trainer_cli.trainer.schedules.WarmupCosine", "warmup": "30min"}, 10, "cannot be told in steps"),
+    ],
+)
+def test_a_schedule_that_cannot_be_had_is_refused(node: dict[str, Any], total: int | None, message: str) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    with pytest.raises(ConfigError, match=message):
+        builder(scheduler=node).scheduler(optimizer, total_steps=total, steps_per_epoch=None)
+
+
+def test_a_subclass_replaces_the_callback_that_saves_and_has_its_place_and_settings(tmp_path: Path) -> None:
+    made = builder(callbacks={"checkpoint": {"_target_": "users_parts.Saver", "max_checkpoints": 2}})
+    trainer = made.trainer(made.data(), identity=RunIdentity(run_id="abc"), run_dir=tmp_path)
+    saver = trainer.checkpoint
+    assert isinstance(saver, Saver)
+    assert (saver.folder, saver.identity.run_id) == (tmp_path / "checkpoints", "abc")
+    assert (saver.settings.max_checkpoints, saver.settings.save_interval) == (2, "1ep")
+    assert "checkpoint" not in made.evaluator(made.data()).callbacks
+
+
+def test_another_callback_under_the_name_of_the_saver_is_refused(tmp_path: Path) -> None:
+    made = builder(callbacks={"checkpoint": {"_target_": "users_parts.Quiet"}})
+    with pytest.raises(ConfigError, match=r"takes no argument|belongs a subclass"):
+        made.trainer(made.data(), identity=RunIdentity(run_id="abc"), run_dir=tmp_path)
+
+
+def test_the_packages_of_all_targets_are_named() -> None:
+    config = TrainConfig(model={"_target_": "mine.Net", "inner": [{"_target_": "theirs.Part"}]}, optimizer=SGD)
+    assert target_packages(config) == ("mine", "theirs", "torch")
