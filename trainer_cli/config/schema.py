@@ -190,9 +190,7 @@ class LoadConfig:
 
     def __post_init__(self) -> None:
         if self.states not in (["model"], ["all"]):
-            raise ConfigError(
-                f"load.states is {self.states}, but it must be [model] or [all]", where="load.states"
-            )
+            raise ConfigError(f"load.states is {self.states}, but it must be [model] or [all]", where="load.states")
 
 
 @dataclass(kw_only=True, slots=True)
