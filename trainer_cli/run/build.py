@@ -13,10 +13,13 @@ from trainer_cli.config.globs import matches
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.targets import Trust, component
+from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.loops import TrainingLoop
+from trainer_cli.trainer.parts import pick_device
 from trainer_cli.trainer.step import Precision
+from trainer_cli.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from trainer_cli.trainer.trainer import Trainer
 
 _OURS = ("batch_size", "val_batch_size", "num_workers", "collate_fn")
 _SPECIAL = ("_target_", "_partial_", "_args_")
@@ -54,12 +56,13 @@ class Builder:
         Raises:
             ConfigError: the node is wrong, or its object has no `train`.
         """
-        from trainer_cli.data.adapt import as_loader
-
         node = _node(self.config.data, "data")
         settings = {key: node[key] for key in _OURS if key in node}
         if isinstance(settings.get("collate_fn"), str):
             settings["collate_fn"] = component(settings["collate_fn"], "data.collate_fn", self.trust)
+        elif settings.get("collate_fn") is not None:
+            settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
+        settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
         val_batch_size = settings.pop("val_batch_size", None)
         source = self.make({key: value for key, value in node.items() if key not in _OURS}, "data")
         if getattr(source, "train", None) is None:
@@ -124,8 +127,6 @@ class Builder:
 
     def trainer(self, data: Data, *, identity: RunIdentity, run_dir: Path) -> Trainer:
         """The trainer that fits: over data that exists already; model and optimizer are made here."""
-        from trainer_cli.trainer.trainer import Trainer
-
         config = self.config
         loop = TrainingLoop(**_fields(config.loop))
         schedulers: list[Callable[[Optimizer], Any]] = []
@@ -155,8 +156,6 @@ class Builder:
 
     def evaluator(self, data: Data) -> Trainer:
         """A trainer that only validates: a model as new as at a run's beginning, no optimizer, no loggers."""
-        from trainer_cli.trainer.trainer import Trainer
-
         config = self.config
         return Trainer(
             model=lambda: self.model(data.source),

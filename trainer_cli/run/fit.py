@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.config.compose import Composed, compose, diff, from_yaml, to_yaml
+from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, compose, diff, from_yaml, to_yaml
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment
@@ -107,6 +107,9 @@ def _existing(run: RunDir, composed: Composed) -> Start | None:
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
     changes = diff(stored.raw, composed.raw)
     refuse_changes(changes, config.resume_allow, run.path)
+    for change in changes:
+        if change.key not in OF_ONE_COMMAND:
+            log.info("config changed: %s", change)
     run_id = run.run_id
     attempt = len(run.attempts) + 1
     catalog = Catalog(LocalStorage(run.checkpoints_folder, run_id=run_id, attempt=attempt))

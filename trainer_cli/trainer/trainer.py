@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trainer_cli.checkpoint import snapshot
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.policy import Occasion
+from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, RunFacts
 from trainer_cli.trainer.hooks import Callback, Hooks, second_to
@@ -164,8 +165,6 @@ class Trainer:
         """
         if self.optimizer is None:
             raise UserError("this trainer has no optimizer, so it can only validate", cure="Give it an optimizer.")
-        from trainer_cli.data.adapt import as_loader
-
         train = as_loader(train_loader, shuffle=True, seed=self.seed or 0)
         val = self._val_loaders(val_loader)
         self._train_loader = train
@@ -365,8 +364,6 @@ class Trainer:
             )
 
     def _val_loaders(self, val_loader: Any) -> dict[str, Any]:
-        from trainer_cli.data.adapt import as_loader
-
         if val_loader is None:
             return {}
         if not isinstance(val_loader, Mapping):
