@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import torch
 from tiny import Line, ListLogger, StopAt, loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.trainer.hooks import Callback
 
@@ -251,6 +253,54 @@ def test_weights_that_are_not_finite_are_saved_but_never_chosen_nor_counted(tmp_
     again = attempt(tmp_path, 6, save_interval=2)
     assert again.loaded_step == 4
     assert manifest(tmp_path, 6)["finite"] is True
+
+
+class Masked(Line):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
+
+
+def test_a_mask_of_minus_infinity_is_no_reason_against_a_checkpoint(tmp_path: Path) -> None:
+    for length in (4, 6):
+        made = trainer(
+            Masked,
+            settings={"max_duration": length},
+            checkpoint=CheckpointerCallback(tmp_path, save_interval=None, ephemeral_save_interval=2),
+        )
+        made.fit(loader(10, 4))
+    assert (made.loaded_step, steps(tmp_path)) == (4, [0, 4, 6])
+
+
+def test_one_that_cannot_be_read_does_not_cost_the_one_that_stands_in_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = {"ephemeral_save_interval": 2, "pre_train_checkpoint": False, "save_final": False}
+    attempt(tmp_path, stop=6, remove="never", **rules)
+    assert steps(tmp_path) == [2, 4, 6]
+    bad = (tmp_path / "step6" / "rank0.safetensors").stat().st_ino
+    read = Disk.read
+
+    def reading(disk: Disk, fd: int, into: memoryview) -> int:
+        if os.fstat(fd).st_ino == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(disk, fd, into)
+
+    monkeypatch.setattr(Disk, "read", reading)
+    again = attempt(tmp_path, stop=5, **rules)
+    assert again.loaded_step == 4
+    assert steps(tmp_path) == [5, 6]
+
+
+def test_a_training_that_leaves_the_checkpoints_in_its_folder_behind_is_refused(tmp_path: Path) -> None:
+    attempt(tmp_path / "own", stop=4, save_interval=2)
+    attempt(tmp_path / "other", stop=4, save_interval=2)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for path in (None, tmp_path / "other" / "step2"):
+        anew = trainer(checkpoint=CheckpointerCallback(tmp_path / "own", save_interval=2))
+        with pytest.raises(UserError, match=r"own holds checkpoints of this run .* step 4"):
+            anew.fit(loader(10, 4), ckpt_path=path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_a_pinned_checkpoint_stays(tmp_path: Path) -> None:

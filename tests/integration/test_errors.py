@@ -22,6 +22,8 @@ from command import (
     weights,
 )
 
+from trainer_cli import make_sync_checkpointer
+
 
 def assert_told(result: Result, code: int, *parts: str) -> None:
     """One message on stderr, with these parts, and the exit code."""
@@ -304,6 +306,28 @@ def test_a_finished_run_is_done_and_nothing_is_rewritten(base: Path, arguments: 
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+@pytest.mark.parametrize(
+    "ending",
+    [
+        ["checkpoint.enabled=false"],
+        ["checkpoint.save_final=false", "checkpoint.save_interval=15"],
+        ["optimizer.lr=1e38"],
+    ],
+    ids=["nothing saved", "its end not saved", "its end not finite"],
+)
+def test_a_run_whose_end_no_checkpoint_can_tell_is_done_too(ending: list[str], tmp_path: Path) -> None:
+    root, command = make_project(tmp_path), ["fit", "experiment=mine", "name=one", *ending]
+    assert train(*command, cwd=root).code == 0
+    before = {path: path.stat().st_mtime_ns for path in (root / "runs/one").rglob("*")}
+    again = train(*command, cwd=root)
+    assert (again.code, again.err) == (0, "")
+    assert "runs/one is finished at step 40" in again.out
+    assert {path: path.stat().st_mtime_ns for path in (root / "runs/one").rglob("*")} == before
+    longer = train(*command, "loop.max_duration=45", cwd=root)
+    assert longer.code == 0, longer.err
+    assert "finished at step 45" in longer.out
+
+
 def test_a_changed_config_is_refused_with_a_table_and_the_ways_out(base: Path) -> None:
     config = (base / "runs/base/config.yaml").read_bytes()
     changes = ["optimizer.lr=0.5", "model.hidden=[8]", "loop.max_duration=30", "data.num_workers=1"]
@@ -333,6 +357,17 @@ def test_a_change_that_is_allowed_goes_on_and_takes_effect(place: Path) -> None:
     assert [one["status"] for one in json.loads((run / "summary.json").read_text())["attempts"]] == ["finished"] * 2
 
 
+def test_a_parameter_groups_setting_that_may_change_takes_effect(tmp_path: Path) -> None:
+    root = make_project(tmp_path)
+    experiment = root / "configs/experiment/mine.yaml"
+    text = experiment.read_text()
+    for decay, more in ((0.1, []), (0.2, ["resume_allow=[param_groups.*]", "loop.max_duration=45"])):
+        experiment.write_text(f'{text}param_groups:\n  "*bias*": {{weight_decay: {decay}}}\n')
+        assert train("fit", "experiment=mine", *more, cwd=root).code == 0
+    state = make_sync_checkpointer().load(root / "runs/mine/checkpoints/step45")
+    assert [group["weight_decay"] for group in state["optimizer"]["groups"]] == [0, 0.2]
+
+
 def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
     root = make_project(tmp_path)
     train_hold = hold(root, "train")
@@ -342,6 +377,10 @@ def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
         assert_told(second, 4, "runs/mine is in use by process", str(first.process.pid), "name=")
         train_hold.unlink()
         assert first.end().code == 0
+    train_hold = hold(root, "train")
+    with running("fit", "experiment=mine", "loop.max_duration=120", cwd=root) as first:
+        first.reach("train")
+        assert_told(train("fit", "experiment=mine", cwd=root), 4, "in use by process", str(first.process.pid))
     assert names(root / "runs/mine/checkpoints") == ["step0", "step16", "step32", "step40"]
 
 

@@ -26,6 +26,14 @@ class Saver(CheckpointerCallback):
     """A user's own subclass."""
 
 
+class Split:
+    """Data that is split at random when it is made."""
+
+    def __init__(self) -> None:
+        points = torch.utils.data.TensorDataset(torch.arange(20.0))
+        self.train, self.val = torch.utils.data.random_split(points, [15, 5])
+
+
 class Quiet(Callback):
     """No saver at all."""
 
@@ -47,6 +55,12 @@ def test_the_train_loader_is_shuffled_and_the_validation_loader_is_not() -> None
     data = builder(data={**DATA, "val_batch_size": 7}).data()
     assert (data.train.shuffle, data.train.batch_size) == (True, 50)
     assert (data.val["val"].shuffle, data.val["val"].batch_size) == (False, 7)
+
+
+def test_a_random_split_is_the_same_at_each_start_and_another_with_another_seed() -> None:
+    node = {"_target_": "users_parts.Split", "batch_size": 5}
+    splits = [builder(data=node, seed=seed).data().source.val.indices for seed in (0, 0, 1)]
+    assert splits[0] == splits[1] != splits[2]
 
 
 @pytest.mark.parametrize(

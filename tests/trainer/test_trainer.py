@@ -236,6 +236,38 @@ class Counting:
         self.position = state["position"]
 
 
+class Restarting(Counting):
+    """One that knows its length, and begins anew with each epoch unless it was put somewhere else."""
+
+    goes_on = False
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[Any]:
+        self.position, self.goes_on = self.position if self.goes_on else 0, False
+        return super().__iter__()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.goes_on = True
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("stop", [2, 3, 5, 6])
+def test_a_resume_at_an_epochs_end_is_exact_on_a_loader_with_a_position(
+    tmp_path: Path, limit: int | None, stop: int
+) -> None:
+    settings = {"max_duration": 9, "limit_train_batches": limit}
+    straight = trainer(settings=settings)
+    straight.fit(Restarting())
+    for callbacks in ([StopAt(stop)], []):
+        resumed = trainer(callbacks=callbacks, settings=settings, checkpoint=CheckpointerCallback(tmp_path))
+        resumed.fit(Restarting())
+    assert resumed.loaded_step == stop
+    assert same(everything(straight)["model"], everything(resumed)["model"]) == []
+
+
 @pytest.mark.parametrize("stop", [1, 3, 5, 7])
 @pytest.mark.parametrize(
     "make",
@@ -261,6 +293,20 @@ def test_a_resume_is_exact_on_loaders_of_the_users_own(tmp_path: Path, make: Any
     assert resumed.loaded_step == stop
     assert same(everything(straight)["model"], everything(resumed)["model"]) == []
     assert straight.progress.samples == resumed.progress.samples == 18
+
+
+class Announces(Callback):
+    def on_fit_start(self, trainer: Any, *args: Any) -> None:
+        trainer.log_metrics(parameters=3)
+
+
+def test_what_is_logged_at_each_start_is_never_twice_in_one_step(tmp_path: Path) -> None:
+    logger = ListLogger()
+    for stop in (2, 2, 4):
+        saver = CheckpointerCallback(tmp_path, save_interval=2, save_on_stop=False)
+        callbacks = [Announces(), StopAt(stop)]
+        trainer(callbacks=callbacks, loggers=[logger], checkpoint=saver, run_dir=tmp_path).fit(loader())
+    assert logger.steps("parameters") == [0, 3]
 
 
 def test_weights_alone_start_a_new_training_at_step_0(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from trainer_cli.checkpoint.snapshot import is_finite
 from trainer_cli.checkpoint.soundness import catalog_of, newest_sound
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.schema import CheckpointConfig, Removal
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.hooks import Callback
 
@@ -106,6 +106,12 @@ class CheckpointerCallback(Callback):
         self.checkpointer.format.trial(trainer.checkpoint_state())
         self.storage.sweep()
         saved = [entry.step for entry in self._own()]
+        if saved and not self._is_gone_on_from(trainer):
+            raise UserError(
+                f"{self.folder} holds checkpoints of this run (the newest is step {max(saved)}), but this training "
+                "does not go on from them, and they would not be replaced",
+                cure="Leave ckpt_path out to go on from the newest, or save into another folder.",
+            )
         self._last_saved_step = max((step for step in saved if step <= trainer.progress.step), default=None)
         self._retire()
 
@@ -142,7 +148,7 @@ class CheckpointerCallback(Callback):
             reason=decision.reason,
             finished=finished,
             metrics=dict(trainer.journal.last),
-            finite=is_finite(state["model"]),
+            finite=is_finite(trainer.model),
             config_digest=identity.config_digest,
             target_packages=identity.target_packages,
             files=dict(identity.extra_files),
@@ -173,12 +179,21 @@ class CheckpointerCallback(Callback):
             if removed:
                 log.debug("removed %s (%s)", name, reason)
 
+    def _is_gone_on_from(self, trainer: Trainer) -> bool:
+        """True where the training goes on, whole, from a checkpoint in the folder."""
+        source = trainer.loaded_from
+        return trainer.goes_on and source is not None and source.absolute().parent == self.folder.absolute()
+
     def _own(self) -> list[Entry]:
         run_id = self.identity.run_id
         return [entry for entry in self.catalog.valid() if entry.manifest and entry.manifest.run_id == run_id]
 
     def _facts(self) -> list[Saved]:
-        return [saved for entry in self._own() if (saved := entry.saved()) is not None]
+        """The finite ones, for retention. One newer than the last that was saved or gone on from was passed over,
+        since it cannot be read: it has no say in whether others go."""
+        newest = self._last_saved_step
+        own = [entry for entry in self._own() if newest is None or entry.step <= newest]
+        return [saved for entry in own if (saved := entry.saved()) is not None]
 
     def _found_run_id(self) -> str | None:
         newest = catalog_of(self.folder).newest_valid()

@@ -38,7 +38,7 @@ class Entry:
 
     @property
     def resumable(self) -> bool:
-        """True for a valid one whose state is finite: a state with NaN is never chosen by itself."""
+        """True for a valid one whose weights are finite: weights with NaN are never chosen by themselves."""
         return self.valid and self.manifest is not None and self.manifest.finite
 
     def saved(self) -> Saved | None:

@@ -72,7 +72,7 @@ class Manifest:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Measured at exactly this step."""
     finite: bool = True
-    """False where the state holds NaN or infinity."""
+    """False where a trained parameter holds NaN or infinity."""
     world_size: int = 1
     config_digest: str | None = None
     target_packages: tuple[str, ...] = ()

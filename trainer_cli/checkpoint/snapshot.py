@@ -302,9 +302,12 @@ def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[int, Mapping[s
             optimizer.state[parameter][key] = present.detach()
 
 
-def is_finite(state: Mapping[str, Any]) -> bool:
-    """True where no floating-point tensor of a captured model holds NaN or infinity; one wait for the device."""
+def is_finite(model: nn.Module) -> bool:
+    """True where no parameter that is trained holds NaN or infinity; one wait for the device.
+
+    What is not trained may hold them for good: a mask of minus infinity, the start of a running minimum.
+    """
     # The largest magnitude is NaN where any element is, and takes no memory of the tensor's size.
-    floats = [value for value in state.values() if isinstance(value, torch.Tensor) and value.is_floating_point()]
-    peaks = [torch.linalg.vector_norm(value.detach(), ord=torch.inf).float() for value in floats if value.numel()]
+    trained = [value for value in model.parameters() if value.requires_grad and value.numel()]
+    peaks = [torch.linalg.vector_norm(value.detach(), ord=torch.inf).float() for value in trained]
     return not peaks or bool(torch.isfinite(torch.stack(peaks)).all())

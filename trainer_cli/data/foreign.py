@@ -33,6 +33,7 @@ class ForeignLoader:
         self.fingerprint: str | None = getattr(loader, "fingerprint", None)
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._position: tuple[int, int, Any] | None = None
+        self._left_early = False
 
     @property
     def promise(self) -> str:
@@ -57,6 +58,7 @@ class ForeignLoader:
         if batch < 0:
             raise ValueError(f"an epoch cannot be entered {-batch} batches before its start")
         position, self._position = self._position, None
+        self._left_early = False
         skip = batch
         if position is not None and position[:2] == (epoch, batch):
             cast(Any, self.loader).load_state_dict(position[2])
@@ -81,10 +83,28 @@ class ForeignLoader:
                     return
             number += 1
             if number > first + skip:
-                yield batch
+                try:
+                    yield batch
+                except GeneratorExit:
+                    if self.stateful:
+                        self._leave(iterator, epoch, number)
+                    raise
+
+    def _leave(self, iterator: Iterator[Any], epoch: int, number: int) -> None:
+        """Let the loader see that its epoch is over. One left before its end tells no beginning of the next."""
+        try:
+            whole = number >= len(self)
+        except TypeError:
+            whole = False
+        self._left_early = not whole
+        if whole:
+            with kept_random_state():
+                seed_random(sample_seed(self.seed, epoch, number + 1))
+                next(iterator, None)
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
-        """Where the data stands; with the loader's own state if it has one."""
+        """Where the data stands; with the loader's own state if it has one that tells this place."""
+        own = self.stateful and not (batch == 0 and self._left_early)
         return {
             "version": STATE_VERSION,
             "order": "stateful" if self.stateful else "replay",
@@ -92,7 +112,7 @@ class ForeignLoader:
             "epoch": epoch,
             "batch": batch,
             "fingerprint": self.fingerprint,
-            "loader": cast(Any, self.loader).state_dict() if self.stateful else None,
+            "loader": cast(Any, self.loader).state_dict() if own else None,
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -102,5 +122,5 @@ class ForeignLoader:
             UserError: naming everything that differs.
         """
         check_same(self.state_dict(0), state, ("version", "order", "seed", "fingerprint"))
-        if self.stateful:
+        if state["loader"] is not None:
             self._position = (state["epoch"], state["batch"], state["loader"])

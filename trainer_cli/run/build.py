@@ -17,7 +17,7 @@ from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.loops import TrainingLoop
-from trainer_cli.trainer.parts import pick_device
+from trainer_cli.trainer.parts import pick_device, seed_everything
 from trainer_cli.trainer.step import Precision
 from trainer_cli.trainer.trainer import Trainer
 
@@ -53,9 +53,12 @@ class Builder:
     def data(self) -> Data:
         """The data object, and loaders for its `train` and `val`.
 
+        What it draws when it is made, such as a random split, is drawn from the seed: a resume draws the same.
+
         Raises:
             ConfigError: the node is wrong, or its object has no `train`.
         """
+        seed_everything(self.config.seed)
         node = _node(self.config.data, "data")
         settings = {key: node[key] for key in _OURS if key in node}
         if isinstance(settings.get("collate_fn"), str):

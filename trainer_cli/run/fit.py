@@ -30,7 +30,7 @@ from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, compose, diff, 
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment
-from trainer_cli.run.resume import choose, refuse_changes, reopens, why_finished
+from trainer_cli.run.resume import choose, refuse_changes, reopens, unsaved_end, why_finished
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
 from trainer_cli.run.select import select_one
 from trainer_cli.run.signals import StopSignals
@@ -76,11 +76,12 @@ def fit(composed: Composed) -> int:
     with StopSignals() as signals, composed.placing(), ExitStack() as stack:
         report.to_console(config.logging.level)
         if run.exists_as_run():
-            stack.enter_context(run.lock())
+            lock = stack.enter_context(run.lock())
             stack.enter_context(report.to_file(run.log_file))
             start = _existing(run, composed)
             if start is None:
                 return ExitCode.DONE
+            lock.name_holder()
         else:
             start = _new(run, composed)
         trainer, data = _build(composed, start)
@@ -89,10 +90,11 @@ def fit(composed: Composed) -> int:
         if start.is_new:
             stack.enter_context(run.create(to_yaml(composed), composed.overrides, {"run_id": start.run_id, **facts}))
             stack.enter_context(report.to_file(run.log_file))
-        else:
-            run.write_config(to_yaml(composed), composed.overrides)
         step = start.entry.step if start.entry is not None else 0
         run.begin_attempt(name=config.name or "default", start_step=step, now=time.time(), environment=facts)
+        if not start.is_new:
+            # After the summary says that it runs: under a longer config nothing may call it finished.
+            run.write_config(to_yaml(composed), composed.overrides)
         if start.finished is not None:
             trainer.stop(start.finished)
         signals.listen(lambda reason: trainer.stop(reason, finished=False))
@@ -107,16 +109,18 @@ def _existing(run: RunDir, composed: Composed) -> Start | None:
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
     changes = diff(stored.raw, composed.raw)
     refuse_changes(changes, config.resume_allow, run.path)
-    for change in changes:
-        if change.key not in OF_ONE_COMMAND:
-            log.info("config changed: %s", change)
     run_id = run.run_id
     attempt = len(run.attempts) + 1
     catalog = Catalog(LocalStorage(run.checkpoints_folder, run_id=run_id, attempt=attempt))
+    summary = run.read_summary()
+    if config.resume in ("auto", "must") and not reopens(stored.config.loop, config.loop):
+        end = unsaved_end(catalog, run_id, summary, stored.config.checkpoint)
+        if end is not None:
+            report.already_done(run, *end)
+            return None
     choice = choose(config.resume, catalog, run_id, run.checkpoints_folder)
     finished = None
     if choice.entry is not None:
-        summary = run.read_summary()
         finished = why_finished(choice.entry, summary)
         if finished is not None:
             # The checkpoint's own config: the run's may be that of an attempt to reopen it.
@@ -126,10 +130,15 @@ def _existing(run: RunDir, composed: Composed) -> Start | None:
             elif summary.get("status") == RunStatus.finished:
                 report.already_done(run, choice.entry.step, finished)
                 return None
+    for change in changes:
+        if change.key not in OF_ONE_COMMAND:
+            log.info("config changed: %s", change)
+    if choice.entry is not None:
         log.info("resuming at step %d from %s (%s)", choice.entry.step, choice.entry.name, choice.reason)
     else:
         log.info("starting %s at step 0 (%s)", run.path, choice.reason)
-    changed = tuple(change.key.removeprefix("optimizer.") for change in changes if change.key.startswith("optimizer."))
+    settings = [change.key for change in changes if change.key.startswith(("optimizer.", "param_groups."))]
+    changed = tuple(key.rpartition(".")[2] for key in settings)
     return Start(run, run_id, attempt, choice.entry, is_new=False, keep_settings=changed, finished=finished)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.soundness import newest_sound, why_unsound
 from trainer_cli.config.compose import Change
-from trainer_cli.config.schema import LoopConfig
+from trainer_cli.config.schema import CheckpointConfig, LoopConfig
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.trainer.duration import Duration
 
@@ -84,6 +84,24 @@ def why_finished(entry: Entry, summary: dict[str, object]) -> str | None:
     if finished is None and summary.get("status") == "finished" and summary.get("step") == entry.manifest.step:
         finished = str(summary.get("reason"))
     return finished
+
+
+def unsaved_end(
+    catalog: Catalog, run_id: str, summary: dict[str, object], settings: CheckpointConfig
+) -> tuple[int, str] | None:
+    """Step and reason of an end that no checkpoint to go on from can tell, or None.
+
+    Its weights are not finite, or the config did not want it saved. Where the checkpoint of an end was lost, the
+    run is not finished.
+    """
+    step, reason = summary.get("step"), str(summary.get("reason"))
+    if summary.get("status") != "finished" or not isinstance(step, int):
+        return None
+    own = [one for one in catalog.valid() if one.manifest is not None and one.manifest.run_id == run_id]
+    last = own[-1] if own else None
+    if last is not None and last.step == step:
+        return None if last.resumable else (step, reason)
+    return None if settings.enabled and settings.save_final else (step, reason)
 
 
 def reopens(old: LoopConfig, new: LoopConfig) -> bool:

@@ -96,7 +96,7 @@ def _checkpoint_folder(path: Path) -> Path:
         )
     if not path.is_dir():
         raise UserError(f"ckpt={path} is a file, but a checkpoint is a directory")
-    return path
+    return path if path.name not in ("", "..") else path.resolve()
 
 
 def _of_run(run: Path, which: str) -> Path:

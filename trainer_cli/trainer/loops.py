@@ -141,6 +141,8 @@ class TrainingLoop:
 
     def _first_moments(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop | None:
         """What happens before the first step of this process; returns a stop that is already due."""
+        # The record of a step whose checkpoint is gone on from is written: what is logged now joins the next one.
+        written = trainer.goes_on and self.owed_record is None and not self._wants_evaluation_at_start(trainer)
         if self.owed_record is not None:
             trainer.log_metrics(self.owed_record)
             self.owed_record = None
@@ -152,7 +154,8 @@ class TrainingLoop:
         ):
             trainer.journal.record.clear()
             return trainer.stop_wish
-        trainer.flush_record()
+        if not written:
+            trainer.flush_record()
         trainer.hooks.call("on_checkpoint", trainer, Occasion.pre_train)
         stop = self.why_stop(trainer)
         if stop is not None:

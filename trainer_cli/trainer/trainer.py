@@ -132,7 +132,7 @@ class Trainer:
         self.stop_wish: Stop | None = None
         self.loaded_from: Path | None = None
         self.loaded_step = 0
-        self._goes_on = False
+        self.goes_on = False
         self.rng: dict[str, Any] | None = None
         self._train_loader: Any = None
         self._start_samples = 0
@@ -284,7 +284,7 @@ class Trainer:
         if whole:
             restore(self, self._train_loader, state, keep_settings)
             self.hooks.call("on_load_checkpoint", self, state)
-        self.loaded_from, self.loaded_step, self._goes_on = path, int(state["progress"]["step"]), whole
+        self.loaded_from, self.loaded_step, self.goes_on = path, int(state["progress"]["step"]), whole
 
     def restore_rng(self) -> None:
         """Put the random state of the loaded checkpoint in place: the last thing before the first step."""
@@ -345,7 +345,7 @@ class Trainer:
 
     def _start_loggers(self) -> None:
         self._start_samples = self.progress.samples
-        whole = self._goes_on and self.loop.owed_record is None
+        whole = self.goes_on and self.loop.owed_record is None
         facts = RunFacts(
             run_dir=self.run_dir,
             name=self.name,
