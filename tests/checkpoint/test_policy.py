@@ -21,7 +21,7 @@ from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.timetable import Cadence
 
 P, E = Kind.permanent, Kind.ephemeral
-STEP, FINAL, STOP, PRE = Occasion.step, Occasion.final, Occasion.stop, Occasion.pre_train
+STEP, FINAL, STOP, PRE, LAST = Occasion.step, Occasion.final, Occasion.stop, Occasion.pre_train, Occasion.last_stop
 
 
 def every(interval: int | str, steps_per_epoch: int | None = None) -> Cadence:
@@ -57,6 +57,8 @@ RULES = SaveRules(
         (200, 102, STOP, (P, "every 100 steps")),
         (30, 29, STOP, (P, "fixed step 30")),
         (103, 103, STOP, None),
+        (103, 102, LAST, (P, "end of training")),  # only its evaluation is missing: it stays
+        (200, 102, LAST, (P, "every 100 steps")),
         (0, None, PRE, (P, "fixed step 0")),
     ],
 )
@@ -192,3 +194,11 @@ def test_reasons_tell_why():
         "step100": "beyond the 1 newest permanent",
         "step110": "ephemeral, and step150 is newer",
     }
+
+
+def test_a_stop_at_the_very_end_saves_even_where_the_end_does_not() -> None:
+    rules = SaveRules(save_final=False)
+    decision = why_save(rules, Progress(step=5), None, moment=LAST)
+    assert decision is not None
+    assert (decision.kind, decision.reason) == (E, "training was stopped")
+    assert why_save(SaveRules(save_final=False, save_on_stop=False), Progress(step=5), None, moment=LAST) is None

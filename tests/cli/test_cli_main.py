@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import subprocess
 import sys
@@ -57,6 +58,16 @@ def test_any_other_error_shows_all_of_itself(
     verb_that(monkeypatch, raising(ValueError("ours")))
     assert main(["probe"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_message_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb_that(monkeypatch, raising(OSError(errno.ENOSPC, "No space left on device", "runs/x/metrics.jsonl")))
+    assert main(["probe"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("train: error: No space left on device (runs/x/metrics.jsonl).")
+    assert "Traceback" not in said
 
 
 def test_the_traceback_of_a_mistake_is_shown_on_demand(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer_cli.data.foreign import ForeignLoader
 from trainer_cli.data.loader import Loader
 
 
@@ -51,6 +52,22 @@ def test_signals_meant_for_the_parent_do_not_stop_workers(number: signal.Signals
     for pid in workers * 3:
         os.kill(pid, number)
     assert len(list(iterator)) == 99
+    assert children() == []
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_workers_of_a_users_own_loader_are_as_deaf_and_end_as_surely(persistent: bool) -> None:
+    own = torch.utils.data.DataLoader(Numbers(40), 4, num_workers=2, persistent_workers=persistent)
+    iterator = ForeignLoader(own, seed=0).iterate(0)
+    next(iterator)
+    workers = children()
+    for pid in workers:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(pid, number)
+    assert len(list(iterator)) == 9
+    assert bool(children()) is persistent
+    del own, iterator
+    gc.collect()
     assert children() == []
 
 

@@ -174,7 +174,7 @@ BEFORE_THE_RUN = {
     ),
     "constructor": (["optimizer.lr=-1"], "torch.optim.AdamW refused its arguments", "-1", "(optimizer"),
     "batch size": (["data.batch_size=0"], "data.batch_size is 0"),
-    "resume a path": (["resume=runs/x/checkpoints/step3"], "runs/default holds no run", "use ckpt=PATH"),
+    "resume a path": (["resume=runs/x/step3"], "resume=runs/x/step3: there is no such directory"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,7 @@ def test_a_stop_in_the_last_evaluation_loses_neither_weights_nor_metrics(
 ) -> None:
     run, reference = tmp_path / "run", straight(*MLP)
     assert forks.fit(tmp_path, *MLP, "run_dir=run", INTERRUPT="SIGTERM validate 135 1").code == 75
+    assert json.loads((run / "checkpoints/step135/manifest.json").read_text())["kind"] == "permanent"
     assert forks.fit(tmp_path, *MLP, "run_dir=run").code == 0
     assert weights(run / "checkpoints/step135") == weights(reference / "checkpoints/step135")
     assert metrics(run) == metrics(reference)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer_cli.errors import RunDirectoryError
+from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.loggers import files
 from trainer_cli.run import rundir
 from trainer_cli.run.environment import environment, git_facts, versions
@@ -128,7 +128,7 @@ def test_a_creation_that_dies_anywhere_leaves_no_run_or_a_whole_one(
 
 def test_a_place_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"cannot be made: .*run_dir="):
+    with pytest.raises(UserError, match=r"cannot be made: .*run_dir="):
         RunDir(tmp_path / "file" / "x").create(CONFIG, [], {})
 
 

@@ -26,6 +26,8 @@ class Occasion(StrEnum):
     step = "step"
     final = "final"
     stop = "stop"
+    last_stop = "last_stop"
+    """A stop when all steps are made and only the last evaluation is owed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,9 @@ def why_save(
         return Decision(Kind.permanent, "before the first step") if wanted else None
     if rules.save_interval is not None and rules.save_interval.due(now):
         return Decision(Kind.permanent, str(rules.save_interval))
-    if moment is Occasion.final and rules.save_final:
+    if moment in (Occasion.final, Occasion.last_stop) and rules.save_final:
         return Decision(Kind.permanent, "end of training")
-    if moment is Occasion.stop and rules.save_on_stop:
+    if moment in (Occasion.stop, Occasion.last_stop) and rules.save_on_stop:
         return Decision(Kind.ephemeral, "training was stopped")
     often = rules.ephemeral_save_interval
     if often is not None and often.due(now) and not _cooling_down(rules, now.step, last_saved_step):

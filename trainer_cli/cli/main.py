@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import sys
 import traceback
@@ -38,6 +39,10 @@ EXAMPLES = """examples:
   train validate ckpt='runs/digits/checkpoints/*'   evaluate all its checkpoints"""
 
 
+# No fault of ours, and nothing that a traceback would explain: a full disk, a quota, a file grown too large.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints leave by the same door as all others."""
 
@@ -54,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except TrainError as error:
-        if os.environ.get("TRAIN_FULL_ERROR", "") not in ("", "0"):
+        if _wants_all():
             traceback.print_exc()
         print(f"train: error: {error}", file=sys.stderr)
         return int(error.exit_code)
@@ -63,9 +68,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         return _reader_gone()
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL and not _wants_all():
+            where = f" ({error.filename})" if error.filename else ""
+            print(f"train: error: {error.strerror}{where}. What was committed before is intact.", file=sys.stderr)
+        else:
+            traceback.print_exc()
         return int(ExitCode.FAILED)
+
+
+def _wants_all() -> bool:
+    return os.environ.get("TRAIN_FULL_ERROR", "") not in ("", "0")
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import signal
+import atexit
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, cast
 
 from trainer_cli.data.order import sample_seed
 from trainer_cli.data.position import STATE_VERSION, check_same, type_name
 from trainer_cli.data.randomness import kept_random_state, seed_random
-from trainer_cli.data.workers import blocked_signals
+from trainer_cli.data.workers import born_here, end_by_force
 from trainer_cli.errors import UserError
 
 
@@ -69,26 +70,34 @@ class ForeignLoader:
         set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
-        # Workers born here keep these signals blocked: they are for this process.
-        with kept_random_state(), blocked_signals(signal.SIGINT, signal.SIGUSR1):
+        # Workers born here keep the parent's signals blocked, for good: they are for this process.
+        with kept_random_state(), born_here() as workers:
             seed_random(sample_seed(self.seed, epoch, 0))
-            iterator = iter(self.loader)
+            iterator: Any = iter(self.loader)
+        end = partial(end_by_force, workers)
+        atexit.register(end)  # before multiprocessing's own, which would wait for them for ever
         number = first
-        while True:
-            with kept_random_state():
-                seed_random(sample_seed(self.seed, epoch, number + 1))
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    return
-            number += 1
-            if number > first + skip:
-                try:
+        try:
+            while True:
+                with kept_random_state():
+                    seed_random(sample_seed(self.seed, epoch, number + 1))
+                    try:
+                        batch = next(iterator)
+                    except StopIteration:
+                        return
+                number += 1
+                if number > first + skip:
                     yield batch
-                except GeneratorExit:
-                    if self.stateful:
-                        self._leave(iterator, epoch, number)
-                    raise
+        except GeneratorExit:
+            if self.stateful:
+                self._leave(iterator, epoch, number)
+            raise
+        finally:
+            if not getattr(self.loader, "persistent_workers", False):
+                if workers:
+                    iterator._shutdown_workers()
+                end()
+                atexit.unregister(end)
 
     def _leave(self, iterator: Iterator[Any], epoch: int, number: int) -> None:
         """Let the loader see that its epoch is over. One left before its end tells no beginning of the next."""

@@ -42,10 +42,8 @@ def worker_batches(
         worker_init_fn=partial(_start_worker, closing),
         generator=torch.Generator().manual_seed(seed),
     )
-    earlier = set(multiprocessing.active_children())
-    with blocked_signals(*_PARENTS_SIGNALS):
+    with born_here() as workers:
         iterator = iter(loader)
-    workers = [child for child in multiprocessing.active_children() if child not in earlier]
     end = partial(_end, workers, closing)
     atexit.register(end)  # before multiprocessing's own, which would wait for ever: they ignore SIGTERM
     try:
@@ -57,6 +55,26 @@ def worker_batches(
             finally:
                 end()
                 atexit.unregister(end)
+
+
+@contextmanager
+def born_here() -> Generator[list[Any], None, None]:
+    """Collects the worker processes that start within; the parent's signals are held back from them meanwhile."""
+    earlier = set(multiprocessing.active_children())
+    workers: list[Any] = []
+    with blocked_signals(*_PARENTS_SIGNALS):
+        yield workers
+    workers += [child for child in multiprocessing.active_children() if child not in earlier]
+
+
+def end_by_force(workers: Sequence[Any]) -> None:
+    """Wait a little for workers to end, then kill them: those that hold SIGTERM back end by nothing less."""
+    deadline = time.monotonic() + _GRACE_S
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+        if worker.is_alive():
+            worker.kill()
+            worker.join(_GRACE_S)
 
 
 @contextmanager
@@ -84,12 +102,7 @@ def _shut_down(iterator: Any, closing: Any) -> None:
 def _end(workers: Sequence[Any], closing: Any) -> None:
     """End what is still alive: by request, then by force."""
     _set(closing)
-    deadline = time.monotonic() + _GRACE_S
-    for worker in workers:
-        worker.join(max(0.0, deadline - time.monotonic()))
-        if worker.is_alive():
-            worker.kill()
-            worker.join(_GRACE_S)
+    end_by_force(workers)
 
 
 def _set(flag: Any) -> None:

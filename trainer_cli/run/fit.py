@@ -27,6 +27,7 @@ from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, compose, diff, from_yaml, to_yaml
+from trainer_cli.config.targets import import_from
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment
@@ -72,7 +73,7 @@ def fit(composed: Composed) -> int:
     """Train, or go on training, and return the exit code."""
     config = composed.config
     run = RunDir(config.run_dir)
-    sys.path.insert(0, str(composed.project_root))
+    import_from(composed.project_root)
     with StopSignals() as signals, composed.placing(), ExitStack() as stack:
         report.to_console(config.logging.level)
         if run.exists_as_run():
@@ -147,6 +148,8 @@ def _new(run: RunDir, composed: Composed) -> Start:
     if config.resume == "must":
         raise CheckpointError(f"resume=must, but {run.path} holds no run")
     if config.resume not in ("auto", "never"):
+        if not Path(config.resume).exists():
+            raise UserError(f"resume={config.resume}: there is no such directory", where="resume")
         raise UserError(
             f"resume={config.resume}, but {run.path} holds no run to go back in",
             where="resume",

@@ -63,7 +63,7 @@ def best_metrics(metrics_file: Path) -> dict[str, dict[str, Any]]:
     best: dict[str, dict[str, Any]] = {}
     if not metrics_file.exists():
         return best
-    for line in metrics_file.read_text(encoding="utf-8").splitlines():
+    for line in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
         except ValueError:

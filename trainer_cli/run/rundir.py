@@ -24,7 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.errors import RunDirectoryError
+from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.loggers.files import replace, sync_folder
 from trainer_cli.run.environment import timestamp
 
@@ -147,7 +147,7 @@ class RunDir:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunDirectoryError(
+            raise UserError(
                 f"{self.path} cannot be made: {error.strerror}",
                 cure="Choose another directory with run_dir=.",
             ) from error

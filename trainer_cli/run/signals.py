@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -46,5 +48,8 @@ class StopSignals:
         if self.wish is not None:
             return
         self.wish = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        # Straight to the descriptor: a handler must not wait for a stream that the interrupted code holds.
+        with contextlib.suppress(OSError):
+            os.write(2, f"{self.wish}: stopping after this step; Ctrl-C again stops at once\n".encode())
         if self._listener is not None:
             self._listener(self.wish)

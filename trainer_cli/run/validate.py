@@ -8,17 +8,9 @@ write the results, show the table
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import json
 import logging
-import math
-import sys
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,10 +19,10 @@ from trainer_cli.checkpoint.format.verified import read_verified
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.soundness import catalog_of
 from trainer_cli.config.compose import Composed, compose, from_yaml
-from trainer_cli.errors import CheckpointError, ExitCode, UserError
-from trainer_cli.loggers.base import Record, RunFacts
-from trainer_cli.loggers.files import replace
+from trainer_cli.config.targets import import_from
+from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.run import report
+from trainer_cli.run.results import Results, Row
 from trainer_cli.run.rundir import RunDir
 from trainer_cli.run.select import Selection, select
 
@@ -39,16 +31,6 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Evaluation
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One checkpoint on one loader."""
-
-    checkpoint: str
-    step: int
-    loader: str
-    metrics: dict[str, float]
 
 
 def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> int:
@@ -62,10 +44,11 @@ def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config
             "validate needs ckpt=, which checkpoints to evaluate",
             cure="For example: train validate ckpt='runs/digits/checkpoints/step*' (ckpt=none for random weights).",
         )
+    damaged: dict[Path, str] = {}
+    jobs: list[tuple[Composed, Sequence[Path | None]]] = []
     if ckpt == "none":
-        composed = compose(overrides, config_dir=config_dir, config_name=config_name)
-        rows, failed = _evaluate(composed, [None])
-        folder = Path(composed.config.validate.folder or "runs/validation-none")
+        jobs.append((compose(overrides, config_dir=config_dir, config_name=config_name), [None]))
+        usual = Path("runs/validation-none")
     else:
         selection = select([ckpt] if isinstance(ckpt, str) else ckpt)
         for path, problem in selection.skipped.items():
@@ -73,22 +56,18 @@ def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config
         for path, problem in selection.damaged.items():
             log.error("%s: %s", path, problem)
         rest = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
-        rows = []
-        told = asked.config.validate.folder
-        groups = _by_experiment(selection, rest)
-        failed = bool(selection.damaged)
-        for source, paths in groups:
-            composed = from_yaml(source, rest, config_dir=config_dir, config_name=config_name)
-            more, wrong = _evaluate(composed, paths)
-            rows += more
-            failed = failed or wrong
-            told = told or composed.config.validate.folder
-        folder = Path(told or _folder(selection.paths))
-    if rows:
-        _write(rows, folder)
-        _show(rows)
-        print(f"results: {folder}/validation.jsonl, {folder}/validation.csv")
-    return ExitCode.FAILED if failed or not rows else ExitCode.DONE
+        for source, paths in _by_experiment(selection, rest):
+            jobs.append((from_yaml(source, rest, config_dir=config_dir, config_name=config_name), paths))
+        damaged, usual = selection.damaged, _folder(selection.paths)
+    told = next((folder for composed, _ in jobs if (folder := composed.config.validate.folder)), None)
+    results = Results(Path(asked.config.validate.folder or told or usual))
+    failed = bool(damaged)
+    try:
+        for composed, checkpoints in jobs:
+            failed = _evaluate(composed, checkpoints, results) or failed
+    finally:
+        results.finish()
+    return ExitCode.FAILED if failed or not results.rows else ExitCode.DONE
 
 
 def _is_about_us(override: str) -> bool:
@@ -128,13 +107,11 @@ def _config_of(path: Path) -> tuple[Path | str, str]:
     return (beside.config_file, beside.read_config()) if beside.config_file.is_file() else ("", "")
 
 
-def _evaluate(composed: Composed, paths: Sequence[Path | None]) -> tuple[list[Row], bool]:
-    """Rows of each checkpoint; True where one could not be evaluated (the others are, all the same)."""
+def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results) -> bool:
+    """Evaluate each checkpoint. True where one could not be: it is told, and the others are, all the same."""
     from trainer_cli.run.build import Builder
 
-    if str(composed.project_root) not in sys.path:
-        sys.path.insert(0, str(composed.project_root))
-    rows: list[Row] = []
+    import_from(composed.project_root)
     failed = False
     with composed.placing():
         builder = Builder(composed.config, composed.trust)
@@ -145,11 +122,15 @@ def _evaluate(composed: Composed, paths: Sequence[Path | None]) -> tuple[list[Ro
             name = "random weights" if path is None else str(path)
             log.info("evaluating %s", name)
             try:
-                rows += [_row(one, name) for one in _one(builder, data, path)]
-            except CheckpointError as error:
+                rows = [_row(one, name) for one in _one(builder, data, path)]
+            except ConfigError:
+                raise
+            except (CheckpointError, UserError) as error:
                 log.error("%s: %s", name, error)
                 failed = True
-    return rows, failed
+            else:
+                results.add(rows)
+    return failed
 
 
 def _one(builder: Builder, data: Data, path: Path | None) -> list[Evaluation]:
@@ -171,63 +152,3 @@ def _folder(paths: Sequence[Path]) -> Path:
         return runs[0] / "validation"
     digest = hashlib.sha256("\n".join(map(str, runs)).encode()).hexdigest()[:8]
     return Path("runs") / f"validation-{digest}"
-
-
-def _write(rows: Sequence[Row], folder: Path) -> None:
-    """Append to validation.jsonl, replace validation.csv, and add events at each checkpoint's own step."""
-    from trainer_cli.loggers.tensorboard import TensorBoardLogger
-
-    folder.mkdir(parents=True, exist_ok=True)
-    now = round(time.time(), 3)
-    lines = [
-        {"checkpoint": row.checkpoint, "step": row.step, "loader": row.loader, "time": now, **_prefixed(row)}
-        for row in rows
-    ]
-    with open(folder / "validation.jsonl", "a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    names = list(dict.fromkeys(key for row in rows for key in row.metrics))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["checkpoint", "step", "loader", *names])
-    writer.writerows([row.checkpoint, row.step, row.loader, *(row.metrics.get(n, "") for n in names)] for row in rows)
-    replace(folder / "validation.csv", [text.getvalue().encode()])
-    with ExitStack() as stack:
-        events = TensorBoardLogger("tensorboard")
-        stack.callback(events.close)
-        events.start(RunFacts(run_dir=folder))
-        for row in sorted(rows, key=lambda row: row.step):
-            events.log(Record(step=row.step, epoch=0, time=now, metrics=_prefixed(row)))
-
-
-def _prefixed(row: Row) -> dict[str, float]:
-    return {f"{row.loader}/{key}": value for key, value in row.metrics.items()}
-
-
-def _show(rows: Sequence[Row]) -> None:
-    """A table with a row for each checkpoint and loader; the smallest loss of each loader is marked."""
-    names = list(dict.fromkeys(key for row in rows for key in row.metrics))
-    best = _best(rows)
-    lines = [["", "checkpoint", "step", "loader", *names]]
-    for index, row in enumerate(rows):
-        numbers = [f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names]
-        lines.append(["*" if index in best else "", row.checkpoint, str(row.step), row.loader, *numbers])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        left = (0, 1, 3)
-        cells = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
-        print("  ".join(cells).rstrip())
-    if best:
-        print("* smallest loss")
-
-
-def _best(rows: Sequence[Row]) -> set[int]:
-    """The row with the smallest finite loss of each loader; of equal ones the newest."""
-    best: dict[str, int] = {}
-    for index, row in enumerate(rows):
-        loss = row.metrics.get("loss")
-        if loss is None or not math.isfinite(loss):
-            continue
-        held = best.get(row.loader)
-        if held is None or (loss, -row.step) < (rows[held].metrics["loss"], -rows[held].step):
-            best[row.loader] = index
-    return set(best.values())

@@ -35,7 +35,8 @@ The loop in pseudo-code, each hook at its place:
     finalize
 
 A save inside `on_checkpoint` runs: on_save_checkpoint(state) -> postprocess_checkpoint(state) -> write ->
-on_after_save_checkpoint(path). A hook that nobody overrides costs nothing: the loop holds an empty tuple.
+on_after_save_checkpoint(path). The first two also run once after on_fit_start, to try whether the state can be saved
+at all. A hook that nobody overrides costs nothing: the loop holds an empty tuple.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Callback:
         """Every callback's `setup` has run."""
 
     def finalize(self) -> None:
-        """The trainer is closed; no hook follows."""
+        """The end of a fit, whatever became of it."""
 
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
@@ -203,7 +204,7 @@ class Callback:
         """The moment for saving: after the evaluation and the log of this step."""
 
     def on_save_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        """Add to the state that will be saved."""
+        """Add to the state that will be saved. Called once more before the first step, to see that it can be."""
 
     def postprocess_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
         """Change the state once everybody has added to it."""
@@ -262,10 +263,6 @@ class Hooks:
                     first.add_note(f"and then {type(error).__name__}: {error}")
         if first is not None:
             raise first
-
-    def names(self, callback_type: type[Callback]) -> list[str]:
-        """Names of the callbacks of a type."""
-        return [name for name, callback in self._callbacks.items() if isinstance(callback, callback_type)]
 
     def _bind(self, hook: str) -> Hook:
         bound = [

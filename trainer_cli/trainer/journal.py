@@ -19,7 +19,8 @@ class Journal:
         self.loggers = loggers
         self.record: dict[str, float | Tensor] = {}
         self.last: dict[str, float] = {}
-        """The record flushed last; empty where the last step had none."""
+        """What was recorded at the step of the last flush; empty where nothing was."""
+        self._last_step = -1
         self._began, self._seconds_before = time.monotonic(), 0.0
         self._rate_mark = (time.monotonic(), 0)
 
@@ -41,7 +42,8 @@ class Journal:
         """Hand the record of this step to every logger, once and whole. Returns it."""
         record = {name: float(value) for name, value in self.record.items()}
         self.record.clear()
-        self.last = record
+        self.last = {**self.last, **record} if progress.step == self._last_step else record
+        self._last_step = progress.step
         if record:
             entry = Record(progress.step, epoch, time.time(), record, progress.samples)
             for logger in self.loggers.values():

@@ -211,7 +211,8 @@ class TrainingLoop:
         self.owed_record = trainer.flush_record()
         stop = trainer.stop_wish or self.why_stop(trainer)
         assert stop is not None, "an evaluation is only given up for a stop"
-        trainer.checkpoint_moment(stop)
+        end = why_stop(self.limits, trainer.progress, process_s=0.0, wish=None)
+        trainer.checkpoint_moment(stop, over=end is not None)
         return stop
 
     def _next_event(self, trainer: Trainer) -> int:

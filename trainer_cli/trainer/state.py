@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint import snapshot
-from trainer_cli.errors import CheckpointError
+from trainer_cli.errors import UserError
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
+
+
+log = logging.getLogger(__name__)
 
 
 def capture(trainer: Trainer, train_loader: Any) -> dict[str, Any]:
@@ -33,14 +37,17 @@ def restore(trainer: Trainer, train_loader: Any, state: dict[str, Any], keep_set
     """Take everything but the model from a state. The RNG waits in `trainer.rng` for the first step.
 
     Raises:
-        CheckpointError: a schedule or a callback of the state has no counterpart here.
-        UserError: the optimizer or the data does not fit.
+        UserError: the optimizer, the schedules or the data do not fit.
     """
     if trainer.optimizer is not None and "optimizer" in state:
         snapshot.restore_optimizer(trainer.model, trainer.optimizer, state["optimizer"], keep_settings=keep_settings)
     saved = state["schedulers"]
     if len(saved) != len(trainer.schedulers):
-        raise CheckpointError(f"the checkpoint has {len(saved)} schedules, the config {len(trainer.schedulers)}")
+        raise UserError(
+            f"the checkpoint has {len(saved)} schedules, but here are {len(trainer.schedulers)}",
+            where="scheduler",
+            cure="Go on with the same schedules, or begin a new run from these weights with ckpt=.",
+        )
     for scheduler, own in zip(trainer.schedulers, saved, strict=True):
         scheduler.load_state_dict(own)
     if train_loader is not None and "data" in state:
@@ -49,9 +56,7 @@ def restore(trainer: Trainer, train_loader: Any, state: dict[str, Any], keep_set
     trainer.loop.load_state_dict(state["loop"])
     for name, own in state["callbacks"].items():
         if name not in trainer.callbacks:
-            raise CheckpointError(
-                f"the checkpoint has state of a callback '{name}', which the config does not have",
-                cure=f"It has: {', '.join(trainer.callbacks) or 'none'}.",
-            )
+            log.warning("the checkpoint has state of a callback '%s', which is not here: it is dropped", name)
+            continue
         trainer.callbacks[name].load_state_dict(own)
     trainer.rng = state["rng"]

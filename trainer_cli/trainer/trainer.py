@@ -17,7 +17,7 @@ from trainer_cli.checkpoint import snapshot
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.data.adapt import as_loader
-from trainer_cli.errors import UserError
+from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.base import Logger, RunFacts
 from trainer_cli.trainer.hooks import Callback, Hooks, second_to
 from trainer_cli.trainer.journal import Journal
@@ -180,8 +180,10 @@ class Trainer:
                 path = self._newest() if isinstance(ckpt_path, Unset) else ckpt_path
                 if path is not None:
                     self.load_checkpoint(path, states, keep_settings)
-                self._start_loggers()
+                self._start_samples = self.progress.samples
+                # Whoever refuses to start does so here, before anything written earlier is cut back.
                 self.hooks.call("on_fit_start", self, train, val, loop)
+                self._start_loggers()
                 stop = loop.run(self, val)
                 self.hooks.tear_down("on_fit_end", self, loop)
         except BaseException as error:
@@ -246,9 +248,13 @@ class Trainer:
         finally:
             snapshot.restore_rng(rng)
 
-    def checkpoint_moment(self, stop: Stop | None) -> None:
-        """The moment for saving after a step: an ordinary one, the final one, or one that stops early."""
-        occasion = Occasion.step if stop is None else Occasion.final if stop.finished else Occasion.stop
+    def checkpoint_moment(self, stop: Stop | None, *, over: bool = False) -> None:
+        """The moment for saving after a step: an ordinary one, the final one, or one that stops early.
+
+        `over` says that a stop came when no step was left to make.
+        """
+        early = Occasion.last_stop if over else Occasion.stop
+        occasion = Occasion.step if stop is None else Occasion.final if stop.finished else early
         self.stop_reason = stop.reason if stop is not None else None
         began = time.monotonic()
         self.hooks.call("on_checkpoint", self, occasion)
@@ -279,6 +285,10 @@ class Trainer:
         self.hooks.call("on_before_load_checkpoint", self, path)
         wanted = None if whole else dict.fromkeys([*states, "progress"])
         state: dict[str, Any] = self.checkpointer.load(path, wanted)
+        if lacking := [name for name in ("model", "progress") if name not in state]:
+            raise CheckpointError(
+                f"the checkpoint has no {' and no '.join(lacking)}, so it is not a training's", where=str(path)
+            )
         self.hooks.call("preprocess_checkpoint", self, state)
         snapshot.restore_model(self.model, state["model"])
         if whole:
@@ -344,7 +354,6 @@ class Trainer:
         return newest() if newest is not None else None
 
     def _start_loggers(self) -> None:
-        self._start_samples = self.progress.samples
         whole = self.goes_on and self.loop.owed_record is None
         facts = RunFacts(
             run_dir=self.run_dir,

@@ -1,0 +1,37 @@
+"""What `train validate` leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.run.results import Results, Row
+
+
+def test_a_row_is_on_disk_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    results = Results(tmp_path / "out")
+    results.add([Row("runs/x/checkpoints/step5", 5, "val", {"loss": 0.5})])
+    (line,) = (tmp_path / "out" / "validation.jsonl").read_text().splitlines()
+    assert {"checkpoint": "runs/x/checkpoints/step5", "step": 5, "val/loss": 0.5}.items() <= json.loads(line).items()
+    assert not (tmp_path / "out" / "validation.csv").exists()
+
+
+def test_the_table_marks_the_smallest_finite_loss_of_each_loader(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = Results(tmp_path)
+    losses = [("a", 1, 0.5), ("a", 2, float("nan")), ("a", 3, 0.5), ("b", 1, 2.0), ("b", 2, 3.0)]
+    results.add([Row(f"step{step}", step, loader, {"loss": loss}) for loader, step, loss in losses])
+    results.finish()
+    marked = [line.split()[1:4] for line in capsys.readouterr().out.splitlines() if line.startswith("*  ")]
+    assert marked == [["step3", "3", "a"], ["step1", "1", "b"]], "of equal ones the newer"
+    head, first, *_ = (tmp_path / "validation.csv").read_text().splitlines()
+    assert (head, first) == ("checkpoint,step,loader,loss", "step1,1,a,0.5")
+
+
+def test_nothing_evaluated_leaves_nothing(tmp_path: Path) -> None:
+    results = Results(tmp_path / "out")
+    results.finish()
+    assert not (tmp_path / "out").exists()

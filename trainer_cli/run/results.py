@@ -1,0 +1,110 @@
+"""What `train validate` leaves: a line a row at once, and at the end a CSV file, events, and the table on screen."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_cli.loggers.base import Record, RunFacts
+from trainer_cli.loggers.files import replace
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One checkpoint on one loader."""
+
+    checkpoint: str
+    step: int
+    loader: str
+    metrics: dict[str, float]
+
+
+class Results:
+    """Rows as they come, in a folder that is made for the first of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: list[Row] = []
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Append to validation.jsonl, so that what is evaluated is not lost, whatever becomes of the rest."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        now = round(time.time(), 3)
+        with open(self.folder / "validation.jsonl", "a", encoding="utf-8") as file:
+            for row in rows:
+                facts = {"checkpoint": row.checkpoint, "step": row.step, "loader": row.loader, "time": now}
+                file.write(json.dumps({**facts, **_prefixed(row)}) + "\n")
+        self.rows += rows
+
+    def finish(self) -> None:
+        """Replace validation.csv, add events at each checkpoint's own step, and show the table."""
+        if not self.rows:
+            return
+        self._write_csv()
+        self._write_events()
+        _show(self.rows)
+        print(f"results: {self.folder}/validation.jsonl, {self.folder}/validation.csv")
+
+    def _write_csv(self) -> None:
+        names = _names(self.rows)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["checkpoint", "step", "loader", *names])
+        for row in self.rows:
+            writer.writerow([row.checkpoint, row.step, row.loader, *(row.metrics.get(name, "") for name in names)])
+        replace(self.folder / "validation.csv", [text.getvalue().encode()])
+
+    def _write_events(self) -> None:
+        from trainer_cli.loggers.tensorboard import TensorBoardLogger
+
+        with ExitStack() as stack:
+            events = TensorBoardLogger("tensorboard")
+            stack.callback(events.close)
+            events.start(RunFacts(run_dir=self.folder))
+            for row in sorted(self.rows, key=lambda row: row.step):
+                events.log(Record(step=row.step, epoch=0, time=time.time(), metrics=_prefixed(row)))
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row.metrics))
+
+
+def _prefixed(row: Row) -> dict[str, float]:
+    return {f"{row.loader}/{key}": value for key, value in row.metrics.items()}
+
+
+def _show(rows: Sequence[Row]) -> None:
+    """A table with a row for each checkpoint and loader; the smallest loss of each loader is marked."""
+    names = _names(rows)
+    best = _best(rows)
+    lines = [["", "checkpoint", "step", "loader", *names]]
+    for index, row in enumerate(rows):
+        numbers = [f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names]
+        lines.append(["*" if index in best else "", row.checkpoint, str(row.step), row.loader, *numbers])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        left = (0, 1, 3)
+        cells = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
+        print("  ".join(cells).rstrip())
+    if best:
+        print("* smallest loss")
+
+
+def _best(rows: Sequence[Row]) -> set[int]:
+    """The row with the smallest finite loss of each loader; of equal ones the newest."""
+    best: dict[str, int] = {}
+    for index, row in enumerate(rows):
+        loss = row.metrics.get("loss")
+        if loss is None or not math.isfinite(loss):
+            continue
+        held = best.get(row.loader)
+        if held is None or (loss, -row.step) < (rows[held].metrics["loss"], -rows[held].step):
+            best[row.loader] = index
+    return set(best.values())
