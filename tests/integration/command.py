@@ -201,6 +201,7 @@ def make_project(root: Path, **files: str) -> Path:
 def hold(root: Path, place: str) -> Path:
     """Make the project's parts wait at a place until the returned file is removed."""
     file = root / f"hold-{place}"
+    (root / f"at-{place}").unlink(missing_ok=True)
     file.touch()
     return file
 

@@ -61,13 +61,15 @@ def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config
         damaged, usual = selection.damaged, _folder(selection.paths)
     told = next((folder for composed, _ in jobs if (folder := composed.config.validate.folder)), None)
     results = Results(Path(asked.config.validate.folder or told or usual))
-    failed = bool(damaged)
+    failures = [ExitCode.NO_CHECKPOINT for _ in damaged]
     try:
         for composed, checkpoints in jobs:
-            failed = _evaluate(composed, checkpoints, results) or failed
+            failures += _evaluate(composed, checkpoints, results)
     finally:
         results.finish()
-    return ExitCode.FAILED if failed or not results.rows else ExitCode.DONE
+    if not failures:
+        return ExitCode.DONE
+    return ExitCode.FAILED if results.rows else failures[0]
 
 
 def _is_about_us(override: str) -> bool:
@@ -107,12 +109,12 @@ def _config_of(path: Path) -> tuple[Path | str, str]:
     return (beside.config_file, beside.read_config()) if beside.config_file.is_file() else ("", "")
 
 
-def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results) -> bool:
-    """Evaluate each checkpoint. True where one could not be: it is told, and the others are, all the same."""
+def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results) -> list[ExitCode]:
+    """Evaluate each checkpoint. One that cannot be is told, and the others are, all the same; the codes of these."""
     from trainer_cli.run.build import Builder
 
     import_from(composed.project_root)
-    failed = False
+    failures = []
     with composed.placing():
         builder = Builder(composed.config, composed.trust)
         data = builder.data()
@@ -127,10 +129,10 @@ def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results
                 raise
             except (CheckpointError, UserError) as error:
                 log.error("%s: %s", name, error)
-                failed = True
+                failures.append(error.exit_code)
             else:
                 results.add(rows)
-    return failed
+    return failures
 
 
 def _one(builder: Builder, data: Data, path: Path | None) -> list[Evaluation]:
