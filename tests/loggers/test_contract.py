@@ -40,15 +40,19 @@ def test_a_logger_can_be_closed_twice_and_without_a_start(logger: Logger, tmp_pa
     logger.start(RunFacts(run_dir=tmp_path))
     logger.log(a_record())
     logger.close()
+    before = {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
     logger.close()
     logger.flush(durable=True)
     logger.log(a_record(2))
+    assert {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_logger_takes_numbers_that_are_not_finite(logger: Logger, tmp_path: Path) -> None:
     logger.start(RunFacts(run_dir=tmp_path, total_steps=10))
     logger.log(a_record(train=float("nan"), up=float("inf"), down=float("-inf"), huge=1e300))
     logger.flush(durable=True)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(path.stat().st_size for path in written), "a record with them is written like any other"
 
 
 def test_rewinding_where_nothing_was_written_changes_nothing(logger: Logger, tmp_path: Path) -> None:

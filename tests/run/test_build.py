@@ -13,7 +13,8 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError
-from trainer_cli.run.build import Builder, parameter_groups, target_packages
+from trainer_cli.run.build import Builder, target_packages
+from trainer_cli.trainer.groups import parameter_groups
 from trainer_cli.trainer.hooks import Callback
 
 HERE = __name__
@@ -172,3 +173,13 @@ def test_another_callback_under_the_name_of_the_saver_is_refused(tmp_path: Path)
 def test_the_packages_of_all_targets_are_named() -> None:
     config = TrainConfig(model={"_target_": "mine.Net", "inner": [{"_target_": "theirs.Part"}]}, optimizer=SGD)
     assert target_packages(config) == ("mine", "theirs", "torch")
+
+
+def test_a_deterministic_run_allows_deterministic_kernels_only(tmp_path: Path) -> None:
+    made = builder(deterministic=True)
+    try:
+        trainer = made.trainer(made.data(), identity=RunIdentity(run_id="abc"), run_dir=tmp_path)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert trainer.model is not None
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -122,7 +122,8 @@ def test_a_misspelt_hook_is_refused_with_the_nearest(wrong: str, near: str) -> N
 
 def test_other_methods_of_a_callback_are_its_own_business() -> None:
     free = type("Free", (Callback,), {"save": lambda self: None, "helper": lambda self: None, "_on_x": lambda s: None})
-    Hooks({"free": free()})
+    bound = Hooks({"free": free()})
+    assert all(bound[hook] == () for hook in VOCABULARY)
 
 
 def test_teardowns_run_in_reverse_and_all_others_in_order() -> None:

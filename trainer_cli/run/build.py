@@ -9,15 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
-from trainer_cli.config.globs import matches
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.targets import Trust, component
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError
 from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.groups import parameter_groups
 from trainer_cli.trainer.loops import TrainingLoop
-from trainer_cli.trainer.parts import pick_device, seed_everything
+from trainer_cli.trainer.parts import be_deterministic, pick_device, seed_everything
 from trainer_cli.trainer.step import Precision
 from trainer_cli.trainer.trainer import Trainer
 
@@ -248,44 +248,6 @@ class Builder:
             (signature.bind_partial if late else signature.bind)(*positional, **named)
         except TypeError as error:
             raise ConfigError(f"{target.__name__}: {error}", where=where) from None
-
-
-def parameter_groups(model: nn.Module, patterns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Parameters in groups of equal settings. Every glob that matches a name counts, later ones win.
-
-    Raises:
-        ConfigError: a glob matches no parameter, or its settings are no mapping.
-    """
-    for pattern, settings in patterns.items():
-        if not isinstance(settings, Mapping):
-            raise ConfigError(f"param_groups: '{pattern}' must hold optimizer settings", where="param_groups")
-        if not any(matches(name, pattern) for name, _ in model.named_parameters()):
-            names = [name for name, _ in model.named_parameters()]
-            raise ConfigError(
-                f"param_groups: '{pattern}' matches no parameter of the model",
-                where="param_groups",
-                cure=f"Its parameters are named like {', '.join(names[:4])}.",
-            )
-    groups: dict[tuple[tuple[str, Any], ...], list[Any]] = {}
-    for name, parameter in model.named_parameters():
-        settings = {}
-        for pattern, own in patterns.items():
-            if matches(name, pattern):
-                settings.update(own)
-        if parameter.requires_grad:
-            groups.setdefault(tuple(settings.items()), []).append(parameter)
-    return [{"params": members, **dict(settings)} for settings, members in groups.items()]
-
-
-def be_deterministic() -> None:
-    """Only deterministic kernels from here on, on every device."""
-    import os
-
-    import torch
-
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
 
 
 def target_packages(config: TrainConfig) -> tuple[str, ...]:
