@@ -185,8 +185,7 @@ class CheckpointerCallback(Callback):
         return trainer.goes_on and source is not None and source.absolute().parent == self.folder.absolute()
 
     def _own(self) -> list[Entry]:
-        run_id = self.identity.run_id
-        return [entry for entry in self.catalog.valid() if entry.manifest and entry.manifest.run_id == run_id]
+        return self.catalog.valid(self.identity.run_id)
 
     def _facts(self) -> list[Saved]:
         """The finite ones, for retention. One newer than the last that was saved or gone on from was passed over,

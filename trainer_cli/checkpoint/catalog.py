@@ -68,16 +68,14 @@ class Catalog:
             step = manifest.step if manifest is not None else 0
         return self._entry(name, step)
 
-    def valid(self) -> list[Entry]:
-        """Those that can be loaded, by step."""
-        return [entry for entry in self.entries() if entry.valid]
+    def valid(self, run_id: str | None = None) -> list[Entry]:
+        """Those of a run, or of any run, that can be loaded, by step."""
+        valid = [entry for entry in self.entries() if entry.valid]
+        return [entry for entry in valid if entry.manifest and run_id in (None, entry.manifest.run_id)]
 
     def newest_valid(self, run_id: str | None = None) -> Entry | None:
         """The newest one of a run, or of any run, that a resume may start from."""
-        for entry in reversed(self.entries()):
-            if entry.resumable and entry.manifest and run_id in (None, entry.manifest.run_id):
-                return entry
-        return None
+        return next((entry for entry in reversed(self.valid(run_id)) if entry.resumable), None)
 
     def _entry(self, name: str, step: int) -> Entry:
         try:

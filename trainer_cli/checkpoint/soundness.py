@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
-from trainer_cli.checkpoint.format.verified import Verified
+from trainer_cli.checkpoint.format.verified import verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.port import Storage
@@ -25,9 +25,7 @@ def why_unsound(storage: Storage, entry: Entry) -> str | None:
         return entry.problem or "it has no manifest"
     try:
         with storage.reading(entry.name) as folder:
-            for file in entry.manifest.files:
-                with Verified(folder, entry.manifest, file):
-                    pass
+            verify(folder, entry.manifest)
     except DamagedCheckpoint as error:
         return str(error)
     return None

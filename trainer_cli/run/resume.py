@@ -97,7 +97,7 @@ def unsaved_end(
     step, reason = summary.get("step"), str(summary.get("reason"))
     if summary.get("status") != "finished" or not isinstance(step, int):
         return None
-    own = [one for one in catalog.valid() if one.manifest is not None and one.manifest.run_id == run_id]
+    own = catalog.valid(run_id)
     last = own[-1] if own else None
     if last is not None and last.step == step:
         return None if last.resumable else (step, reason)
