@@ -103,9 +103,12 @@ def project(tmp_path: Path) -> Path:
 
 def test_the_wheel_carries_code_configs_data_and_licence_and_no_tests(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    tracked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.yaml")}
+    tracked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.*")}
     assert {f"trainer_cli/{name}" for name in tracked} <= names
     assert {"trainer_cli/py.typed", "trainer_cli/data/digits.npz"} <= names
+    templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "trainer_cli/scaffold").rglob("*.tmpl")}
+    assert templates
+    assert templates <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert all(name.startswith(("trainer_cli/", "trainer_cli-")) for name in names)
 
@@ -149,3 +152,23 @@ def test_a_users_project_trains_resumes_and_validates_without_being_installed(tr
     assert errors[30] < errors[10]
     table = run(train, "validate", "ckpt=runs/my_line/checkpoints/step30", cwd=project).stdout
     assert "held_out" in table
+
+
+EVERY_OPTION = """
+from trainer_cli.cli.choices import Choices
+from trainer_cli.config.compose import compose
+
+choices = Choices.of()
+for group in choices.groups:
+    for option in choices.options(group):
+        compose([f"{group}={option}"], missing_ok=True)
+        print(f"{group}={option}")
+"""
+
+
+def test_a_new_project_composes_all_that_is_its_own_and_all_that_ships(train: Path, empty_folder: Path) -> None:
+    run(train, "new", "shapes", cwd=empty_folder)
+    done = run(train.with_name("python"), "-P", "-c", EVERY_OPTION, cwd=empty_folder / "shapes").stdout.split()
+    assert {"experiment=mine", "model=large", "experiment=digits", "optimizer=adamw"} <= set(done)
+    shown = run(train, "config", "+experiment=mine", cwd=empty_folder / "shapes").stdout
+    assert yaml.safe_load(shown)["model"]["_target_"] == "shapes.model.Net"

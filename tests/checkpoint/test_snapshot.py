@@ -11,13 +11,12 @@ from states import same
 from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.optimizers import capture_optimizer, restore_optimizer
 from trainer_cli.checkpoint.snapshot import (
     capture_model,
-    capture_optimizer,
     capture_rng,
     clean_name,
     restore_model,
-    restore_optimizer,
     restore_rng,
     unwrapped,
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from trainer_cli.cli.main import main
-from trainer_cli.config.schema import TrainConfig
+from trainer_cli.config.schema import LoopConfig, TrainConfig
 
 
 @pytest.fixture
@@ -24,6 +25,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file = tmp_path / "configs" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    (tmp_path / "mine.py").write_text("class MLP:\n    def __init__(self, **settings): ...\nDigits = MLP\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -45,22 +47,22 @@ def test_provenance_names_file_and_line(project: Path, capsys: pytest.CaptureFix
     rows = dict(line.strip().split("  # ") for line in out.splitlines() if "  # " in line)
     rows = {key.strip(): origin for key, origin in rows.items()}
     assert rows["max_duration: 3ep"] == "configs/experiment/odd.yaml:4"
-    assert rows["seed: 3"] == "command line"
+    assert rows["seed: 3"] == "command line: seed=3"
     assert rows["hidden: [64]"] == "configs/model/mlp.yaml:3"
     assert rows["deterministic: false"] == "default"
     assert yaml.safe_load(out)["loop"]["max_duration"] == "3ep"
 
 
 def test_diff_shows_only_what_the_overrides_change(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, "config", "--diff", "experiment=odd").splitlines() == [
-        "name: default -> odd",
-        "loop.max_duration: 10ep -> 3ep",
+    told = [
+        line.partition("  #")[0].strip() for line in printed(capsys, "config", "experiment=odd", "--diff").splitlines()
     ]
+    assert told[-2:] == ["name: default -> odd", "loop.max_duration: 10ep -> 3ep"]
     assert printed(capsys, "config", "--diff") == "no difference\n"
 
 
-def test_schema_tells_every_key_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(capsys, "config", "--schema")
+def test_fields_tells_every_key_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "config", "--fields")
     assert set(yaml.safe_load(out)) == {field.name for field in dataclasses.fields(TrainConfig)}
     keys = [line for line in out.splitlines() if not line.startswith("#") and not line.endswith(":")]
     assert all("# " in line for line in keys), [line for line in keys if "# " not in line]
@@ -74,12 +76,38 @@ def test_list_shows_groups_options_and_descriptions_experiments_first(
     assert "An odd one." in out
     assert "model=mlp" in out
     only = printed(capsys, "list", "optimizer")
-    assert [line.split()[0] for line in only.splitlines()] == [
+    assert [line.split()[0] for line in only.partition("\n\n")[0].splitlines()] == [
         "optimizer",
         "optimizer=adam",
         "optimizer=adamw",
         "optimizer=sgd",
     ]
+
+
+def test_list_shows_ours_first_and_marked(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for override, listed in (("experiment=odd", ["list"]), ("model=mlp", ["list", "model"])):
+        rows = [line for line in printed(capsys, *listed).splitlines() if override.partition("=")[0] + "=" in line]
+        assert rows[0].split()[:2] == ["*", override]
+        assert [row for row in rows if row.startswith("*")] == rows[:1]
+
+
+def test_list_of_a_group_tells_the_file_of_each_option(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "list", "model")
+    assert "  mlp: configs/model/mlp.yaml\n" in out
+    assert re.search(r"^  gpt: /.*configs/model/gpt.yaml$", out, re.MULTILINE)
+
+
+def test_list_of_a_section_tells_its_keys_as_they_can_be_set(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "list", "loop")
+    told = [line.split()[0] for line in out.partition("\nkeys\n")[2].splitlines()]
+    assert [one.partition("=")[0] for one in told] == [f"loop.{one.name}" for one in dataclasses.fields(LoopConfig)]
+    assert printed(capsys, "config", *told)
+    assert "\nkeys\n" not in printed(capsys, "list", "model")
+
+
+def test_list_shows_an_option_without_a_description(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "configs/model/bare.yaml").write_text("_target_: mine.MLP\n")
+    assert "\n* model=bare\n" in printed(capsys, "list")
 
 
 def test_every_shipped_option_has_a_description(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,10 @@ FILES = {
     "experiment/letters.yaml": "# @package _global_\ndefaults:\n  - override /data: text\n",
 }
 
+CODE = "".join(
+    f"class {name}:\n    def __init__(self, **settings): ...\n" for name in ("MLP", "CNN", "Net", "Digits", "Text")
+)
+
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -29,6 +33,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file = root / "configs" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    (root / "mine.py").write_text(CODE)
     monkeypatch.chdir(root)
     return root
 

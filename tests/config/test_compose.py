@@ -74,7 +74,8 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
     groups = {"model", "data", "optimizer", "scheduler", "callbacks", "loggers"}
     for key in keys(schema):
         if key in groups:
-            value = "null" if key in ("model", "data", "optimizer", "scheduler") else "default"
+            off = "null" if key in ("optimizer", "scheduler") else "default"
+            value = {"model": "cnn", "data": "digits"}.get(key, off)
         else:
             plain = OmegaConf.select(schema, key)
             value = values.get(type(plain).__name__, "null") if plain is not None else "null"
@@ -105,6 +106,8 @@ def test_a_named_folder_stands_before_the_projects_and_is_the_root(project: Path
     other = tmp_path / "o'ther, [x]" / "conf"
     (other / "model").mkdir(parents=True)
     (other / "model/mlp.yaml").write_text("_target_: other.MLP\n")
+    (other.parent / "other.py").write_text("class MLP: ...\n")
+    (project / "mine.py").rename(other.parent / "mine.py")
     composed = compose(["experiment=small", "model=mlp"], config_dir=other)
     assert composed.config.model == {"_target_": "other.MLP"}
     assert composed.project_root == other.parent
@@ -116,6 +119,7 @@ def test_an_odd_path_as_second_folder_is_searched_too(tmp_path: Path, project: P
     project.rename(odd)
     first = tmp_path / "first"
     first.mkdir()
+    (odd / "mine.py").rename(tmp_path / "mine.py")
     assert compose([], config_dir=first, cwd=odd).config.model["_target_"] == "mine.MLP"
 
 
@@ -167,7 +171,7 @@ MISTAKES = [
     (["loop.max_duration=soon"], "loop.max_duration: 'soon' is not a duration"),
     (["precision.clip_norm=nan"], "precision.clip_norm is nan"),
     (["optimizer.lr=inf"], "optimizer.lr is inf, but it must be finite"),
-    (["run_dir=${foo}"], "run_dir: Interpolation key 'foo' not found (command line)"),
+    (["run_dir=${foo}"], "run_dir: ${foo} names a key that is not there: foo (command line)"),
     (["experiment=letters"], "data.path must be given (configs/data/text.yaml:3)"),
     (["+seed=3"], "seed exists already (command line). Leave out the '+'."),
     (["hydra.verbose=true"], "has no effect"),
@@ -193,7 +197,7 @@ def test_a_mistake_is_one_line_with_what_where_and_cure(project: Path, overrides
         ("experiment/small.yaml", "# @package _global_\nseed: x\n", "(configs/experiment/small.yaml:2)"),
         ("experiment/small.yaml", "# @package _global_\nloop:\n  max_duration: 0\n", "small.yaml:3)"),
         ("experiment/small.yaml", "# @package _global_\nseed: [\n", "this is not valid YAML"),
-        ("experiment/small.yaml", "# @package _global_\nseed: 1\nseed: 2\n", "key seed (configs/experiment/small"),
+        ("experiment/small.yaml", "# @package _global_\nseed: 1\nseed: 2\n", "seed: the key stands twice"),
         (
             "experiment/small.yaml",
             "# @package _global_\ndefaults:\n  - override /model: cmn\n",
@@ -221,7 +225,7 @@ def test_independent_mistakes_are_told_together(project: Path) -> None:
 def test_a_folder_without_experiments_does_not_silently_train_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     place = Place([tmp_path], tmp_path, tmp_path, "config")
-    (mistake,) = wrong_overrides(place, read(["experiment=small"]))
+    ((_, mistake),) = wrong_overrides(place, read(["experiment=small"]))
     assert str(mistake) == f"there are no experiments: no folder experiment/ in {tmp_path} (command line)."
 
 
@@ -263,12 +267,12 @@ def test_a_written_config_comes_back_the_same(project: Path) -> None:
 
 
 def test_values_change_a_recovered_config_and_groups_replace_a_section(project: Path, write: Write) -> None:
-    text = to_yaml(compose(["experiment=small", "+optimizer.extra=1", "+loop.steps_per_epoch=7"]))
+    text = to_yaml(compose(["experiment=small", "+optimizer.maximize=true", "+loop.steps_per_epoch=7"]))
     write("loop/default.yaml", "max_duration: 99ep\n")
     again = from_yaml(text, ["optimizer=sgd", "optimizer.lr=0.25", "seed=3", "+model.new=1"]).config
     assert again.optimizer["_target_"] == "torch.optim.SGD"
     assert again.optimizer["lr"] == 0.25
-    assert "extra" not in again.optimizer
+    assert "maximize" not in again.optimizer
     assert (again.seed, again.name, again.loop.max_duration, again.loop.steps_per_epoch) == (3, "small", "3ep", 7)
     assert again.model == {"_target_": "mine.CNN", "channels": 8, "new": 1}
     assert from_yaml(text, ["scheduler=null"]).config.scheduler is None
@@ -299,7 +303,7 @@ def test_a_mistake_in_a_recovered_config_is_told_with_file_and_line(project: Pat
     for text in ("[1, 2]", "defaults: [x]", "hydra: {}", "a: [", "a: ${b"):
         with pytest.raises(ConfigError, match="the recovered config"):
             from_yaml(text)
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         from_yaml(project / "nowhere.yaml")
 
 
@@ -343,3 +347,12 @@ def test_composing_imports_no_torch(project: Path) -> None:
 
 def test_a_component_switched_off_takes_the_experiments_settings_with_it() -> None:
     assert compose(["experiment=digits_mlp", "scheduler=null"]).config.scheduler is None
+
+
+def test_texts_that_look_like_numbers_or_truths_are_written_and_read_again_as_they_are(project: Path) -> None:
+    texts = ["0o14", "014", "1,000", "no", "12:30", "inf", "-.5", "2024-01-02", "1e3", "null", "~", "=", "<<", "a: b"]
+    listed = ",".join(f"'{text}'" for text in texts)
+    composed = compose([f"trust=[{listed}]", f"+model.words=[{listed}]", "+model.by_number={1:one}"])
+    again = from_yaml(to_yaml(composed))
+    assert again.config.model["words"] == composed.config.model["words"] == texts
+    assert again.config.model["by_number"] == {1: "one"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from trainer_cli.config.nodes import own_nodes
 
@@ -44,4 +45,12 @@ def test_a_node_written_out_takes_nothing_from_the_default_choice(
             composed |= {"_target_": "mine.Net", "width": 3}
         elif "width" in text:
             composed["width"] = 3
-    assert own_nodes({"model": composed, "seed": 0}, experiments, given, chosen) == {"model": expected, "seed": 0}
+    documents = [yaml.safe_load(text) for text in experiments]
+    assert own_nodes({"model": composed, "seed": 0}, documents, given, chosen) == {"model": expected, "seed": 0}
+
+
+def test_several_schedulers_written_out_take_nothing_from_the_default_choice() -> None:
+    default = {"_target_": "a.Default", "warmup": 1}
+    written = {"first": {"_target_": "b.First"}, "second": None}
+    composed = {"scheduler": default | written}
+    assert own_nodes(composed, [{"scheduler": written}], [], []) == {"scheduler": written}

@@ -134,6 +134,63 @@ def test_an_untrusted_package_is_not_even_imported(mine: Path, tmp_path_factory:
         targets.component("mine_evil.X", WHERE, Trust.recovered(mine, []))
 
 
+def test_a_folder_of_the_projects_does_not_vouch_for_an_installed_namesake(mine: Path) -> None:
+    (mine / "yaml").mkdir()
+    (mine / "yaml/notes.py").write_text("")
+    assert "yaml" in set(targets.project_packages(mine))
+    import yaml
+
+    assert not str(yaml.__file__).startswith(str(mine))
+    with pytest.raises(ConfigError, match=r"comes from a config on disk"):
+        targets.component("yaml.safe_load", WHERE, Trust.recovered(mine, []))
+
+
+def test_an_environment_inside_the_project_is_not_the_project(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = mine / ".venv/lib"
+    (site / "mine_installed.py").write_text("class Net: ...\n")
+    (mine / "mine_installed").mkdir()
+    (mine / "mine_installed/data.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    with pytest.raises(ConfigError, match=r"comes from a config on disk"):
+        targets.component("mine_installed.Net", WHERE, Trust.recovered(mine, []))
+
+
+def test_nothing_is_imported_by_way_of_an_alias(mine: Path) -> None:
+    (mine / "mine_alias.py").write_text("import xml\n")
+    for trust in (OWN, Trust.recovered(mine, [])):
+        with pytest.raises(ConfigError):
+            targets.component("mine_alias.xml.sax.saxutils.escape_not", WHERE, trust)
+        with pytest.raises(ConfigError):
+            targets.component("mine_alias.xml.dom.nosuch.X", WHERE, trust)
+
+
+def test_a_module_that_ends_the_process_is_a_mistake_in_the_config(mine: Path) -> None:
+    (mine / "mine_script.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(ConfigError, match="importing mine_script ends the process"):
+        targets.component("mine_script.X", WHERE, OWN)
+
+
+def test_wrapped_and_nested_ones_of_the_projects_own_are_trusted(mine: Path) -> None:
+    (mine / "mine_wrapped.py").write_text(
+        "import contextlib, functools\n"
+        "def logged(f):\n"
+        "    @functools.wraps(f)\n    def inner(*a): return f(*a)\n    return inner\n"
+        "@logged\ndef make(): ...\n"
+        "def factory():\n    class Net:\n        def forward(self): ...\n    return Net\n"
+        "Net = factory()\nNetTwo = type('NetTwo', (), {})\n"
+        "class Outer:\n    class Inner: ...\n    @classmethod\n    @logged\n    def made(cls): ...\n"
+    )
+    for name in ("make", "Net", "NetTwo", "Outer.Inner", "Outer.made"):
+        assert callable(targets.component(f"mine_wrapped.{name}", WHERE, Trust.recovered(mine, [])))
+
+
+def test_a_checkout_of_ours_is_no_project_that_may_name_all_of_it() -> None:
+    root = Path(targets.__file__).parents[2]
+    for path in ("trainer_cli.cli.main.main", "trainer_cli.loggers.files.replace", "trainer_cli.run.build.Builder"):
+        with pytest.raises(ConfigError, match=r"comes from a config on disk"):
+            targets.component(path, WHERE, Trust.recovered(root, []))
+
+
 def test_trust_on_the_command_line_lets_a_package_in(mine: Path) -> None:
     assert targets.component("json.loads", WHERE, Trust.recovered(mine, ["json"])) is not None
 

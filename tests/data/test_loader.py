@@ -1,21 +1,22 @@
 """Batches: the same from any sample on, with any number of workers, and nothing else disturbed."""
 
 import random
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.digits import Digits
 from trainer_cli.data.foreign import ForeignLoader
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
+from trainer_cli.data.position import timeout_seconds
 from trainer_cli.data.randomness import kept_random_state, seed_random
+from trainer_cli.data.stream import StreamLoader
 from trainer_cli.errors import UserError
 
 
@@ -71,7 +72,7 @@ def random_states() -> tuple[Any, ...]:
     return (torch.get_rng_state().tolist(), random.getstate(), numpy_state[1].tolist(), numpy_state[2:])  # type: ignore[index,union-attr]
 
 
-def batches(loader: Loader | ForeignLoader, epoch: int, **position: int) -> list[Any]:
+def batches(loader: Loader | StreamLoader | ForeignLoader, epoch: int, **position: int) -> list[Any]:
     return [batch.tolist() for batch in loader.iterate(epoch, **position)]
 
 
@@ -269,15 +270,104 @@ def test_a_position_of_another_kind_of_loader_is_refused() -> None:
         ForeignLoader([1], seed=0).check_state(Loader(Plain(), shuffle=True, seed=0).state_dict(0))
 
 
-def test_seeding_a_sample_costs_microseconds() -> None:
-    best = float("inf")
+# Ranks
+
+
+def on_ranks(world_size: int, epoch: int, start: int, batch_size: int = 4, **settings: Any) -> list[list[Any]]:
+    """For each rank, its batches from a sample of all on."""
+    return [
+        batches(
+            Loader(Drawing(), batch_size, shuffle=True, seed=3, rank=rank, world_size=world_size, **settings),
+            epoch,
+            samples=start,
+        )
+        for rank in range(world_size)
+    ]
+
+
+def joined(ranks: list[list[Any]]) -> list[Any]:
+    """The samples in the order of the whole: each global batch is the ranks' batches, in the order of ranks."""
+    return [sample for turn in zip(*ranks, strict=True) for batch in turn for sample in batch]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_ranks_share_one_order_and_have_equally_many_batches(world_size: int, batch_size: int) -> None:
+    whole = samples(Loader(Drawing(), 4, shuffle=True, seed=3), 1)
+    for start in range(23 - world_size):
+        ranks = on_ranks(world_size, 1, start, batch_size)
+        assert joined(ranks) == whole[start:]
+        sizes = {len(batch) for own in ranks for batch in own[:-1]}
+        assert sizes <= {batch_size}
+        last = [len(own[-1]) for own in ranks]
+        assert max(last) - min(last) <= 1
+
+
+def test_a_run_goes_on_with_another_number_of_ranks_in_the_same_order() -> None:
+    whole = samples(Loader(Drawing(), 2, shuffle=True, seed=3), 5)
+    for first in range(0, 12, 2):
+        for turns in range(1, 3):
+            begun = samples(Loader(Drawing(), 2, shuffle=True, seed=3), 5)[:first]
+            middle = [own[:turns] for own in on_ranks(2, 5, first, 2)]
+            seen = begun + joined(middle)
+            rest = samples(Loader(Drawing(), 2, shuffle=True, seed=3), 5, len(seen))
+            assert seen + rest == whole
+
+
+@pytest.mark.parametrize(
+    ("length", "drop_last", "sizes"),
+    [
+        (23, False, [[4, 4, 3], [4, 4, 4]]),
+        (17, False, [[4, 4], [4, 5]]),
+        (16, False, [[4, 4], [4, 4]]),
+        (17, True, [[4, 4], [4, 4]]),
+        (23, True, [[4, 4], [4, 4]]),
+        (3, False, [[1], [2]]),
+    ],
+)
+def test_what_is_left_over_is_cut_evenly(length: int, drop_last: bool, sizes: list[list[int]]) -> None:
+    for rank, own in enumerate(sizes):
+        loader = Loader(
+            Plain(length), 4, shuffle=True, seed=0, drop_last=drop_last, rank=rank, world_size=2, num_workers=0
+        )
+        assert [len(batch) for batch in batches(loader, 0)] == own
+        assert len(loader) == loader.batches_after(0) == len(own)
+        assert loader.batches_after(8) == len(own) - 1
+
+
+def test_fewer_samples_than_ranks_are_refused() -> None:
+    with pytest.raises(UserError, match="there are 2 samples, not enough for one batch of 4 on each of 3 ranks"):
+        Loader(Plain(2), 4, shuffle=True, seed=0, world_size=3)
+    with pytest.raises(ValueError, match="rank 2 is not one of 2"):
+        Loader(Plain(), shuffle=True, seed=0, rank=2, world_size=2)
+
+
+# An order that the dataset brings
+
+
+class Backwards(Drawing):
+    """Its own order: from the end, with words for keys."""
+
+    order_version = "backwards-1"
+
+    def sample_keys(self, seed: int, epoch: int, start: int, stop: int) -> list[str]:
+        return [str(self.length - 1 - position) for position in range(start, stop)]
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return super().__getitem__(int(index))
+
+
+def test_a_dataset_may_bring_its_own_order() -> None:
+    loader = Loader(Backwards(), 4, shuffle=True, seed=3)
+    whole = samples(loader, 1)
+    assert [sample[0] for sample in whole] == list(range(22, -1, -1))
+    assert samples(loader, 1, 9) == whole[9:]
+    assert samples(Loader(Backwards(), 5, shuffle=True, seed=3, num_workers=2), 1, 9) == whole[9:]
+    assert loader.state_dict(0)["order"] == "backwards-1"
+    # Its random numbers belong to the position.
     with kept_random_state():
-        for _ in range(7):
-            start = time.perf_counter()
-            for index in range(1000):
-                seed_random(sample_seed(0, 0, index))
-            best = min(best, time.perf_counter() - start)
-    assert best / 1000 < 25e-6  # measured 8 µs; the rest is for busy machines
+        seed_random(sample_seed(3, 1, 4))
+        assert whole[4][1] == torch.rand(()).item()
 
 
 # A loader that the user brings
@@ -297,6 +387,24 @@ def test_a_users_dataloader_is_replayed_exactly_whatever_the_training_draws(work
     for done in (0, 1, 5, 6):
         torch.manual_seed(done)
         assert batches(made(), 1, batch=done) == through[6 + done :]
+
+
+def test_a_users_plain_dataloader_is_walked_without_loading_what_was_seen() -> None:
+    loaded: list[int] = []
+
+    class Telling(Drawing):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            loaded.append(index)
+            return super().__getitem__(index)
+
+    for settings in ({"shuffle": True}, {"sampler": RandomSampler(Drawing(), replacement=True)}, {"drop_last": True}):
+        loader = ForeignLoader(DataLoader(Telling(), 4, **settings), seed=3)  # type: ignore[arg-type]
+        whole = batches(loader, 2)
+        loaded.clear()
+        assert batches(loader, 2, batch=3) == whole[3:]
+        assert len(loaded) == sum(map(len, whole[3:]))
+    assert "without loading them" in loader.promise
+    assert "replays" in ForeignLoader(DataLoader(Drawing(), 4, num_workers=1), seed=0).promise
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -381,7 +489,7 @@ def test_each_kind_of_data_gets_the_loader_that_fits() -> None:
     theirs = DataLoader(Drawing(), 4)
     assert isinstance(as_loader(theirs, shuffle=True, seed=0), ForeignLoader)
     stream = as_loader(Stream(), shuffle=True, seed=0, batch_size=2)
-    assert isinstance(stream, ForeignLoader)
+    assert isinstance(stream, StreamLoader)
     assert batches(stream, 0) == [[0, 1], [2, 3], [4]]
 
 
@@ -390,3 +498,28 @@ def test_settings_that_a_ready_loader_cannot_heed_are_refused() -> None:
         as_loader(DataLoader(Drawing(), 4), shuffle=True, seed=0, batch_size=8, num_workers=2)
     with pytest.raises(UserError, match="neither a dataset nor a loader"):
         as_loader(3, shuffle=True, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [(None, None), (5, 5.0), (0.5, 0.5), ("30s", 30.0), ("5min", 300.0), ("1h30m", 5400.0)]
+)
+def test_a_timeout_of_workers_is_seconds_or_a_time(given: Any, seconds: float | None) -> None:
+    assert timeout_seconds(given) == seconds
+
+
+@pytest.mark.parametrize("given", [0, -1, True, "3ep", "soon", float("inf"), float("nan"), [1]])
+def test_any_other_timeout_is_refused(given: Any) -> None:
+    with pytest.raises(UserError, match="must be a time such as 30s"):
+        as_loader(Plain(), shuffle=True, seed=0, num_workers=1, worker_timeout=given)
+
+
+def test_the_random_state_is_kept_whatever_numpys_generator_is() -> None:
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(5))
+        first = np.random.get_state(legacy=False)
+        with kept_random_state():
+            np.random.rand(3)
+        assert np.random.get_state(legacy=False) == first
+    finally:
+        np.random.set_bit_generator(before)

@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import torch
 
 from trainer_cli.data.foreign import ForeignLoader
 from trainer_cli.data.loader import Loader
+from trainer_cli.data.workers import WorkerError
+from trainer_cli.errors import UserError
 
 
 class Numbers:
@@ -129,6 +132,208 @@ def test_two_iterators_at_once_do_not_end_each_others_workers() -> None:
     assert len(list(made().iterate(0))) == 16
     rest = list(training)
     assert torch.cat([first, *rest]).tolist() == list(range(100))
+
+
+def pids(loader: Loader, epoch: int) -> tuple[list[int], list[int]]:
+    """The samples of an epoch, and which processes worked on it."""
+    iterator = loader.iterate(epoch)
+    got = next(iterator).tolist()
+    at_work = sorted(children())
+    return got + [number for batch in iterator for number in batch.tolist()], at_work
+
+
+def test_persistent_workers_live_over_epochs_and_others_do_not() -> None:
+    for persistent in (True, None, False):
+        loader = Loader(Numbers(), 4, shuffle=True, seed=0, num_workers=2, persistent_workers=persistent)
+        first, second = pids(loader, 0), pids(loader, 1)
+        here = Loader(Numbers(), 4, shuffle=True, seed=0)
+        for epoch, (got, _) in enumerate((first, second)):
+            assert got == [number for batch in here.iterate(epoch) for number in batch.tolist()]
+        assert (first[1] == second[1]) is (persistent is not False)
+        assert len(children()) == (0 if persistent is False else 2)
+        loader.close()
+        assert children() == []
+        assert pids(loader, 0)[0] == first[0], "a closed loader starts anew"
+        loader.close()
+
+
+def test_a_pass_left_early_leaves_nothing_in_the_next_one() -> None:
+    loader = Loader(Numbers(), 4, shuffle=True, seed=0, num_workers=2, collate_fn=refuse_37)
+    here = [batch.tolist() for batch in Loader(Numbers(), 4, shuffle=True, seed=0).iterate(0)]
+    bad = next(number for number, batch in enumerate(here) if 37 in batch)
+    for left_after in (1, 2, bad):  # after the last, an error is on its way when it is left
+        iterator = loader.iterate(0)
+        assert [next(iterator).tolist() for _ in range(left_after)] == here[:left_after]
+        at_work = sorted(children())
+        iterator.close()
+        assert sorted(children()) == at_work
+    assert next(loader.iterate(0, samples=4 * bad + 4)).tolist() == here[bad + 1]
+    with pytest.raises(ValueError, match="37"):
+        list(loader.iterate(0))
+    assert children() == []
+
+
+def refuse_37(samples: list[int]) -> torch.Tensor:
+    if 37 in samples:
+        raise ValueError("37 is here")
+    return torch.tensor(samples)
+
+
+class Ill:
+    """Something happens at sample 21."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        if index == 21:
+            if self.what == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif self.what == "crashed":
+                signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGSEGV)
+            elif self.what == "left":
+                os._exit(7)
+            elif self.what == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif self.what == "slow":
+                time.sleep(60)
+            elif self.what == "sys.exit":
+                sys.exit("enough")
+            raise OSError(5, "no such picture")
+        return index
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        (
+            "killed",
+            r"data worker 1 \(pid \d+\) was killed by SIGKILL while loading sample 21 of epoch 3 \(data\)\. Most",
+        ),
+        ("crashed", r"data worker 1 \(pid \d+\) was killed by SIGSEGV while loading sample 21 of epoch 3"),
+        ("left", r"data worker 1 \(pid \d+\) ended with exit code 7 while loading sample 21 of epoch 3"),
+        ("slow", r"data worker 1 \(pid \d+\) has been loading sample 21 of epoch 3 for 0\.5 s \(data\.worker_timeout"),
+        ("stopped", r"data worker 1 \(pid \d+\) has been loading sample 21 of epoch 3 for 0\.5 s"),
+    ],
+)
+def test_a_worker_that_dies_or_hangs_is_named_with_its_sample_and_none_is_left(
+    what: str, told: str, persistent: bool
+) -> None:
+    loader = Loader(
+        Ill(what), 4, shuffle=False, seed=0, num_workers=2, persistent_workers=persistent, worker_timeout_s=0.5
+    )
+    with pytest.raises(WorkerError, match=told) as caught:
+        list(loader.iterate(3))
+    assert caught.value.exit_code == 1
+    assert children() == []
+
+
+def test_a_slow_batch_of_quick_samples_is_no_hang() -> None:
+    class Slow(Numbers):
+        def __getitem__(self, index: int) -> int:
+            time.sleep(0.15)
+            return index
+
+    loader = Loader(Slow(8), 8, shuffle=False, seed=0, num_workers=1, worker_timeout_s=0.8)
+    assert next(loader.iterate(0)).tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "told"), [("raises", OSError, "picture"), ("sys.exit", RuntimeError, "enough")]
+)
+def test_an_error_in_a_worker_names_worker_sample_and_place(what: str, kind: type[Exception], told: str) -> None:
+    loader = Loader(Ill(what), 4, shuffle=False, seed=0, num_workers=2)
+    with pytest.raises(kind, match=told) as caught:
+        list(loader.iterate(3))
+    notes = "\n".join(caught.value.__notes__)
+    assert "in data worker 1" in notes
+    assert "in __getitem__" in notes
+    if what == "raises":
+        assert "while loading sample 21 of epoch 3" in notes
+    assert children() == []
+
+
+class Peculiar(Exception):
+    """Cannot be made again from its text alone, nor from its arguments."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(one + two)
+
+
+def test_an_error_that_cannot_travel_is_told_in_words() -> None:
+    class Odd(Numbers):
+        def __getitem__(self, index: int) -> int:
+            if index == 5:
+                raise Peculiar("very ", "odd")
+            if index == 20:
+                raise UserError("not so", where="data", cure="Do it.")
+            return index
+
+    loader = Loader(Odd(), 4, shuffle=False, seed=0, num_workers=2)
+    with pytest.raises(RuntimeError, match="Peculiar: very odd"):
+        list(loader.iterate(0))
+    with pytest.raises(UserError, match=r"not so \(data\)\. Do it\."):
+        list(loader.iterate(0, samples=8))
+
+
+def test_a_worker_that_dies_between_two_passes_is_noticed_in_the_next() -> None:
+    loader = made()
+    assert len(list(loader.iterate(0))) == 16
+    os.kill(children()[0], signal.SIGKILL)
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+        list(loader.iterate(1))
+    assert children() == []
+    assert len(list(loader.iterate(1))) == 16
+
+
+def test_a_dataset_in_a_worker_knows_that_it_is_in_one() -> None:
+    class Asking(Numbers):
+        def __getitem__(self, index: int) -> int:
+            info = torch.utils.data.get_worker_info()
+            assert info is not None
+            assert info.dataset is self
+            return 10 * info.num_workers + info.id
+
+    loader = Loader(Asking(8), 2, shuffle=False, seed=0, num_workers=2)
+    assert [batch.tolist() for batch in loader.iterate(0)] == [[20, 20], [21, 21], [20, 20], [21, 21]]
+    assert torch.utils.data.get_worker_info() is None
+
+
+def test_a_large_batch_of_plain_objects_comes_whole() -> None:
+    class Blobs(Numbers):
+        def __getitem__(self, index: int) -> bytes:  # type: ignore[override]
+            return bytes([index]) * 300_000
+
+    loader = Loader(Blobs(12), 2, shuffle=False, seed=0, num_workers=2, collate_fn=list)
+    got = [blob for batch in loader.iterate(0) for blob in batch]
+    assert got == [bytes([index]) * 300_000 for index in range(12)]
+
+
+def test_a_batch_of_very_many_tensors_comes_whole_or_says_which_limit_it_met() -> None:
+    class Many(Numbers):
+        def __getitem__(self, index: int) -> list[torch.Tensor]:  # type: ignore[override]
+            return [torch.full((5000,), float(number)) for number in range(300)]
+
+    loader = Loader(Many(2), 1, shuffle=False, seed=0, num_workers=1, collate_fn=take_first)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for batch in loader.iterate(0):
+        assert [tensor[0].item() for tensor in batch] == list(range(300))
+    del batch
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, before[1]))
+    try:
+        with pytest.raises(WorkerError, match="too many files are open"):
+            list(loader.iterate(0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def take_first(samples: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    return samples[0]
 
 
 SCRIPT = """

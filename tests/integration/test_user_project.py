@@ -19,9 +19,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_list_shows_what_is_ours_beside_what_ships(project: Path) -> None:
     shown = train("list", cwd=project).out
-    assert "  experiment=mine        Our own line through our own points\n" in shown
+    assert "* experiment=mine        Our own line through our own points\n" in shown
     assert "  experiment=digits " in shown
-    assert "  model=line" in train("list", "model", cwd=project).out
+    assert "* model=line" in train("list", "model", cwd=project).out
 
 
 def test_the_config_is_ours_over_what_ships(project: Path) -> None:
@@ -34,7 +34,7 @@ def test_the_config_is_ours_over_what_ships(project: Path) -> None:
     told = {line.partition("#")[0].strip(): line.partition("#")[2].strip() for line in lines}
     assert told["width: 8"] == "configs/model/line.yaml:3"
     assert told["max_duration: 40st"] == "configs/experiment/mine.yaml:8"
-    assert told["lr: 0.5"] == "command line"
+    assert told["lr: 0.5"] == "command line: optimizer.lr=0.5"
 
 
 def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_bits(project: Path) -> None:

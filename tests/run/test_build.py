@@ -16,6 +16,7 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.run.build import Builder, target_packages
 from trainer_cli.trainer.groups import parameter_groups
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.loops import TrainingLoop
 
 HERE = __name__
 MODEL = {"_target_": "trainer_cli.models.mlp.MLP", "hidden": [4]}
@@ -75,8 +76,9 @@ def test_a_random_split_is_the_same_at_each_start_and_another_with_another_seed(
         ({"_target_": "trainer_cli.models.mlp.NoSuch"}, "has no 'NoSuch'"),
         ({"_target_": "trainer_cli.models.mlp.MLP", "inputs": "from_data"}, "Digits has no 'inputs'"),
         ({"_target_": "trainer_cli.models.mlp.MLP", "_recursive_": False}, "_recursive_ is not known"),
-        ({"_target_": "torch.nn.Linear"}, "missing a required argument: 'in_features'"),
-        ({"_target_": "torch.nn.Linear", "in_features": "x", "out_features": 1}, "refused its arguments"),
+        ({"_target_": "torch.nn.Linear"}, "missing required arguments: 'in_features', 'out_features'"),
+        ({"_target_": "torch.nn.Linear", "in_features": "x", "out_features": 1}, "must be a whole number"),
+        ({"_target_": "torch.nn.Dropout", "p": 2.0}, "refused its arguments"),
     ],
 )
 def test_a_wrong_model_node_is_one_readable_mistake(node: Any, message: str) -> None:
@@ -131,7 +133,7 @@ def test_a_schedule_gets_its_length_and_durations_in_steps() -> None:
         scheduler={"_target_": "trainer_cli.trainer.schedules.WarmupCosine", "warmup": "0.5ep"},
     )
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-    schedule = made.scheduler(optimizer, total_steps=100, steps_per_epoch=20)
+    schedule = made.schedulers(_loop(100, 20))["scheduler"](optimizer)
     rates = []
     for _ in range(11):
         rates += schedule.get_last_lr()
@@ -151,7 +153,23 @@ def test_a_schedule_gets_its_length_and_durations_in_steps() -> None:
 def test_a_schedule_that_cannot_be_had_is_refused(node: dict[str, Any], total: int | None, message: str) -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     with pytest.raises(ConfigError, match=message):
-        builder(scheduler=node).scheduler(optimizer, total_steps=total, steps_per_epoch=None)
+        builder(scheduler=node).schedulers(_loop(total, None))["scheduler"](optimizer)
+
+
+def test_a_mapping_of_schedules_keeps_its_names_and_leaves_out_what_is_null() -> None:
+    node = {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 1.0}
+    made = builder(scheduler={"warm": {"_target_": "torch.optim.lr_scheduler.LinearLR"}, "off": None, "cycle": node})
+    schedulers = made.schedulers(_loop(30, None))
+    assert list(schedulers) == ["warm", "cycle"]
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.9)
+    assert schedulers["cycle"](optimizer).total_steps == 30
+    assert builder(scheduler=None).schedulers(_loop(30, None)) == {}
+
+
+def _loop(total_steps: int | None, steps_per_epoch: int | None) -> TrainingLoop:
+    loop = TrainingLoop()
+    loop.total_steps, loop.steps_per_epoch = total_steps, steps_per_epoch
+    return loop
 
 
 def test_a_subclass_replaces_the_callback_that_saves_and_has_its_place_and_settings(tmp_path: Path) -> None:

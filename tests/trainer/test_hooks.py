@@ -47,7 +47,7 @@ def _pseudo_code() -> list[str]:
     evaluation = [
         "on_enter_validate_all", "on_enter_validate", "on_validate_start", "on_validate_batch_start",
         "on_validate_step_start", "on_before_forward", "on_after_forward", "on_validate_step_end",
-        "on_validate_batch_end", "on_validate_end", "run_validation", "on_checkpoint",
+        "on_validate_batch_end", "on_validate_end", "run_validation", "on_after_evaluation", "on_checkpoint",
     ]  # fmt: skip
     stretch = [
         "on_enter_train",

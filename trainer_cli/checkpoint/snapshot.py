@@ -1,14 +1,14 @@
-"""Live objects to state tree, and back: models and optimizers by parameter name, random generators.
+"""Live objects to state tree, and back: models by name, random generators; optimizers stand next door.
 
-Capturing copies nothing: the tensors of the tree are the live ones. Restoring checks everything first and
-tells all that does not fit in one table; then values are copied in place, and nothing is cast or dropped.
+Capturing copies nothing: the tensors of the tree are the live ones. Restoring has two halves: `fit_…` tells all
+that does not fit and touches nothing, and what it returns then takes the values, in place, without a cast or a loss.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,6 +24,16 @@ logger = logging.getLogger(__name__)
 _EXTRA_STATE = "_extra_state"
 _COMPILED = "_orig_mod"
 _WRAPPED = "module."
+_SHOWN = 40
+_GENERATORS = ("python", "numpy", "torch", "cuda", "mps")
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """How a saved state fits its owner: a line for each thing that does not, and the act of taking the rest."""
+
+    faults: list[str]
+    take: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -70,9 +80,20 @@ def restore_model(
     Raises:
         UserError: with a table of all that does not fit; the model is then untouched.
     """
+    fitting, report = fit_model(model, state, strict=strict, ignore_keys=ignore_keys)
+    refuse({"": fitting.faults}, "the model does not fit the checkpoint")
+    fitting.take()
+    return report
+
+
+def fit_model(
+    model: nn.Module, state: Mapping[str, Any], *, strict: bool = True, ignore_keys: Iterable[str] = ()
+) -> tuple[Fitting, LoadReport]:
+    """What of a captured state does not fit a model, and what `take` will copy into it."""
     inner = unwrapped(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
-    given = _renamed(state, live)
+    rows: list[str] = []
+    given = renamed(state, live, rows)
     globs = list(ignore_keys)
     report = LoadReport(ignored=sorted(name for name in {*live, *given} if _matches(name, globs)))
     for glob in globs:
@@ -83,71 +104,17 @@ def restore_model(
     report.loaded = [name for name in wanted if name in given]
     report.missing = _without_tied(wanted, given)
     report.unexpected = [name for name in given if name not in wanted]
-    rows = [f"{name}: {fault}" for name in report.loaded if (fault := _fault(wanted[name], given[name]))]
+    rows += [f"{name}: {fault}" for name in report.loaded if (fault := _fault(wanted[name], given[name]))]
     rows += _untied(wanted, given)
     if strict:
-        rows += [f"{name}: missing in the checkpoint" for name in report.missing]
-        rows += [f"{name}: not in this model" for name in report.unexpected]
-    _refuse(rows, "the model does not fit the checkpoint")
-    if report.missing or report.unexpected:
-        logger.warning("%s", _table("not everything was loaded", _differences(report)))
-    inner.load_state_dict({live[name][0]: given[name] for name in report.loaded}, strict=False)
-    return report
+        rows += _differences(report)
 
+    def take() -> None:
+        if report.missing or report.unexpected:
+            logger.warning("%s", table("not everything was loaded", {"": _differences(report)}))
+        inner.load_state_dict({live[name][0]: given[name] for name in report.loaded}, strict=False)
 
-def capture_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state by parameter name: what it keeps of each, and its groups with their settings.
-
-    A parameter that was never stepped has no state, but stands in its group.
-    """
-    names = _parameter_names(model, optimizer)
-    packed = optimizer.state_dict()
-    return {
-        "class": _class_name(optimizer),
-        "state": {names[index]: dict(kept) for index, kept in packed["state"].items()},
-        "groups": [
-            {**group, "params": [names[index] for index in group["params"]]} for group in packed["param_groups"]
-        ],
-    }
-
-
-def restore_optimizer(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: Mapping[str, Any],
-    *,
-    keep_settings: Collection[str] = (),
-) -> None:
-    """Give an optimizer a captured state, whatever the order of its parameters.
-
-    `keep_settings` names group settings, such as `lr`, whose present values stay.
-
-    Raises:
-        UserError: with a table of all that does not fit; the optimizer is then untouched.
-    """
-    names = _parameter_names(model, optimizer)
-    live = optimizer.state_dict()["param_groups"]
-    mine = [[names[index] for index in group["params"]] for group in live]
-    saved = [list(group["params"]) for group in state["groups"]]
-    rows = []
-    if state["class"] != _class_name(optimizer):
-        rows.append(f"it is a {_class_name(optimizer)}, but the checkpoint has a {state['class']}")
-    if len(mine) != len(saved):
-        rows.append(f"it has {len(mine)} parameter groups, but the checkpoint has {len(saved)}")
-    for number, (here, there) in enumerate(zip(mine, saved, strict=False)):
-        rows += [f"{name}: missing in group {number} of the checkpoint" for name in here if name not in set(there)]
-        rows += [f"{name}: not in group {number} of this optimizer" for name in there if name not in set(here)]
-    known = {name for group in saved for name in group}
-    rows += [f"{name}: has state, but is in no group of the checkpoint" for name in state["state"] if name not in known]
-    _refuse(rows, "the optimizer does not fit the checkpoint")
-    index_of = {name: index for index, name in enumerate(names)}
-    groups = []
-    for group, settings in zip(live, state["groups"], strict=True):
-        kept = {key: group[key] for key in keep_settings if key in group}
-        groups.append({**group, **settings, **kept, "params": group["params"]})
-    packed = {index_of[name]: dict(kept) for name, kept in state["state"].items()}
-    optimizer.load_state_dict({"state": packed, "param_groups": groups})
-    _undo_casts(optimizer, packed)
+    return Fitting(rows, take), report
 
 
 def capture_rng() -> dict[str, Any]:
@@ -174,6 +141,11 @@ def capture_rng() -> dict[str, Any]:
     return state
 
 
+def rng_faults(state: Mapping[str, Any]) -> list[str]:
+    """What `restore_rng` would lack."""
+    return [f"{name}: missing in the checkpoint" for name in _GENERATORS if name not in state]
+
+
 def restore_rng(state: Mapping[str, Any]) -> None:
     """Set every generator back. Do this last: whatever is built or drawn after it changes what follows."""
     python, legacy = state["python"], state["numpy"]
@@ -198,14 +170,25 @@ def _cuda_in_use() -> bool:
     return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def _renamed(state: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
-    """The state under clean names; the prefix of a parallel wrapper goes where the model has no such name."""
-    renamed = {}
+def renamed(state: Mapping[str, Any], live: Container[str], rows: list[str]) -> dict[str, Any]:
+    """The state under clean names; the prefix of a parallel wrapper goes where nothing here has such a name.
+
+    Two names that come to the same are a line in `rows`.
+    """
+    found: dict[str, Any] = {}
     for name, value in state.items():
-        name = clean_name(name)
-        short = name.removeprefix(_WRAPPED)
-        renamed[short if name not in live and short in live and short not in state else name] = value
-    return renamed
+        name = plain_name(name, live, state)
+        if name in found:
+            rows.append(f"{name}: twice in the checkpoint, with and without a wrapper's prefix")
+        found[name] = value
+    return found
+
+
+def plain_name(name: str, live: Container[str], state: Container[str] = ()) -> str:
+    """A saved name without the marks of compilation and of parallel wrappers."""
+    name = clean_name(name)
+    short = name.removeprefix(_WRAPPED)
+    return short if name not in live and short in live and short not in state else name
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
@@ -257,49 +240,18 @@ def _differences(report: LoadReport) -> list[str]:
     return rows + [f"{name}: not in this model" for name in report.unexpected]
 
 
-def _table(title: str, rows: Sequence[str]) -> str:
-    shown = [f"  {row}" for row in rows[:40]]
-    if len(rows) > len(shown):
-        shown.append(f"  … and {len(rows) - len(shown)} more")
-    return "\n".join([f"{title}:", *shown])
+def table(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:
+    """A title, and under it each owner's lines; an owner without a name has no column."""
+    width = max(map(len, rows_of), default=0)
+    rows = [f"  {owner:<{width}}  {row}" if owner else f"  {row}" for owner, own in rows_of.items() for row in own]
+    more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+    return "\n".join([f"{title}:", *rows[:_SHOWN], *more])
 
 
-def _refuse(rows: Sequence[str], title: str) -> None:
-    if rows:
-        raise UserError(_table(title, rows) + "\n", cure="Nothing was loaded.")
-
-
-def _class_name(optimizer: torch.optim.Optimizer) -> str:
-    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-
-
-def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """The name of each of the optimizer's parameters, in the order in which it counts them."""
-    named = {id(value): clean_name(name) for name, value in unwrapped(model).named_parameters()}
-    names = []
-    for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            names.append(named.get(id(parameter), f"param_groups.{number}.{place}"))
-    return names
-
-
-def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[int, Mapping[str, Any]]) -> None:
-    """`Optimizer.load_state_dict` casts states to the parameter's type; take them as they were saved.
-
-    States shaped like their parameter also take its layout, as they had when they were made.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, kept in packed.items():
-        parameter = parameters[index]
-        for key, value in kept.items():
-            if not isinstance(value, torch.Tensor):
-                continue
-            present = optimizer.state[parameter][key]
-            if present.dtype != value.dtype:
-                present = value.to(present.device)
-            if present.shape == parameter.shape and present.stride() != parameter.stride() and present.numel():
-                present = torch.empty_like(parameter, dtype=present.dtype, device=present.device).copy_(present)
-            optimizer.state[parameter][key] = present.detach()
+def refuse(rows_of: Mapping[str, Sequence[str]], title: str, where: str | None = None) -> None:
+    """Raise where any owner has a line: one table, and nothing was loaded."""
+    if any(rows_of.values()):
+        raise UserError(table(title, rows_of) + "\n", where=where, cure="Nothing was loaded.")
 
 
 def is_finite(model: nn.Module) -> bool:

@@ -1,27 +1,50 @@
-"""`train fit`: train, or go on training."""
+"""`train fit`: train, or go on training; with `-m` one run for each combination of several values."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from trainer_cli.cli.main import add_config_arguments
+from trainer_cli.errors import UserError
 
 EXAMPLES = """examples:
   train fit +experiment=digits
   train fit +experiment=digits optimizer.lr=3e-4 name=slow
   train fit resume=runs/digits loop.max_duration=40ep
+  train fit -m --jobs 2 +experiment=digits optimizer.lr=1e-3,3e-3 'seed=range(3)'
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Overrides, and the flags that say where configs are."""
+    """Overrides, the flags that say where configs are, and those of a sweep."""
     add_config_arguments(parser)
-    parser.epilog = EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="one run for each combination of values: key=a,b, range(…), choice(…), glob(…)",
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="with -m: so many runs at a time (1)")
+    # How a sweep starts each of its runs.
+    parser.add_argument("--frozen", type=Path, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compose and check the config, then fit."""
+    """Compose and check the config, then fit; or do so for each job of a sweep."""
+    if args.multirun:
+        from trainer_cli.run.sweep import sweep
+
+        at_once = 1 if args.jobs is None else args.jobs
+        return sweep(args.overrides, config_dir=args.config_dir, config_name=args.config_name, at_once=at_once)
+    if args.jobs is not None:
+        raise UserError("--jobs is for a sweep", cure="Add -m.")
     from trainer_cli.run.fit import compose_fit, fit
 
+    if args.frozen is not None:
+        from trainer_cli.config.frozen import thaw
+        from trainer_cli.run.children import stop_with_parent
+
+        stop_with_parent()
+        return fit(thaw(args.frozen, args.overrides, config_dir=args.config_dir))
     return fit(compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name))

@@ -14,13 +14,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import ExitCode, TrainError, UserError
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A module with `add_arguments(parser)` and `run(args) -> int`, imported only when its verb is called."""
+    """A module with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`, imported only when called."""
 
     module: str
     summary: str
@@ -29,14 +28,19 @@ class Verb:
 VERBS: Mapping[str, Verb] = {
     "fit": Verb("trainer_cli.cli.fit", "train, or go on where a run stopped"),
     "validate": Verb("trainer_cli.cli.validate", "evaluate every checkpoint that a glob matches"),
+    "check": Verb("trainer_cli.cli.check", "prove that a stopped and resumed training equals going straight through"),
     "config": Verb("trainer_cli.cli.config", "print the composed config, and where each value comes from"),
     "list": Verb("trainer_cli.cli.list", "list experiments, models, data and everything else to choose from"),
+    "new": Verb("trainer_cli.cli.new", "make a project of your own: model, data, configs and tests that run"),
+    "env": Verb("trainer_cli.cli.env", "show versions, devices and paths, for a bug report"),
+    "complete": Verb("trainer_cli.cli.complete", "print what makes your shell complete commands: bash or zsh"),
 }
 EXAMPLES = """examples:
   train list                                        what there is
-  train fit experiment=digits                       train an experiment
-  train fit experiment=digits optimizer.lr=0.01     with a change
-  train validate ckpt='runs/digits/checkpoints/*'   evaluate all its checkpoints"""
+  train fit +experiment=digits                      train an experiment
+  train fit +experiment=digits optimizer.lr=0.01    with a change
+  train validate ckpt='runs/digits/checkpoints/*'   evaluate all its checkpoints
+  train new mine                                    begin a project of your own"""
 
 
 # No fault of ours, and nothing that a traceback would explain: a full disk, a quota, a file grown too large.
@@ -105,25 +109,60 @@ def _dispatch(arguments: list[str]) -> int:
             "Windows is not supported: files cannot be locked and replaced there as training safely needs",
             cure="Use WSL: https://learn.microsoft.com/windows/wsl/install",
         )
-    word = arguments[0] if arguments else "--help"
+    word, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if word == "help" and rest:
+        word, rest = rest[0], ["--help"]
     if word in ("-h", "--help", "help"):
         print(_overview())
         return int(ExitCode.DONE if arguments else ExitCode.USER)
     if word in ("-V", "--version"):
         print(_version())
         return int(ExitCode.DONE)
-    verb = VERBS.get(word)
-    if verb is None:
-        raise _no_verb(word, arguments)
-    module = import_module(verb.module)
-    summary = verb.summary[0].upper() + verb.summary[1:] + "."
-    parser = Parser(prog=f"train {word}", description=summary, allow_abbrev=False)
-    module.add_arguments(parser)
+    if word not in VERBS:
+        from trainer_cli.cli.meant import no_verb
+
+        raise no_verb(word, arguments, VERBS)
+    module = import_module(VERBS[word].module)
+    parser = parser_of(word, module)
     try:
-        parsed = parser.parse_intermixed_args(arguments[1:])
+        parsed = _parsed(parser, word, rest)
     except SystemExit as stop:  # --help
         return _code(stop.code)
     return _code(module.run(parsed))
+
+
+def parser_of(word: str, module: Any) -> Parser:
+    """The parser of a verb, whose module is imported already."""
+    summary = VERBS[word].summary
+    parser = Parser(
+        prog=f"train {word}",
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=getattr(module, "EXAMPLES", None),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(parser)
+    return parser
+
+
+def _parsed(parser: Parser, word: str, rest: list[str]) -> argparse.Namespace:
+    """The arguments of a verb; what it does not take is told with what was probably meant."""
+    parsed, unknown = parser.parse_known_intermixed_args(rest)
+    flag = next((one for one in unknown if one.startswith("-")), None)
+    takes_overrides = hasattr(parsed, "overrides")
+    if flag is not None:
+        from trainer_cli.cli.meant import no_flag
+
+        raise no_flag(flag, rest, parser._option_string_actions, verb=word, overrides=takes_overrides)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if takes_overrides and not all("=" in one or one.startswith("~") for one in parsed.overrides):
+        from trainer_cli.cli.meant import stray_word
+
+        stray = stray_word(parsed.overrides, verb=word, config_dir=parsed.config_dir)
+        if stray is not None:
+            raise stray
+    return parsed
 
 
 def _code(value: Any) -> int:
@@ -147,15 +186,6 @@ def _version() -> str:
         return f"train {version('trainer-cli')}"
     except PackageNotFoundError:
         return "train (not installed)"
-
-
-def _no_verb(word: str, arguments: Sequence[str]) -> UserError:
-    if "=" in word:
-        return UserError(
-            f"{word!r} stands where a verb belongs", cure=f"Did you mean 'train fit {' '.join(arguments)}'?"
-        )
-    cure = did_you_mean(word, VERBS).strip() or f"There are: {', '.join(VERBS)}."
-    return UserError(f"there is no verb {word!r}", cure=cure)
 
 
 def _reader_gone() -> int:

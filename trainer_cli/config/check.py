@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from omegaconf import (
-    BooleanNode,
-    DictConfig,
-    EnumNode,
-    FloatNode,
-    IntegerNode,
-    ListConfig,
-    OmegaConf,
-    StringNode,
-)
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from trainer_cli.config.kinds import (
+    MISSING,
+    fits,
+    hint,
+    kind_of,
+    leaves,
+    names_one_of,
+    odd_keys,
+    places,
+    why_unresolved,
+)
 from trainer_cli.config.origins import DEFAULT, Origins
 from trainer_cli.config.overrides import KeyPath, raise_all
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import ConfigError
 
-MISSING = "???"
+OPEN = ("model", "data", "optimizer", "scheduler", "param_groups", "callbacks", "loggers")
+_LONGEST = 80
 
 
+@cache
 def typed() -> DictConfig:
-    """The schema, with its types and defaults."""
+    """The schema, with its types and defaults. Shared, so not to be changed."""
     schema = OmegaConf.structured(TrainConfig)
     assert isinstance(schema, DictConfig)
     return schema
@@ -37,6 +43,11 @@ def typed() -> DictConfig:
 
 def plain() -> dict[str, Any]:
     """The schema's defaults as plain values."""
+    return copy.deepcopy(_defaults())
+
+
+@cache
+def _defaults() -> dict[str, Any]:
     values = OmegaConf.to_container(typed(), enum_to_str=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
@@ -85,128 +96,198 @@ def to_config(raw: DictConfig, origins: Origins, *, missing_ok: bool = False) ->
     """The validated config, interpolations resolved.
 
     Raises:
-        ConfigError: naming all unknown keys and wrong types; else all illegal values and missing ones.
+        ConfigError: naming all mistakes.
     """
-    values = contents(raw)
-    schema = typed()
-    mistakes: list[ConfigError] = []
-    _fill(schema, values, (), origins, mistakes)
+    config, mistakes, _ = examined(raw, origins, missing_ok=missing_ok)
     raise_all(mistakes)
-    missing = [] if missing_ok else [path for path, value in _leaves(values, ()) if value == MISSING]
-    mistakes += [
-        ConfigError(
-            f"{'.'.join(path)} must be given",
-            where=origins.of(path),
-            cure=f"Add {'.'.join(path)}=VALUE to the command line.",
-        )
-        for path in missing
-    ]
-    mistakes += [
-        ConfigError(f"{'.'.join(path)} is {number}, but it must be finite", where=origins.of(path))
-        for path, number in _leaves(values, ())
-        if isinstance(number, float) and not math.isfinite(number) and not is_closed(schema._get_node(path[0]))
-    ]
-    settled: dict[str, Any] = {}
-    for key in map(str, schema):
-        if not any(path[0] == key for path in missing):
-            with _told(key, origins, mistakes):
-                settled[key] = _settled(schema, key)
-    config = TrainConfig()
-    with _told("", origins, mistakes):
-        config = TrainConfig(**settled)
-    raise_all(mistakes)
+    assert config is not None
     return config
 
 
-def _fill(
-    schema: DictConfig,
-    values: Mapping[Any, Any],
-    path: KeyPath,
-    origins: Origins,
-    mistakes: list[ConfigError],
-) -> None:
-    """Put plain values into the schema, collecting what does not fit."""
-    for name, value in values.items():
-        key = str(name)
-        here = (*path, key)
-        if key not in schema:
-            mistakes.append(no_such_key(here, [str(known) for known in schema], origins.of(here)))
-        elif is_closed(schema._get_node(key)):
-            if isinstance(value, Mapping):
-                _fill(schema[key], value, here, origins, mistakes)
-            else:
-                mistakes.append(_wrong(here, value, "a section, and is never null or a single value", origins))
-        else:
-            kind = _kind(schema._get_node(key))
+def examined(
+    raw: DictConfig, origins: Origins, *, missing_ok: bool = False
+) -> tuple[TrainConfig | None, list[ConfigError], set[str]]:
+    """The config, interpolations resolved, and all mistakes in it; None where it cannot be made at all.
+
+    A value that is wrong is put back to its default, so that the rest of its section can be judged; the keys of those
+    come third.
+    """
+    examination = _Examination(copy.deepcopy(typed()), origins)
+    values = contents(raw)
+    examination.fill(values)
+    if not missing_ok:
+        examination.complete(values)
+    examination.leaves()
+    config = examination.settled()
+    return config, examination.mistakes, examination.told
+
+
+class _Examination:
+    """One pass over a config: what is wrong is told and put back."""
+
+    def __init__(self, schema: DictConfig, origins: Origins) -> None:
+        self.schema = schema
+        self.mistakes: list[ConfigError] = []
+        self._defaults = plain()
+        self._origins = origins
+        self.told: set[str] = set()
+
+    def fill(self, values: Mapping[Any, Any]) -> None:
+        """Put plain values into the schema."""
+        self._fill(self.schema, values, ())
+        for key in OPEN:
+            if key in values:
+                self._shape(key, values[key])
+        if (ckpt := values.get("ckpt")) is not None:
+            texts = ckpt if isinstance(ckpt, list) else [ckpt]
+            if not all(isinstance(text, str) for text in texts):
+                self._wrong(("ckpt",), ckpt, "a path, a glob or a list of them")
+
+    def complete(self, values: Mapping[Any, Any]) -> None:
+        """Refuse what must still be given."""
+        for path, value in leaves(values, ()):
+            if value == MISSING:
+                key = ".".join(path)
+                self._tell(path, f"{key} must be given", f"Add {key}=VALUE to the command line.")
+        for key in ("model", "data"):
+            if not values.get(key):
+                where = self._origins.exact((key,)).place
+                shown = "null" if values.get(key) is None else "empty"
+                cure = f"Choose one with {key}=NAME; `train list {key}` shows them."
+                self._tell((key,), f"{key} is {shown}, but nothing runs without", cure, where=where)
+
+    def leaves(self) -> None:
+        """Refuse single values that are wrong wherever they stand."""
+        for path, owner, key in list(places(self.schema, ())):
+            node = owner._get_node(key)
+            if node is None or OmegaConf.is_missing(owner, key):
+                continue
             try:
-                schema[key] = value
-            except OmegaConfBaseException:
-                mistakes.append(_wrong(here, value, kind, origins))
+                value = owner[key] if node._is_interpolation() else node._value()
+            except (OmegaConfBaseException, RecursionError) as error:
+                words = why_unresolved(error, owner._get_node(key)._value())
+                self._tell(path, f"{'.'.join(path)}: {words[0]}", words[1])
+                continue
+            for below, number in leaves(value if isinstance(value, list | dict) else None, path):
+                self._number(below, number)
+            self._number(path, value)
 
+    def settled(self) -> TrainConfig | None:
+        """The config as its dataclass, held against the checks of its sections."""
+        settled = {key: self._settled(key) for key in map(str, self.schema)}
+        while True:
+            try:
+                return TrainConfig(**settled)
+            except ConfigError as error:
+                key = error.where or ""
+                if not self._complaint(error, "") or key not in self._defaults:
+                    return None
+                settled[key] = self._defaults[key]
 
-def _wrong(path: KeyPath, value: Any, kind: str, origins: Origins) -> ConfigError:
-    shown = "null" if value is None else repr(value)
-    key = ".".join(path)
-    hint = ""
-    if kind.startswith("one of ") and isinstance(value, str):
-        hint = did_you_mean(value, kind.removeprefix("one of ").split(", ")).strip()
-    return ConfigError(f"{key} is {shown}, but it must be {kind}", where=origins.of(path), cure=hint or None)
+    def _fill(self, schema: DictConfig, values: Mapping[Any, Any], path: KeyPath) -> None:
+        for name, value in values.items():
+            key = str(name)
+            here = (*path, key)
+            if key not in schema:
+                self.mistakes.append(no_such_key(here, [str(known) for known in schema], self._origins.of(here)))
+            elif is_closed(schema._get_node(key)):
+                if isinstance(value, Mapping):
+                    self._fill(schema[key], value, here)
+                else:
+                    self._wrong(here, value, "a section, and is never null or a single value")
+            else:
+                node = schema._get_node(key)
+                try:
+                    if not fits(node, value):
+                        self._wrong(here, value, kind_of(node))
+                    else:
+                        schema[key] = value
+                except (OmegaConfBaseException, OverflowError, RecursionError):
+                    self._wrong(here, value, kind_of(node))
 
+    def _shape(self, key: str, value: Any) -> None:
+        """Refuse what can be no component, or no mapping of them."""
+        if isinstance(value, str) and ("${" in value or value == MISSING):
+            return
+        by_name = key in ("param_groups", "callbacks", "loggers")
+        if not by_name and value is not None and not isinstance(value, Mapping):
+            cure = f"Choose one with {key}=NAME."
+            self._wrong((key,), value, "a node with `_target_`, or null", cure)
+        for path, name in odd_keys(value, (key,)):
+            shown = "null" if name is None else str(name).lower()
+            what = f"{'.'.join(path)} has the key {shown}, but keys are texts"
+            self._tell(path, what, f"Put it in quotes: '{shown}'.")
+        if not isinstance(value, Mapping) or "_target_" in value or key in ("model", "data", "optimizer"):
+            return
+        for name, node in value.items():
+            ok = isinstance(node, Mapping) or (node is None and key != "param_groups")
+            if not ok and not (isinstance(node, str) and "${" in node):
+                kind = "a mapping of settings" if key == "param_groups" else "a node with `_target_`, or null"
+                self._wrong((key, str(name)), node, kind)
 
-def _kind(node: Any) -> str:
-    words = "a value of another type"
-    if isinstance(node, BooleanNode):
-        words = "true or false"
-    elif isinstance(node, IntegerNode):
-        words = "a whole number"
-    elif isinstance(node, FloatNode):
-        words = "a number"
-    elif isinstance(node, EnumNode):
-        return "one of " + ", ".join(member.name for member in node.enum_type)
-    elif isinstance(node, StringNode):
-        words = "a text"
-    elif isinstance(node, ListConfig):
-        element = node._metadata.element_type
-        words = "a list of " + {str: "texts", int: "whole numbers"}.get(element, "values")
-    elif isinstance(node, DictConfig):
-        words = "a mapping"
-    return f"{words} or null" if node is not None and node._is_optional() else words
+    def _number(self, path: KeyPath, value: Any) -> None:
+        key = ".".join(path)
+        if isinstance(value, float) and not math.isfinite(value):
+            self._tell(path, f"{key} is {value}, but it must be finite")
+        elif isinstance(value, int) and abs(value) >= 2**63:
+            shown = str(value) if abs(value) < 10**24 else "a number of too many digits"
+            self._tell(path, f"{key} is {shown}, but it must fit into 64 bits")
 
+    def _settled(self, key: str) -> Any:
+        """The value of a key: a dataclass, plain containers, or a single value."""
+        while is_closed(self.schema._get_node(key)):
+            try:
+                return OmegaConf.to_object(self.schema[key])
+            except ConfigError as error:
+                name = (error.where or "").partition(".")[2]
+                if not self._complaint(error, key) or name not in self.schema[key]:
+                    return None
+                self.schema[key][name] = self._defaults[key][name]
+            except OmegaConfBaseException as error:
+                where = str(getattr(error, "full_key", None) or key)
+                self._tell(tuple(where.split(".")), f"{where}: {why_unresolved(error, '')[0]}")
+                return None
+        if OmegaConf.is_missing(self.schema, key):
+            return None
+        value = self.schema[key]
+        return OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig | ListConfig) else value
 
-def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(item, (*path, str(key)))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _leaves(item, (*path, str(index)))
-    else:
-        yield path, value
+    def _complaint(self, error: ConfigError, section: str) -> bool:
+        """Tell the complaint of a section's own check, but if it may come from a value that was put back."""
+        if names_one_of([key for key in self.told if key.startswith(f"{section}.")], error.what):
+            return False
+        where = error.where or section
+        self.mistakes.append(ConfigError(error.what, where=place(where, error.what, self._origins), cure=error.cure))
+        self.told.add(where)
+        return True
 
+    def _wrong(self, path: KeyPath, value: Any, kind: str, cure: str = "") -> None:
+        shown = repr(value) if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=10**6)
+        shown = shown.removesuffix("\n").removesuffix("\n...")
+        shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
+        self._tell(path, f"{'.'.join(path)} is {shown}, but it must be {kind}", cure or hint(value, kind))
 
-def _settled(schema: DictConfig, key: str) -> Any:
-    """The value of a key with interpolations resolved: a dataclass, plain containers, or a single value."""
-    node = schema._get_node(key)
-    if is_closed(node):
-        return OmegaConf.to_object(schema[key])
-    value = schema[key]
-    if isinstance(value, DictConfig | ListConfig):
-        return OmegaConf.to_container(value, resolve=True, enum_to_str=True)
-    return value
-
-
-@contextmanager
-def _told(section: str, origins: Origins, mistakes: list[ConfigError]) -> Iterator[None]:
-    """Put the complaints of a section's own checks, and of interpolation, into place."""
-    try:
-        yield
-    except ConfigError as error:
-        where = place(error.where or section, error.what, origins)
-        mistakes.append(ConfigError(error.what, where=where, cure=error.cure))
-    except OmegaConfBaseException as error:
-        key = str(getattr(error, "full_key", None) or section)
-        what = f"{key}: {str(error.msg or error).splitlines()[0]}"
-        mistakes.append(ConfigError(what, where=place(key, what, origins)))
+    def _tell(self, path: KeyPath, what: str, cure: str = "", where: str = "") -> None:
+        """Note a mistake, once for each key, and put the value back."""
+        key = ".".join(path)
+        if key in self.told:
+            return
+        self.told.add(key)
+        self.mistakes.append(ConfigError(what, where=where or self._origins.of(path), cure=cure or None))
+        known: Any = self._defaults
+        for part in path:
+            known = known.get(part) if isinstance(known, dict) else None
+        owner: Any = self.schema
+        for part in path[:-1]:
+            inside = owner._get_node(int(part) if isinstance(owner, ListConfig) and part.isdecimal() else part)
+            owner = inside if isinstance(inside, DictConfig | ListConfig) else None
+            if owner is None or owner._is_none() or owner._is_interpolation():
+                return
+        name: Any = int(path[-1]) if isinstance(owner, ListConfig) and path[-1].isdecimal() else path[-1]
+        if isinstance(owner, DictConfig) and name in owner and not is_closed(owner._get_node(name)):
+            owner[name] = known
+        elif isinstance(owner, ListConfig):
+            owner[name] = {int: 0, str: ""}.get(owner._metadata.element_type)
 
 
 def place(key: str, what: str, origins: Origins) -> str:

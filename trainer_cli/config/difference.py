@@ -1,4 +1,4 @@
-"""Which values differ between two configs."""
+"""Which values differ between two configs, and what set the new ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import yaml
 from omegaconf import DictConfig
 
 from trainer_cli.config import check
+from trainer_cli.config.origins import Origin, Origins
 from trainer_cli.config.overrides import KeyPath
 
 
@@ -30,12 +31,26 @@ ABSENT = Absent.ABSENT
 class Change:
     """A key whose value differs between two configs; `ABSENT` where one has none."""
 
-    key: str
+    path: KeyPath
     old: Any
     new: Any
 
+    @property
+    def key(self) -> str:
+        """The path with dots."""
+        return ".".join(self.path)
+
+    @property
+    def values(self) -> str:
+        """`old -> new`."""
+        return f"{shown(self.old)} -> {shown(self.new)}"
+
     def __str__(self) -> str:
-        return f"{self.key}: {shown(self.old)} -> {shown(self.new)}"
+        return f"{self.key}: {self.values}"
+
+    def origin(self, origins: Origins) -> Origin | None:
+        """What set the new value, or took the old one away; None where that cannot be said."""
+        return origins.gone(self.path) if self.new is ABSENT else origins.exact(self.path)
 
 
 def diff(old: DictConfig, new: DictConfig) -> list[Change]:
@@ -51,7 +66,7 @@ def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterato
         if isinstance(before, dict) and isinstance(after, dict):
             yield from _changes(before, after, here)
         elif before != after or isinstance(before, bool) is not isinstance(after, bool):
-            yield Change(".".join(here), before, after)
+            yield Change(here, before, after)
 
 
 def shown(value: Any) -> str:

@@ -72,6 +72,12 @@ def groups(dirs: Sequence[Path]) -> list[str]:
     return sorted(names, key=lambda name: (name != "experiment", name))
 
 
+def every_group(dirs: Sequence[Path]) -> list[str]:
+    """Names of all groups, nested ones as `folder/group`, sorted."""
+    found = {path.parent.relative_to(folder).as_posix() for folder in dirs for path in folder.rglob("*.yaml")}
+    return sorted({"/".join(name.split("/")[:depth]) for name in found for depth in range(1, 9)} - {"."})
+
+
 def is_group(dirs: Sequence[Path], name: str) -> bool:
     """Whether a folder of this name (with `/` for a nested one) stands in any of the folders."""
     return bool(name) and ".." not in name.split("/") and any((folder / name).is_dir() for folder in dirs)
@@ -88,14 +94,14 @@ def options(dirs: Sequence[Path], group: str) -> dict[str, Path]:
 
 
 def description(path: Path) -> str:
-    """The first comment line of a file that is not an instruction such as `@package`, or nothing."""
-    with path.open(encoding="utf-8") as file:
+    """The first comment line of a file that is no instruction to Hydra (`@package`) or an editor, or nothing."""
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             text = line.strip()
             if text and not text.startswith("#"):
                 return ""
             words = text.lstrip("# ")
-            if words and not words.startswith("@"):
+            if words and not words.startswith(("@", "yaml-language-server:")):
                 return words
     return ""
 

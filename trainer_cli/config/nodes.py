@@ -10,33 +10,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from trainer_cli.config.overrides import KeyPath
 
 COMPONENTS = ("model", "data", "optimizer", "scheduler")
 
 
 def own_nodes(
-    values: dict[str, Any], experiments: Sequence[str], given: Iterable[KeyPath], chosen: Iterable[str]
+    values: dict[str, Any], documents: Sequence[Mapping[str, Any]], given: Iterable[KeyPath], chosen: Iterable[str]
 ) -> dict[str, Any]:
     """The composed values without the leavings of default choices.
 
-    `experiments` are the texts of the experiments, in the order of merging; `given` the keys, and `chosen` the
+    `documents` are the contents of the experiments, in the order of merging; `given` the keys, and `chosen` the
     groups, that the command line names.
     """
-    documents = [document for text in experiments if isinstance(document := yaml.safe_load(text), Mapping)]
     choices = {*chosen, *(group for document in documents for group in _overridden(document))}
     result = dict(values)
     for section in COMPONENTS:
         nodes = [node for document in documents if isinstance(node := document.get(section), Mapping)]
-        whole = next((index for index, node in enumerate(nodes) if "_target_" in node), None)
+        whole = next((index for index, node in enumerate(nodes) if _is_whole(section, node)), None)
         if whole is None or section in choices or not isinstance(result.get(section), Mapping):
             continue
         meant = {key for node in nodes[whole:] for key in node}
         meant |= {path[1] for path in given if path[:1] == (section,) and len(path) > 1}
         result[section] = {key: value for key, value in result[section].items() if key in meant}
     return result
+
+
+def _is_whole(section: str, node: Mapping[str, Any]) -> bool:
+    """Whether a node says all of a component: it has a target, or names several schedulers that have."""
+    named = [part for part in node.values() if isinstance(part, Mapping) and "_target_" in part]
+    several = section == "scheduler" and bool(named) and all(part is None or part in named for part in node.values())
+    return "_target_" in node or several
 
 
 def _overridden(document: Mapping[str, Any]) -> list[str]:

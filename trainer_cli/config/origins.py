@@ -2,47 +2,144 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
+from hydra.core.override_parser.types import Override
 
-from trainer_cli.config.overrides import COMMAND_LINE, KeyPath
+from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, line_of, path_of
 
 DEFAULT = "default"
+MERGE = "tag:yaml.org,2002:merge"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A YAML text, the section it was put into, and which keys of it count (all below `only`)."""
+    """A YAML document, the section it was put into, and which keys of it count: all below `only`, none below `but`."""
 
     label: str
-    text: str
+    node: yaml.Node | None
     package: KeyPath = ()
     only: KeyPath = ()
+    but: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What an override sets. A mapping is merged; `added` says that the value went to the end of a list."""
+
+    path: KeyPath
+    line: str
+    value: Any = None
+    added: bool = False
+
+    @classmethod
+    def of(cls, override: Override) -> Given:
+        return cls(path_of(override), line_of(override), None if override.is_delete() else override.value())
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A place, and in more words what was said there."""
+
+    place: str
+    words: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.words}" if self.words else self.place
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An option of a group: who chose it, and the label of its file (empty for none)."""
+
+    origin: Origin
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    origin: Origin
+    is_mapping: bool
 
 
 @dataclass(slots=True)
 class Origins:
-    """The sources of a config, in the order in which later ones win. Read only when somebody asks."""
+    """What a config was made of, in the order in which later ones win. Read only when somebody asks."""
 
     sources: list[Source]
-    given: list[KeyPath] = field(default_factory=list)
-    _lines: dict[KeyPath, str] | None = None
+    given: list[Given] = field(default_factory=list)
+    choices: Mapping[KeyPath, Choice] = field(default_factory=dict)
+    """Section -> the option of its group that was chosen; what goes to the root of the tree under its group."""
+    _settings: dict[KeyPath, _Setting] | None = None
 
     def of(self, key: KeyPath) -> str:
         """`file:line`, `command line` or `default`: of the key, of one below it, or of the nearest above."""
-        if any(_below(key, given) or _below(given, key) for given in self.given):
+        if any(_below(given.path, key) for given in self.given):
             return COMMAND_LINE
-        if self._lines is None:
-            self._lines = {
-                path: line for source in self.sources for path, line in _lines(source) if _below(path, source.only)
-            }
+        settings = self._read()
         for length in range(len(key), 0, -1):
-            if key[:length] in self._lines:
-                return self._lines[key[:length]]
+            if found := settings.get(key[:length]):
+                return found.origin.place
         return DEFAULT
+
+    def exact(self, key: KeyPath) -> Origin:
+        """What set this very value: itself, or a value above it that is no mapping; else who chose its group."""
+        settings = self._read()
+        for length in range(len(key), 0, -1):
+            found = settings.get(key[:length])
+            if found and (length == len(key) or not found.is_mapping):
+                return found.origin
+        choice = self.choices.get(key)
+        return choice.origin if choice is not None else Origin(DEFAULT)
+
+    def gone(self, key: KeyPath) -> Origin | None:
+        """What took a value away: `~key`, or the choice of another option above it."""
+        if any(given.path == key for given in self.given):
+            return self.exact(key)
+        above = (self.choices.get(key[:length]) for length in range(len(key), 0, -1))
+        return next((choice.origin for choice in above if choice is not None), None)
+
+    def chosen(self, section: KeyPath, values: Mapping[Any, Any]) -> Origin | None:
+        """Who chose the option that a section's values come from; None where none of them does."""
+        choice = self.choices.get(section)
+        if choice is None or not choice.label:
+            return None
+        places = (self.exact((*section, *path)).place for path in _leaves(values))
+        return choice.origin if any(place.startswith(f"{choice.label}:") for place in places) else None
+
+    def _read(self) -> dict[KeyPath, _Setting]:
+        if self._settings is None:
+            self._settings = {}
+            for source in self.sources:
+                for path, is_mapping, line in _walk_source(source):
+                    self._set(path, _Setting(Origin(f"{source.label}:{line}"), is_mapping))
+            for given in self.given:
+                self._give(given.path, given.value, given)
+        return self._settings
+
+    def _give(self, path: KeyPath, value: Any, given: Given) -> None:
+        is_mapping = isinstance(value, Mapping)
+        origin = Origin(COMMAND_LINE, given.line)
+        assert self._settings is not None
+        before = self._settings.get(path)
+        if given.added and before is not None:
+            origin = Origin(COMMAND_LINE, f"{given.line}, after {before.origin}")
+        self._set(path, _Setting(origin, is_mapping))
+        if is_mapping:
+            for key, item in value.items():
+                self._give((*path, str(key)), item, given)
+
+    def _set(self, path: KeyPath, setting: _Setting) -> None:
+        """A mapping is merged with what is there; anything else takes its place."""
+        assert self._settings is not None
+        if not setting.is_mapping:
+            for below in [other for other in self._settings if len(other) > len(path) and _below(other, path)]:
+                del self._settings[below]
+        self._settings[path] = setting
 
 
 def label(path: Path, cwd: Path) -> str:
@@ -50,21 +147,36 @@ def label(path: Path, cwd: Path) -> str:
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
+def _leaves(values: Mapping[Any, Any]) -> Iterator[KeyPath]:
+    for key, value in values.items():
+        below = _leaves(value) if isinstance(value, Mapping) else [()]
+        yield from ((str(key), *path) for path in below)
+
+
 def _below(path: KeyPath, root: KeyPath) -> bool:
     return path[: len(root)] == root
 
 
-def _lines(source: Source) -> Iterator[tuple[KeyPath, str]]:
-    node = yaml.compose(source.text, Loader=yaml.SafeLoader)
-    if node is not None:
-        yield from _walk(node, source.package, source.label)
+def _walk_source(source: Source) -> Iterator[tuple[KeyPath, bool, int]]:
+    """Path, whether it holds a mapping, and line of each key that counts."""
+    for path, is_mapping, line in _walk(source.node, source.package):
+        if _below(path, source.only) and path[0] not in source.but and path != ("defaults",):
+            yield path, is_mapping, line
 
 
-def _walk(node: yaml.Node, path: KeyPath, label: str) -> Iterator[tuple[KeyPath, str]]:
-    if not isinstance(node, yaml.MappingNode):
+def _walk(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, bool, int]]:
+    if isinstance(node, yaml.SequenceNode):
+        children = [(str(index), item, item) for index, item in enumerate(node.value)]
+    elif isinstance(node, yaml.MappingNode):
+        pairs = [(key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
+        for key, value in pairs:
+            if key.tag == MERGE:
+                for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    yield from _walk(merged, path)
+        children = [(key.value, key, value) for key, value in pairs if key.tag != MERGE]
+    else:
         return
-    for key, value in node.value:
-        if isinstance(key, yaml.ScalarNode):
-            below = (*path, key.value)
-            yield below, f"{label}:{key.start_mark.line + 1}"
-            yield from _walk(value, below, label)
+    for name, at, value in children:
+        below = (*path, name)
+        yield below, isinstance(value, yaml.MappingNode), at.start_mark.line + 1
+        yield from _walk(value, below)

@@ -1,10 +1,11 @@
-"""The command line's overrides: `ckpt=` and `experiment=` are ours, the rest is Hydra's grammar."""
+"""The command line's overrides: `ckpt=`, `experiment=` and `key+=value` are ours, the rest is Hydra's grammar."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -14,16 +15,30 @@ from trainer_cli.errors import ConfigError
 
 KeyPath = tuple[str, ...]
 COMMAND_LINE = "command line"
-_SYNTAX = set(",={}[]() '\"\\")
+_PLAIN = re.compile(r"[\w\-./:%+*@?|$]*", re.ASCII)
+DEEPEST = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """`key+=value`: what is put at the end of a list."""
+
+    path: KeyPath
+    values: list[Any]
+    line: str
+    said: Any = None
+    """The value with the quotes that it was given in."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """Overrides as Hydra shall see them, and `ckpt`, which it shall not see."""
+    """Overrides as Hydra shall see them; what it shall not see: `ckpt` and `+=`; and what cannot be read."""
 
     overrides: list[Override] = field(default_factory=list)
     ckpt: str | list[str] | None = None
     ckpt_given: bool = False
+    appends: list[Append] = field(default_factory=list)
+    mistakes: list[ConfigError] = field(default_factory=list)
 
     @property
     def lines(self) -> list[str]:
@@ -42,42 +57,89 @@ def path_of(override: Override) -> KeyPath:
 
 
 def read(arguments: Sequence[str]) -> CommandLine:
-    """Split off `ckpt=`, rewrite `experiment=x` to `+experiment=x`, and parse the rest.
+    """The overrides, all of which can be read.
 
     Raises:
         ConfigError: naming every argument that is no override, with a hint on quoting.
     """
+    line = parsed(arguments)
+    raise_all(line.mistakes)
+    return line
+
+
+def parsed(arguments: Sequence[str]) -> CommandLine:
+    """Split off `ckpt=` and `key+=value`, rewrite `experiment=x` to `+experiment=x`, and parse the rest.
+
+    Every argument that is no override stands in `mistakes`.
+    """
+    line = CommandLine()
     patterns: list[str] = []
     given, single = False, True
-    rest: list[str] = []
+    parser = OverridesParser.create()
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if equals and key.lstrip("+") == "ckpt":
+        if equals and key.lstrip("+").rstrip("+") == "ckpt":
             given = True
-            text, is_list = _patterns(value, argument)
-            single = single and not is_list
+            try:
+                text, is_list = _patterns(value, argument)
+            except ConfigError as error:
+                line.mistakes.append(error)
+                continue
+            single = single and not is_list and not key.endswith("+")
             patterns += text
-        else:
-            rest.append("+" + argument if argument.startswith("experiment=") else argument)
-    ckpt = patterns if not single or len(patterns) > 1 else (patterns[0] if patterns else None)
-    parsed: list[Override] = []
-    mistakes: list[ConfigError] = []
-    parser = OverridesParser.create()
-    for argument in rest:
-        try:
-            override = parser.parse_override(argument)
-        except (HydraException, ValueError):
-            mistakes.append(_unreadable(argument))
             continue
-        if override.is_sweep_override():
-            mistakes.append(_sweep(argument))
-        parsed.append(override)
-    raise_all(mistakes)
-    return CommandLine(parsed, ckpt, given)
+        appends = bool(equals) and key.endswith("+")
+        if appends and key.startswith(("+", "~")):
+            cure = f"To add to the end of a list, write '{key.strip('+~')}+={value}'."
+            line.mistakes.append(ConfigError(f"cannot read the override {argument!r}", where=COMMAND_LINE, cure=cure))
+            continue
+        text_of = f"{key[:-1]}={value}" if appends else argument
+        try:
+            override = parser.parse_override("+" + text_of if key == "experiment" and equals else text_of)
+            deep = not override.is_sweep_override() and _depth(override.value()) > DEEPEST
+        except (HydraException, ValueError, RecursionError):
+            line.mistakes.append(_unreadable(argument))
+            continue
+        if deep:
+            what = f"{argument[:40]}... is nested more than {DEEPEST} deep"
+            line.mistakes.append(ConfigError(what, where=COMMAND_LINE))
+        elif override.is_sweep_override():
+            line.mistakes.append(_sweep(argument))
+        elif appends:
+            added: Any = override.value()
+            values = added if isinstance(added, list) else [added]
+            line.appends.append(Append(path_of(override), values, argument, override._value))
+        else:
+            line.overrides.append(override)
+            # What was added to a list before goes with the list.
+            line.appends[:] = [append for append in line.appends if not _replaces(override, append.path)]
+    ckpt = patterns if not single or len(patterns) > 1 else (patterns[0] if patterns else None)
+    return CommandLine(line.overrides, ckpt, given, line.appends, line.mistakes)
+
+
+def _replaces(override: Override, key: KeyPath) -> bool:
+    """Whether an override sets `key`. A mapping is merged, and sets only what it names."""
+    path = path_of(override)
+    if path != key[: len(path)]:
+        return False
+    value = override.value()
+    for name in key[len(path) :]:
+        if override.is_delete() or not isinstance(value, dict):
+            return True
+        if name not in value:
+            return False
+        value = value[name]
+    return True
+
+
+def _depth(value: Any) -> int:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if items is None else 1 + max(map(_depth, items), default=0)
 
 
 def raise_all(mistakes: Sequence[ConfigError]) -> None:
-    """Raise the mistakes as one error, if there are any."""
+    """Raise the mistakes as one error, if there are any; each is told once."""
+    mistakes = list({str(mistake): mistake for mistake in mistakes}.values())
     if len(mistakes) == 1:
         raise mistakes[0]
     if mistakes:
@@ -136,14 +198,22 @@ def _split(text: str) -> list[str]:
 
 def _unreadable(argument: str) -> ConfigError:
     key, equals, value = argument.partition("=")
+    what = f"cannot read the override {argument!r}" if equals else f"{argument!r} is no override"
     if not equals:
-        cure = "Write key=value, group=option, +key=value to add a key, or ~key to remove one."
-        return ConfigError(f"{argument!r} is no override", where=COMMAND_LINE, cure=cure)
-    cure = "Write key=value."
-    if set(value) & _SYNTAX:
+        cure = (
+            "Write key=value, group=option, +key=value for a new key, key+=value to add to a list, or ~key to remove."
+        )
+    elif found := re.fullmatch(r"([\w.]+)\[\d+\](.*)", key):
+        name = found[1]
+        cure = f"A single item cannot be set: write the whole list, {name}=[...], or add to its end, {name}+=ITEM."
+    elif re.search(r"[^\w.\-/@+~]|\.\.|^\.|\.$", key, re.ASCII):
+        cure = f"{key!r} is no key: keys are words joined by dots."
+    elif not _PLAIN.fullmatch(value):
         inner = value.replace("\\", "\\\\").replace('"', '\\"')
-        cure = f"Spaces and any of , = [ ] {{ }} ( ) in a text need two pairs of quotes: '{key}=\"{inner}\"'."
-    return ConfigError(f"cannot read the override {argument!r}", where=COMMAND_LINE, cure=cure)
+        cure = f"A text with spaces or any of , = [ ] {{ }} ( ) # & needs two pairs of quotes: '{key}=\"{inner}\"'."
+    else:
+        cure = "Write key=value."
+    return ConfigError(what, where=COMMAND_LINE, cure=cure)
 
 
 def _sweep(argument: str) -> ConfigError:
@@ -151,5 +221,5 @@ def _sweep(argument: str) -> ConfigError:
     return ConfigError(
         f"{argument!r} gives several values, but one run takes one",
         where=COMMAND_LINE,
-        cure=f"For a list write '{key}=[{value}]', for a text '{key}=\"{value}\"'.",
+        cure=f"For a list write '{key}=[{value}]', for a text '{key}=\"{value}\"', or -m to run each (train fit -m).",
     )

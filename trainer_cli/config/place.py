@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import yaml
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import locate
-from trainer_cli.config.origins import label
-from trainer_cli.errors import ConfigError
+from trainer_cli.config.reading import read_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,11 @@ class Place:
 
     def is_group(self, override: Override) -> bool:
         """Whether an override chooses an option of a group, and sets no value."""
-        return locate.is_group(self.dirs, override.key_or_group)
+        return self.is_group_name(override.key_or_group)
+
+    def is_group_name(self, name: str) -> bool:
+        """Whether a group is called so."""
+        return locate.is_group(self.dirs, name)
 
     def listed(self) -> str:
         """The folders, for a message."""
@@ -45,30 +45,22 @@ class Place:
 
 
 def _own_search_path(primary: Path | None, cwd: Path) -> Iterator[Path]:
-    """The folders that a primary config adds by `hydra.searchpath`."""
-    if primary is None:
-        return
-    try:
-        config = OmegaConf.load(primary)
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise bad_yaml(error, cwd, label(primary, cwd)) from None
-    paths = OmegaConf.select(config, "hydra.searchpath") if isinstance(config, DictConfig) else None
-    for path in paths or ():
+    """The folders that a primary config adds by `hydra.searchpath`. What is wrong with the file is told later."""
+    config = read_file(primary, "").values if primary is not None else None
+    hydra = config.get("hydra") if isinstance(config, dict) else None
+    paths = hydra.get("searchpath") if isinstance(hydra, dict) else None
+    for path in paths if isinstance(paths, list) else ():
         scheme, separator, rest = str(path).rpartition("://")
         if scheme == "pkg":
-            spec = find_spec(rest.replace("/", "."))
-            places = spec.submodule_search_locations if spec is not None else None
-            yield from map(Path, places or ())
+            yield from _folders_of(rest.replace("/", "."))
         elif scheme == "file" or not separator:
             yield (cwd / rest).resolve()
 
 
-def bad_yaml(error: Exception, cwd: Path, name: str) -> ConfigError:
-    """The error for a file that YAML or OmegaConf cannot read, with its line."""
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    if mark is None:
-        return ConfigError(f"{name} cannot be read: {problem}")
-    file = Path(mark.name)
-    shown = label(file.resolve(), cwd) if file.is_file() else name
-    return ConfigError(f"this is not valid YAML: {problem}", where=f"{shown}:{mark.line + 1}")
+def _folders_of(package: str) -> Iterator[Path]:
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return
+    places = spec.submodule_search_locations if spec is not None else None
+    yield from map(Path, places or ())

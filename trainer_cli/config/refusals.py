@@ -3,65 +3,119 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig
 
 from trainer_cli.config import check, locate
 from trainer_cli.config.origins import label
-from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, line_of, path_of
+from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, KeyPath, line_of, path_of
 from trainer_cli.config.place import Place
 from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.config.traps import instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.errors import ConfigError
 
 SCHEMA = "train_schema"
 """Name under which the schema is listed first in a primary config's defaults."""
 
 
-def wrong_overrides(place: Place, line: CommandLine) -> Iterator[ConfigError]:
-    """Overrides that can be refused by looking at them: unknown keys, groups and options."""
+NOT_COMPOSED = (ValueError, TypeError, AssertionError, AttributeError, RecursionError)
+"""What Hydra raises, beside its own errors, for defaults lists that it did not expect."""
+_NO_TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
+def wrong_overrides(place: Place, line: CommandLine) -> Iterator[tuple[str, ConfigError]]:
+    """Overrides, as written, that can be refused by looking at them: unknown keys, groups and options; and why."""
     schema = check.typed()
     for override in line.overrides:
-        key, path = override.key_or_group, path_of(override)
-        if key == "experiment" and not place.is_group(override):
-            yield ConfigError(
-                f"there are no experiments: no folder experiment/ in {place.listed()}",
-                where=COMMAND_LINE,
-            )
-        elif path[:1] == ("hydra",):
-            yield ConfigError(
-                f"{line_of(override)} has no effect",
-                where=COMMAND_LINE,
-                cure="Hydra only composes the config here.",
-            )
-        elif place.is_group(override):
-            yield from _wrong_options(place, override)
-        elif unknown := check.unknown_key(path, schema):
-            wrong, known = unknown
-            groups = locate.groups(place.dirs) if len(wrong) == 1 else []
-            yield check.no_such_key(wrong, [*known, *(g for g in groups if g not in known)], COMMAND_LINE)
+        for mistake in _mistakes_of(place, override, schema):
+            yield line_of(override), mistake
+    for append in line.appends:
+        group = "/".join(append.path)
+        if place.is_group_name(group):
+            what, cure = f"{append.line}: {group} is a group, and no list", f"Choose one with {group}=NAME."
+            yield append.line, ConfigError(what, where=COMMAND_LINE, cure=cure)
+        elif unknown := check.unknown_key(append.path, schema):
+            yield append.line, _no_key(place, *unknown)
+        elif append.path[0] in check.OPEN:
+            for mistake in _odd_values(append.path, append.said):
+                yield append.line, mistake
+
+
+def _mistakes_of(place: Place, override: Override, schema: DictConfig) -> Iterator[ConfigError]:
+    key, path = override.key_or_group, path_of(override)
+    if key == "experiment" and not place.is_group(override):
+        yield ConfigError(
+            f"there are no experiments: no folder experiment/ in {place.listed()}",
+            where=COMMAND_LINE,
+        )
+    elif path[:1] == ("hydra",):
+        yield ConfigError(
+            f"{line_of(override)} has no effect",
+            where=COMMAND_LINE,
+            cure="Hydra only composes the config here.",
+        )
+    elif place.is_group(override):
+        yield from _wrong_options(place, override)
+    elif not path:
+        yield ConfigError(f"{line_of(override)!r} is no override", where=COMMAND_LINE, cure="Write key=value.")
+    elif override.package is not None or "/" in key:
+        groups = locate.groups(place.dirs)
+        cure = f"There are: {', '.join(groups)}.{did_you_mean(key, groups)}"
+        yield ConfigError(f"there is no group '{key}'", where=COMMAND_LINE, cure=cure)
+    elif unknown := check.unknown_key(path, schema):
+        yield _no_key(place, *unknown)
+    elif not override.is_delete():
+        yield from _odd_values(path, override._value, is_open=path[0] in check.OPEN)
+
+
+def _no_key(place: Place, wrong: KeyPath, known: list[str]) -> ConfigError:
+    groups = locate.groups(place.dirs) if len(wrong) == 1 else []
+    return check.no_such_key(wrong, [*known, *(g for g in groups if g not in known)], COMMAND_LINE)
+
+
+def _odd_values(path: KeyPath, value: Any, *, is_open: bool = True) -> Iterator[ConfigError]:
+    """Texts without quotes, where no type tells what was meant, that look like a number or like true and false."""
+    key = ".".join(path)
+    if isinstance(value, QuotedString):
+        value, is_open = value.text, False
+    if isinstance(value, dict):
+        for name, below in value.items():
+            yield from _odd_values((*path, str(name)), below, is_open=is_open)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _odd_values(path, item, is_open=is_open)
+    elif isinstance(value, str) and (why := why_no_interpolation(value)):
+        yield ConfigError(f"{key}: {value!r} is no interpolation: {why}", where=COMMAND_LINE, cure="Write ${key}.")
+    elif isinstance(value, str) and is_open:
+        if instead := _NO_TRUTH.get(value.lower()):
+            cure = f"Write {instead}, or '\"{value}\"' for the text."
+            yield ConfigError(f"{key}: {value} is a text here, and not {instead}", where=COMMAND_LINE, cure=cure)
+        elif (number := looks_like_number(value)) is not None:
+            cure = f"Write {instead_of(value, number)}, or '\"{value}\"' for the text."
+            yield ConfigError(f"{key}: {value} is a text here, and no number", where=COMMAND_LINE, cure=cure)
 
 
 def _wrong_options(place: Place, override: Override) -> Iterator[ConfigError]:
+    if override.is_delete():
+        return
     value = override.value()
-    known = list(locate.options(place.dirs, override.key_or_group))
-    chosen = value if isinstance(value, list) else [value]
-    schema = check.typed()
     key = override.key_or_group
+    known = list(locate.options(place.dirs, key))
+    schema = check.typed()
     closed = key in schema and check.is_closed(schema._get_node(key))
-    for option in chosen:
-        if override.is_delete():
-            continue
+    for option in value if isinstance(value, list) else [value]:
         if option is None and closed:
-            yield ConfigError(f"{override.key_or_group} is a section, and never null", where=COMMAND_LINE)
-        if option is None:
-            continue
-        if isinstance(option, dict) or str(option).removesuffix(".yaml") not in known:
-            yield _no_option(override.key_or_group, str(option), known, COMMAND_LINE)
+            yield ConfigError(f"{key} is a section, and never null", where=COMMAND_LINE)
+        elif isinstance(option, dict):
+            cure = f"Set its keys one by one, as in {key}.KEY=VALUE, or choose one of: {', '.join(known) or 'none'}."
+            yield ConfigError(f"{key} is a group, and takes the name of an option", where=COMMAND_LINE, cure=cure)
+        elif option is not None and str(option).removesuffix(".yaml") not in known:
+            yield _no_option(key, str(option), known, COMMAND_LINE)
 
 
 def _no_option(group: str, option: str, known: Sequence[str], where: str) -> ConfigError:
@@ -69,19 +123,20 @@ def _no_option(group: str, option: str, known: Sequence[str], where: str) -> Con
     return ConfigError(f"there is no {group} called {option!r}", where=where, cure=cure)
 
 
-_NOT_THERE = re.compile(r"Could not override '([^']+)'\.\nTo append to your config use")
+def why_refused(override: Override, error: HydraException) -> ConfigError:
+    """Hydra's error for one override that does not fit the composed config, in our words."""
+    cause = str(error.__cause__ or "").splitlines()
+    because = f": {cause[0]}" if cause else ""
+    return _reply(str(error)) or ConfigError(f"cannot set {line_of(override)}{because}", where=COMMAND_LINE)
 
 
-def culprit(error: HydraException, pending: Sequence[Override]) -> Override | None:
-    """The override whose key the composed config does not have, if that is what the error says."""
-    match = _NOT_THERE.match(str(error))
-    return next((o for o in pending if match and o.key_or_group == match.group(1)), None)
+def no_value(override: Override, line: str, composed: DictConfig, primary: str) -> ConfigError | None:
+    """The error for an override, written `line`, of a key that the composed config does not have; None where it has.
 
-
-def no_value(override: Override, composed: DictConfig, primary: str) -> ConfigError:
-    """The error for an override, in the open part of the tree, of a key that the config does not have."""
+    Told before the override is applied, since that may put an empty mapping into the place of null.
+    """
     path = path_of(override)
-    if path[0] not in composed:
+    if path[0] not in list(composed):
         return ConfigError(
             f"{primary}.yaml does not begin with the schema, so {path[0]!r} is not in it",
             where=COMMAND_LINE,
@@ -89,18 +144,28 @@ def no_value(override: Override, composed: DictConfig, primary: str) -> ConfigEr
         )
     node: Any = composed
     for depth, part in enumerate(path):
-        if not isinstance(node, DictConfig):
-            above = ".".join(path[:depth])
-            shown = "null" if node is None else "not a mapping"
-            cure = f"Choose one first, as in {above}=NAME." if node is None else None
-            return ConfigError(f"{line_of(override)}: {above} is {shown}", where=COMMAND_LINE, cure=cure)
-        if part not in node:
+        above = ".".join(path[:depth])
+        if isinstance(node, ListConfig):
+            return _of_a_list(line, above)
+        if not isinstance(node, DictConfig) or node._is_none() or node._is_interpolation():
+            is_null = node is None or (isinstance(node, DictConfig) and node._is_none())
+            cure = f"Choose one first, as in {above}=NAME." if is_null and depth == 1 else None
+            shown = "null" if is_null else "not a mapping"
+            return ConfigError(f"{line}: {above} is {shown}", where=COMMAND_LINE, cure=cure)
+        if part not in list(node):  # `part in node` does not find what is missing (???)
             known = [".".join((*path[:depth], str(name))) for name in node]
             hint = did_you_mean(".".join(path), known).strip()
-            add = f"To add it, write '+{line_of(override)}'."
+            add = f"To add it, write '+{line}'."
             return ConfigError(f"there is no key '{'.'.join(path)}'", where=COMMAND_LINE, cure=f"{hint} {add}".strip())
-        node = node._get_node(part) if OmegaConf.is_missing(node, part) else node[part]
-    return ConfigError(f"cannot set {line_of(override)}", where=COMMAND_LINE)
+        node = node._get_node(part)
+        node = node if isinstance(node, DictConfig | ListConfig) else node._value()
+    return None
+
+
+def _of_a_list(line: str, above: str) -> ConfigError:
+    """A single item of a list is not set by its number, for what it means changes with the list."""
+    cure = f"Write the whole list, {above}=[...], or add to its end, {above}+=ITEM."
+    return ConfigError(f"{line}: {above} is a list, whose items are not set singly", where=COMMAND_LINE, cure=cure)
 
 
 _REPLIES: list[tuple[str, Callable[[re.Match[str]], tuple[str, str]]]] = [
@@ -113,8 +178,8 @@ _REPLIES: list[tuple[str, Callable[[re.Match[str]], tuple[str, str]]]] = [
         lambda m: (f"{m[1]} exists already", "Leave out the '+'."),
     ),
     (
-        r"(?:Multiple values for ([^.]+)\.|(\S+) appears more than once in the final defaults list)",
-        lambda m: (f"{m[1] or m[2]} is chosen twice", "Name it once."),
+        r"Could not override '([^']+)'\.\s*Did you mean to override (\S+)\?",
+        lambda m: (f"{m[1]} is not in the defaults list", f"Did you mean '{m[2]}=NAME'?"),
     ),
     (
         r"Could not delete from config\. '([^']+)' does not exist",
@@ -127,19 +192,48 @@ _REPLIES: list[tuple[str, Callable[[re.Match[str]], tuple[str, str]]]] = [
 ]
 
 
-def translated(error: HydraException, place: Place, command: CommandLine) -> ConfigError:
-    """Hydra's error in our words."""
-    text = str(error)
+def translated(error: Exception, place: Place, command: CommandLine, files: Mapping[Path, Any]) -> ConfigError:
+    """Hydra's error in our words. `files` are those that it has read so far: the last one is to blame, or blames."""
+    text = str(error) or str(error.__cause__ or "")
     if isinstance(error, MissingConfigException):
         return _missing_file(text, place, command)
+    if found := re.search(r"(\S+) appears more than once in the final|Multiple values for ([^.]+)\.", text):
+        return _chosen_twice(found[1] or found[2], place, command, files)
+    if reply := _reply(text):
+        return reply
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    what = " ".join(lines) or f"{type(error).__name__} in a defaults list"
+    if isinstance(error, RecursionError):
+        what = "a defaults list leads back to its own file"
+    last = next(reversed(list(files)), None)
+    where = label(last, place.cwd) if last else None
+    if found := re.search(r"Error resolving interpolation '([^']+)'", text):
+        what = f"a defaults list cannot resolve {found[1]}"
+        where = next((at for path in files if (at := _mention(path, re.escape(found[1]), place.cwd))), where)
+    return ConfigError(f"cannot compose: {what}", where=where)
+
+
+def _chosen_twice(group: str, place: Place, command: CommandLine, files: Mapping[Path, Any]) -> ConfigError:
+    """Two defaults lists choose an option of one group, or one and a `+group=` do."""
+    added = [line_of(one) for one in command.overrides if one.key_or_group == group and one.is_add()]
+    if added and group != "experiment":
+        cure = "Leave out the '+'."
+        return ConfigError(f"{added[0]}: {group} is chosen already", where=COMMAND_LINE, cure=cure)
+    entry = rf"^\s*-\s*(?:optional\s+)?/?{re.escape(group)}(?:@\S*)?\s*:"
+    primary = locate.find(place.dirs, place.primary)
+    for path in [path for path in files if path != primary]:
+        if where := _mention(path, entry, place.cwd):
+            what = f"{group} is chosen already, in {label(primary or path, place.cwd)}"
+            return ConfigError(what, where=where, cure=f"Write '- override /{group}: OPTION'.")
+    return ConfigError(f"{group} is chosen twice", where=COMMAND_LINE, cure="Name it once.")
+
+
+def _reply(text: str) -> ConfigError | None:
     for pattern, reply in _REPLIES:
         if match := re.search(pattern, text):
             what, cure = reply(match)
             return ConfigError(what, where=COMMAND_LINE, cure=cure or None)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if error.__cause__ is not None:
-        lines += str(error.__cause__).splitlines()[:1]
-    return ConfigError(" ".join(lines) or "Hydra cannot compose this config")
+    return None
 
 
 def _missing_file(text: str, place: Place, command: CommandLine) -> ConfigError:
@@ -150,17 +244,22 @@ def _missing_file(text: str, place: Place, command: CommandLine) -> ConfigError:
         return ConfigError(" ".join(text.split("Config search path")[0].split()))
     group, _, option = wanted[1].removesuffix(".yaml").rpartition("/")
     chosen = [f"{o.key_or_group}/{o.value()}" for o in command.overrides if place.is_group(o)]
-    files = [file for name in [*chosen, parent[1] if parent else ""] if (file := locate.find(place.dirs, name))]
-    where = next((found for file in files if (found := _mention(file, group, option, place.cwd))), "defaults list")
+    names = [*chosen, parent[1] if parent else "", place.primary]
+    files = [file for name in names if (file := locate.find(place.dirs, name))]
+    choices = [rf"{re.escape(group)}\S*\s*[:/].*\b{re.escape(option)}\b"] if group else []
+    choices.append(rf"^\s*-\s*/?{re.escape(option)}\b")
+    places = (found for choice in choices for file in files if (found := _mention(file, choice, place.cwd)))
+    where = next(places, "defaults list")
     if not group:
-        return ConfigError(f"the defaults list names {option}.yaml, which is not there", where=where)
+        known = sorted({path.stem for folder in place.dirs for path in folder.glob("*.yaml")} | {SCHEMA})
+        cure = did_you_mean(option, known).strip() or None
+        return ConfigError(f"the defaults list names {option}.yaml, which is not there", where=where, cure=cure)
     return _no_option(group, option, list(locate.options(place.dirs, group)), where)
 
 
-def _mention(file: Path, group: str, option: str, cwd: Path) -> str | None:
-    """`file:line` of the line that chooses the option."""
-    choice = re.compile(rf"{re.escape(group)}\S*[:/]\s*{re.escape(option)}\b")
+def _mention(file: Path, pattern: str, cwd: Path) -> str | None:
+    """`file:line` of the first line that the pattern fits, comments left out."""
     for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1):
-        if choice.search(line.partition("#")[0]):
+        if re.search(pattern, line.partition("#")[0]):
             return f"{label(file, cwd)}:{number}"
     return None

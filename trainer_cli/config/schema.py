@@ -1,13 +1,14 @@
 """Every closed section of the config, in the order of the YAML, with what each key means.
 
-The docstring under a field is its documentation everywhere. Sections are never null as a whole: a part is
-off when its key field is null. Checks that need one section alone stand in its `__post_init__`; they raise
-`ConfigError` with the key path.
+The docstring under a field is its documentation everywhere (config/describe.py). Sections are never null as a
+whole: a part is off when its key field is null. A rule for one value stands at its field, by `at_least` and
+`duration`, for the check here and for editors (config/json_schema.py); checks of several values stand in a section's
+`__post_init__`. They raise `ConfigError` with the key path.
 """
 
 # No `from __future__ import annotations` here: OmegaConf reads the annotations as types.
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Optional
 
@@ -25,6 +26,7 @@ class Device(StrEnum):
 class Dtype(StrEnum):
     fp32 = "fp32"
     bf16 = "bf16"
+    fp16 = "fp16"
 
 
 class Removal(StrEnum):
@@ -72,41 +74,55 @@ def check_at_least(key: str, value: float | None, least: float) -> None:
         raise ConfigError(f"{key} is {value}, but it must be a finite number of at least {least:g}", where=key)
 
 
+def at_least(least: float, default: Any = None) -> Any:
+    """A field whose number is finite and not below `least`; null passes."""
+    return field(default=default, metadata={"at_least": least})
+
+
+def duration(default: Any = None, *, units: tuple[Unit, ...] = tuple(Unit), null: bool = True) -> Any:
+    """A field that holds a duration in one of `units`, or null where that is allowed."""
+    return field(default=default, metadata={"units": units, "null": null})
+
+
+def check_fields(section: Any, path: str = "") -> None:
+    """Hold the values of a section against the rules that its fields were declared with."""
+    for one in fields(section):
+        key, value = f"{path}.{one.name}".lstrip("."), getattr(section, one.name)
+        if "at_least" in one.metadata:
+            check_at_least(key, value, one.metadata["at_least"])
+        if "units" in one.metadata:
+            found = check_duration(key, value, units=one.metadata["units"])
+            if found is None and not one.metadata["null"]:
+                raise ConfigError(f"{key} is null, but it must be a duration", where=key)
+
+
 @dataclass(kw_only=True, slots=True)
 class LoopConfig:
     """How long to train, and what happens how often. Counts are absolute from the run's beginning."""
 
-    max_duration: Any = "10ep"
+    max_duration: Any = duration("10ep", null=False)
     """The whole training, and what learning-rate schedules are stretched over."""
-    hard_stop: Any = None
+    hard_stop: Any = duration()
     """Ends the run earlier without changing what schedules see."""
-    max_time: Any = None
+    max_time: Any = duration(units=(Unit.SECOND,))
     """Stops this process after so much time, with a checkpoint and exit code 75."""
-    steps_per_epoch: Optional[int] = None
+    steps_per_epoch: Optional[int] = at_least(1)
     """Optimizer steps of an epoch, for train loaders without a length."""
-    grad_accum_steps: int = 1
+    grad_accum_steps: int = at_least(1, 1)
     """Batches whose gradients are accumulated into one optimizer step."""
-    eval_interval: Any = "1ep"
+    eval_interval: Any = duration("1ep")
     """How often to evaluate on the validation data; null: only at the end."""
-    eval_steps: Optional[int] = None
+    eval_steps: Optional[int] = at_least(1)
     """Batches of each validation loader to use; null: all."""
     eval_at_start: bool = False
     """Evaluate once before the first step."""
-    log_interval: Any = 50
+    log_interval: Any = duration(50)
     """How often training metrics are logged."""
     limit_train_batches: Any = None
     """Use only so many batches of each epoch: a number, or a fraction below one."""
 
     def __post_init__(self) -> None:
-        if check_duration("loop.max_duration", self.max_duration) is None:
-            raise ConfigError("loop.max_duration is null, but a run needs a length", where="loop.max_duration")
-        check_duration("loop.hard_stop", self.hard_stop)
-        check_duration("loop.max_time", self.max_time, units=(Unit.SECOND,))
-        check_duration("loop.eval_interval", self.eval_interval)
-        check_duration("loop.log_interval", self.log_interval)
-        check_at_least("loop.steps_per_epoch", self.steps_per_epoch, 1)
-        check_at_least("loop.grad_accum_steps", self.grad_accum_steps, 1)
-        check_at_least("loop.eval_steps", self.eval_steps, 1)
+        check_fields(self, "loop")
         limit = self.limit_train_batches
         whole = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
         part = isinstance(limit, float) and 0 < limit <= 1
@@ -123,15 +139,29 @@ class PrecisionConfig:
     """Number formats of forward and backward, and clipping of gradients."""
 
     dtype: Dtype = Dtype.fp32
-    """fp32, or bf16 autocast."""
-    clip_norm: Optional[float] = None
+    """fp32, or bf16 or fp16 autocast."""
+    loss_scale: Any = "dynamic"
+    """What the loss is multiplied by before backward under fp16: dynamic (as large as fits), or a number."""
+    clip_norm: Optional[float] = at_least(1e-12)
     """Scale gradients down to this total norm."""
-    clip_value: Optional[float] = None
+    clip_value: Optional[float] = at_least(1e-12)
     """Cut each gradient element to plus or minus this value."""
 
     def __post_init__(self) -> None:
-        check_at_least("precision.clip_norm", self.clip_norm, 1e-12)
-        check_at_least("precision.clip_value", self.clip_value, 1e-12)
+        check_fields(self, "precision")
+        scale = self.loss_scale
+        fixed = isinstance(scale, int | float) and not isinstance(scale, bool) and math.isfinite(scale) and scale > 0
+        if scale != "dynamic" and not fixed:
+            raise ConfigError(
+                f"precision.loss_scale is {scale!r}, but it is dynamic or a number above 0",
+                where="precision.loss_scale",
+            )
+        if fixed and self.dtype != Dtype.fp16:
+            raise ConfigError(
+                f"precision.loss_scale is {scale}, but precision.dtype is {self.dtype}, which needs none",
+                where="precision.loss_scale",
+                cure="Set precision.dtype=fp16, or leave loss_scale out.",
+            )
         if self.clip_norm is not None and self.clip_value is not None:
             raise ConfigError(
                 "precision.clip_norm and precision.clip_value are both set",
@@ -146,11 +176,11 @@ class CheckpointConfig:
 
     enabled: bool = True
     """false saves nothing, but still loads."""
-    save_interval: Any = "1ep"
+    save_interval: Any = duration("1ep")
     """How often to save for good; null: never by interval."""
-    ephemeral_save_interval: Any = None
+    ephemeral_save_interval: Any = duration()
     """How often to save for safety only; each is removed once a newer save is committed."""
-    ephemeral_cooldown: Any = None
+    ephemeral_cooldown: Any = duration(units=(Unit.STEP,))
     """No ephemeral save within so many steps of any save."""
     fixed_steps: list[int] = field(default_factory=list)
     """Steps to save for good, and to keep whatever happens."""
@@ -162,16 +192,15 @@ class CheckpointConfig:
     """Save when a signal or loop.max_time stops the run."""
     remove: Removal = Removal.ephemeral_only
     """What may be removed: ephemeral_only, all_non_permanent or never."""
-    max_checkpoints: Optional[int] = None
+    max_checkpoints: Optional[int] = at_least(1)
     """How many of the newest permanent checkpoints to keep; null: all."""
     digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
     """Digest of every file: xxh3_128 (at memory speed) or sha256."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "checkpoint")
         save = check_duration("checkpoint.save_interval", self.save_interval)
         often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
-        check_duration("checkpoint.ephemeral_cooldown", self.ephemeral_cooldown, units=(Unit.STEP,))
-        check_at_least("checkpoint.max_checkpoints", self.max_checkpoints, 1)
         for step in self.fixed_steps:
             check_at_least("checkpoint.fixed_steps", step, 0)
         if save and often and save.unit is often.unit and often.value >= save.value:
@@ -219,7 +248,7 @@ class TrainConfig:
     """Name of the run; default: the last part of the experiment's path, else `default`."""
     run_dir: str = "runs/${name}"
     """Where everything of the run is kept."""
-    seed: int = 0
+    seed: int = at_least(0, 0)
     """Seed of python, numpy, torch and the sample order."""
     deterministic: bool = False
     """Only deterministic kernels; an operation that has none is an error."""
@@ -228,7 +257,7 @@ class TrainConfig:
     resume: str = "auto"
     """auto (the newest valid checkpoint, if there is one), never, must, a checkpoint of this run, or its directory."""
     resume_allow: list[str] = field(default_factory=list)
-    """Globs of config keys that may change on resume beyond the usual ones."""
+    """Keys, sections and globs of keys that may change on a resume beyond the usual ones."""
     ckpt: Any = None
     """fit: start a new run from this checkpoint. validate: which checkpoints (a glob, or a list of them)."""
     model: Any = None
@@ -238,7 +267,7 @@ class TrainConfig:
     optimizer: Any = None
     """The optimizer: a node with `_target_`."""
     scheduler: Any = None
-    """The learning-rate schedule: null, or a node with `_target_`."""
+    """The learning-rate schedule: null, a node with `_target_`, or a mapping of such nodes by name, each stepped."""
     param_groups: dict[str, Any] = field(default_factory=dict)
     """Parameter-name globs -> optimizer settings for these parameters."""
     loop: LoopConfig = field(default_factory=LoopConfig)
@@ -255,4 +284,4 @@ class TrainConfig:
     """Top-level packages whose `_target_`s a recovered config may name."""
 
     def __post_init__(self) -> None:
-        check_at_least("seed", self.seed, 0)
+        check_fields(self)

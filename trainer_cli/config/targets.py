@@ -1,8 +1,8 @@
 """What a `_target_` may name: found by its path, judged by what it turns out to be.
 
 The user's own config may name any class or function that Hydra does not block. A recovered config (from a run
-directory or a checkpoint) is data from disk: its path must begin with a trusted package before anything is
-imported, and the object found must itself come from one, so that no alias leads out.
+directory or a checkpoint) is data from disk. Before anything is imported its path must begin with a trusted package;
+every module on the way must be one; and the object found must have been made in one, so that no alias leads out.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import importlib
 import inspect
 import keyword
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from hydra._internal.target_policy import _authorize_target_name, _get_resolved_target_name_for_check
@@ -24,20 +24,71 @@ from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import ConfigError
 
 OURS = "trainer_cli"
-COMPONENTS = tuple(f"{OURS}.{part}" for part in ("callbacks", "data", "loggers", "models", "testing", "trainer"))
+COMPONENTS = tuple(
+    f"{OURS}.{part}" for part in ("callbacks", "data", "loggers", "models", "testing", "trainer.schedules")
+)
+TORCH = "torch"
 TORCH_CLASSES = ("torch.nn.modules", "torch.optim")
+_TORCH_BASES = {
+    ("torch.nn.modules.module", "Module"),
+    ("torch.optim.optimizer", "Optimizer"),
+    ("torch.optim.lr_scheduler", "LRScheduler"),
+}
+# What is passed on the way to a component, and trusted for nothing else.
+_PASSAGES = (OURS, f"{OURS}.trainer", TORCH, "torch.nn")
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whose targets may run. `packages` null: the config is the user's own."""
+    """Whose targets may run: `packages` wherever they lie, and what lies in `project`. Both null: anybody's."""
 
     packages: frozenset[str] | None = None
+    project: Path | None = None
 
     @classmethod
-    def recovered(cls, project: Path, extra: list[str]) -> Trust:
+    def recovered(cls, project: Path, extra: Iterable[str]) -> Trust:
         """Trust for a config from disk: the project's own packages, and those named by `trust=`."""
-        return cls(frozenset(project_packages(project)) | frozenset(extra))
+        return cls(frozenset(extra), project)
+
+    @property
+    def anybody(self) -> bool:
+        """Whether the config is the user's own."""
+        return self.packages is None
+
+    def names(self, path: str) -> bool:
+        """Whether a path may be followed, before anything of it is imported."""
+        top, _, rest = path.partition(".")
+        if self.packages is None or top in self.packages:
+            return True
+        if top in (OURS, TORCH):
+            lazily = top == OURS and "." not in rest
+            return lazily or path.startswith(tuple(f"{prefix}." for prefix in (*COMPONENTS, "torch.nn", "torch.optim")))
+        return self.project is not None and top in project_packages(self.project)
+
+    def holds(self, module: str) -> bool:
+        """Whether what a module defines is trusted, for being a trusted package's or the project's."""
+        top = module.partition(".")[0]
+        if self.packages is None or top in self.packages:
+            return True
+        return self.project is not None and top not in (OURS, TORCH) and _lies_in(self.project, module)
+
+    def passes(self, module: ModuleType) -> bool:
+        """Whether names may be looked up in a module."""
+        name = module.__name__
+        if sys.modules.get(name) is not module:
+            return self.anybody
+        return name in _PASSAGES or self.holds(name) or _within(name, (*COMPONENTS, *TORCH_CLASSES))
+
+    def takes(self, owner: object, module: str) -> bool:
+        """Whether a class or function that was made in a module may run."""
+        if self.holds(module):
+            return True
+        public = not any(part.startswith(("_", "<")) for part in str(getattr(owner, "__qualname__", "_")).split("."))
+        if not inspect.isclass(owner) or not public:
+            return False
+        if _within(module, TORCH_CLASSES):
+            return any((base.__module__, base.__qualname__) in _TORCH_BASES for base in owner.__mro__)
+        return _within(module, COMPONENTS)
 
 
 def component(path: str, where: str, trust: Trust) -> Callable[..., Any]:
@@ -46,66 +97,80 @@ def component(path: str, where: str, trust: Trust) -> Callable[..., Any]:
     Raises:
         ConfigError: not importable, no class or function, blocked, or not trusted.
     """
+    check_path(path, where)
     check_name(path, where, trust)
-    found = resolve(path, where)
+    found = resolve(path, where, trust)
     check_allowed(found, path, where, trust)
     assert callable(found)
     return found
 
 
-def resolve(path: str, where: str) -> object:
-    """The object at a dotted path.
-
-    Raises:
-        ConfigError: naming the first part that is not there, and the nearest that is. An error inside the
-            module that is imported is passed on with a note.
-    """
+def check_path(path: Any, where: str) -> None:
+    """Refuse what is no dotted name, and a name that Hydra blocks."""
     parts = path.split(".") if isinstance(path, str) else []
     if len(parts) < 2 or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         raise ConfigError(f"_target_ {path!r} is no dotted name", where=where, cure="Write package.module.Name.")
-    found: Any = _module(parts[0], path, where)
+    _check_blocked(path, path, where)
+
+
+def resolve(path: str, where: str, trust: Trust) -> object:
+    """The object at a dotted path.
+
+    Raises:
+        ConfigError: naming the first part that is not there, and the nearest that is; or a module on the way that
+            is not trusted. An error inside the module that is imported is passed on with a note.
+    """
+    parts = path.split(".")
+    found: Any = _import(parts[0], path, where)
     for depth, part in enumerate(parts[1:], start=1):
+        if isinstance(found, ModuleType) and not trust.passes(found):
+            raise _untrusted(path, found.__name__, where)
         above = ".".join(parts[:depth])
         # The module first where there is one: a package may hold a function of its module's name only later.
         try:
             found = getattr(found, part)
         except AttributeError:
             if not isinstance(found, ModuleType):
-                raise _absent(path, where, f"{above} has no {part!r}", part, dir(found)) from None
+                raise absent(path, where, f"{above} has no {part!r}", part, dir(found)) from None
             found = _submodule(found, above, part, path, where)
     return found
 
 
 def check_name(path: str, where: str, trust: Trust) -> None:
-    """Refuse, before any import, a path whose first part is no trusted package."""
-    if trust.packages is None or not isinstance(path, str):
-        return
-    inside = path.startswith(tuple(f"{prefix}." for prefix in ("torch.nn", "torch.optim", OURS)))
-    if not inside and path.partition(".")[0] not in trust.packages:
+    """Refuse, before any import, a path that begins with no trusted package."""
+    if not trust.names(path):
         raise _untrusted(path, path, where)
 
 
-def check_allowed(found: object, path: str, where: str, allowed: Trust) -> None:
+def check_definition(path: str, where: str, trust: Trust, module: str, name: str, *, is_class: bool) -> None:
+    """Refuse, before any import, what is read to be defined where nothing is trusted."""
+    top = module.partition(".")[0]
+    trusted = trust.names(f"{module}.{name}")
+    if top in (OURS, TORCH) and trust.packages is not None and top not in trust.packages:
+        trusted = is_class and _within(module, (*COMPONENTS, *TORCH_CLASSES))
+    if not trusted:
+        raise _untrusted(path, f"{module}.{name}", where)
+
+
+def check_allowed(found: object, path: str, where: str, trust: Trust) -> None:
     """Refuse what is neither class nor function, what Hydra blocks, and what no trusted package made."""
     if not (inspect.isclass(found) or inspect.isroutine(found)):
         kind = "a module" if isinstance(found, ModuleType) else f"of type {type(found).__name__}"
-        raise ConfigError(f"_target_ {path} is {kind}, but it must be a class or a function", where=where)
-    for name in (path, _get_resolved_target_name_for_check(found)):
-        try:
-            _authorize_target_name(name, path, "")
-        except InstantiationException:
-            raise ConfigError(
-                f"_target_ {path} is blocked, since it can run or destroy anything", where=where
-            ) from None
-    if allowed.packages is None:
+        raise no_factory(path, kind, where)
+    _check_blocked(_get_resolved_target_name_for_check(found), path, where)
+    if trust.anybody:
         return
     for owner in _owners(found):
         module = str(getattr(owner, "__module__", None) or "")
-        trusted = module.partition(".")[0] in allowed.packages
-        ours = _within(module, COMPONENTS)
-        torchs = _within(module, TORCH_CLASSES) and inspect.isclass(owner)
-        if not (trusted or ours or torchs):
-            raise _untrusted(path, f"{module}.{getattr(owner, '__qualname__', path)}".lstrip("."), where)
+        name = f"{module}.{getattr(owner, '__qualname__', path)}".lstrip(".")
+        if not trust.takes(owner, module):
+            raise _untrusted(path, name, where)
+        if not _made_in(owner, module):
+            raise ConfigError(
+                f"_target_ {path} claims to be {name}, but {module} did not make it; the config comes from disk",
+                where=where,
+                cure="Name it where it is made.",
+            )
 
 
 def import_from(project: Path) -> None:
@@ -127,53 +192,100 @@ def project_packages(project: Path) -> Iterator[str]:
                 yield name
 
 
+def absent(path: str, where: str, what: str, part: str, names: Iterable[str]) -> ConfigError:
+    """The error for a part of a path that is not there, with the nearest name that is."""
+    public = [name for name in names if not name.startswith("_")]
+    return ConfigError(f"_target_ {path}: {what}", where=where, cure=did_you_mean(part, public).strip() or None)
+
+
+def no_factory(path: str, kind: str, where: str) -> ConfigError:
+    """The error for what cannot be called to make something."""
+    return ConfigError(f"_target_ {path} is {kind}, but it must be a class or a function", where=where)
+
+
+def _check_blocked(name: str, path: str, where: str) -> None:
+    try:
+        _authorize_target_name(name, path, "")
+    except InstantiationException:
+        raise ConfigError(f"_target_ {path} is blocked, since it can run or destroy anything", where=where) from None
+
+
 def _owners(found: object) -> Iterator[object]:
-    """The object, and for a method its class too: both must be trusted."""
-    yield found
+    """The function behind wrappers, or the class; for a method its class too: all must be trusted."""
+    function = found.__func__ if isinstance(found, MethodType) else found
+    yield function
+    if isinstance(function, FunctionType) and (behind := inspect.unwrap(function)) is not function:
+        yield behind
     owner = getattr(found, "__self__", None)
     if owner is not None and not isinstance(owner, ModuleType):
         yield owner if inspect.isclass(owner) else type(owner)
+
+
+def _made_in(owner: object, module: str) -> bool:
+    """Whether a module made what claims to come from it: its own function's names live there, or it holds it."""
+    home = sys.modules.get(module)
+    if home is None:
+        return False
+    if isinstance(owner, FunctionType):
+        behind = inspect.unwrap(owner)
+        return isinstance(behind, FunctionType) and behind.__globals__ is vars(home)
+    held: object = home
+    for part in str(getattr(owner, "__qualname__", "")).split("."):
+        held = getattr(held, "__dict__", {}).get(part)
+    if inspect.isclass(owner) and held is not owner:
+        # Made inside a function, so that the module does not hold it; its methods still live there.
+        return any(isinstance(own, FunctionType) and own.__globals__ is vars(home) for own in vars(owner).values())
+    return held is owner
+
+
+def _lies_in(project: Path, module: str) -> bool:
+    """Whether a module that is imported lies in a project's own top-level package, and in no environment in it."""
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    places = [file] if file else list(getattr(loaded, "__path__", ()))
+    top = module.partition(".")[0]
+    homes = [root / name for root in (project, project / "src") for name in (top, f"{top}.py")]
+    homes += [home.resolve() for home in homes]
+    return bool(places) and all(
+        any(Path(place).is_relative_to(home) or Path(place).resolve().is_relative_to(home) for home in homes)
+        for place in places
+    )
 
 
 def _within(module: str, packages: tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def _module(name: str, path: str, where: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            error.add_note(f"while importing {name} for _target_ {path} ({where})")
-            raise
-        top = name.partition(".")[0]
-        cure = did_you_mean(top, sys.modules) or " Install it, or mend the name."
-        raise ConfigError(f"_target_ {path}: there is no package {top!r}", where=where, cure=cure.strip()) from None
-    except Exception as error:
-        error.add_note(f"while importing {name} for _target_ {path} ({where})")
-        raise
-
-
-def _submodule(module: ModuleType, above: str, part: str, path: str, where: str) -> ModuleType:
-    name = f"{above}.{part}"
-    if not hasattr(module, "__path__"):
-        raise _absent(path, where, f"module {above} has no {part!r}", part, dir(module))
+def _import(name: str, path: str, where: str) -> ModuleType:
+    """A module; an error in it is the user's own, with a note which target asked for it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             error.add_note(f"while importing {name} for _target_ {path} ({where})")
             raise
-        names = {*dir(module), *(file.stem for root in module.__path__ for file in Path(root).glob("*.py"))}
-        raise _absent(path, where, f"package {above} has no {part!r}", part, names) from None
+        if "." in name:
+            raise
+        cure = did_you_mean(name, sys.modules) or " Install it, or mend the name."
+        raise ConfigError(f"_target_ {path}: there is no package {name!r}", where=where, cure=cure.strip()) from None
+    except SystemExit:
+        raise ConfigError(f"_target_ {path}: importing {name} ends the process", where=where) from None
     except Exception as error:
         error.add_note(f"while importing {name} for _target_ {path} ({where})")
         raise
 
 
-def _absent(path: str, where: str, what: str, part: str, names: Any) -> ConfigError:
-    public = [name for name in names if not name.startswith("_")]
-    return ConfigError(f"_target_ {path}: {what}", where=where, cure=did_you_mean(part, public).strip() or None)
+def _submodule(module: ModuleType, above: str, part: str, path: str, where: str) -> ModuleType:
+    # By an alias (`mine.np.random`) nothing is imported: what the module holds already is all there is.
+    if not hasattr(module, "__path__") or module.__name__ != above:
+        raise absent(path, where, f"module {above} has no {part!r}", part, dir(module))
+    try:
+        return _import(f"{above}.{part}", path, where)
+    except ModuleNotFoundError as error:
+        if error.name != f"{above}.{part}":
+            raise
+        names = {*dir(module), *(file.stem for root in module.__path__ for file in Path(root).glob("*.py"))}
+        raise absent(path, where, f"package {above} has no {part!r}", part, names) from None
 
 
 def _untrusted(path: str, found: str, where: str) -> ConfigError:

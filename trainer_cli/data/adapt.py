@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_cli.data.foreign import ForeignLoader
 from trainer_cli.data.loader import Loader
-from trainer_cli.data.position import check_counts, type_name
+from trainer_cli.data.position import timeout_seconds, type_name
+from trainer_cli.data.stream import StreamLoader
 from trainer_cli.errors import UserError
 
 
@@ -23,29 +24,44 @@ def as_loader(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     drop_last: bool = False,
     pin_memory: bool = False,
+    persistent_workers: bool | None = None,
+    worker_timeout: float | str | None = None,
     where: str = "data",
-) -> Loader | ForeignLoader:
+) -> Loader | StreamLoader | ForeignLoader:
     """The right loader for what the user's data object holds.
 
-    A dataset becomes a `Loader` (batches of 32 unless said otherwise), an IterableDataset a DataLoader in a
-    `ForeignLoader`, any other iterable a `ForeignLoader` as it is.
+    A dataset becomes a `Loader` (batches of 32 unless said otherwise), an IterableDataset a `StreamLoader`, any
+    other iterable a `ForeignLoader`.
+
+    Args:
+        persistent_workers: workers live over epochs, with a copy of the dataset as it was when they started. Not
+            given: yes, but for an IterableDataset that has no `state_dict`.
+        worker_timeout: how long one sample may take in a worker before it counts as hung, in seconds or as
+            `30s` or `5min`. Not given: ten minutes.
 
     Raises:
         UserError: for an object that is neither, and for settings that a ready-made loader cannot heed.
     """
-    if isinstance(data, Loader | ForeignLoader):
+    if isinstance(data, Loader | StreamLoader | ForeignLoader):
         return data
+    timeout_s = timeout_seconds(worker_timeout)
+    if not isinstance(persistent_workers, bool | None):
+        raise UserError(
+            f"data.persistent_workers is {persistent_workers!r}, but it must be true, false or null",
+            where="data.persistent_workers",
+        )
     if isinstance(data, IterableDataset):
-        check_counts(batch_size=batch_size or 32, num_workers=num_workers or 0)
-        loader: Iterable[Any] = DataLoader(
+        return StreamLoader(
             data,
-            batch_size or 32,
+            32 if batch_size is None else batch_size,
+            seed=seed,
             num_workers=num_workers or 0,
             collate_fn=collate_fn,
             drop_last=drop_last,
             pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            worker_timeout_s=timeout_s,
         )
-        return ForeignLoader(loader, seed=seed)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, DataLoader):
         return Loader(
             data,
@@ -56,6 +72,8 @@ def as_loader(
             collate_fn=collate_fn,
             drop_last=drop_last,
             pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            worker_timeout_s=timeout_s,
         )
     if not hasattr(data, "__iter__"):
         raise UserError(
@@ -63,7 +81,13 @@ def as_loader(
             where=where,
             cure="A dataset has __len__ and __getitem__, a loader __iter__.",
         )
-    settings = {"batch_size": batch_size, "num_workers": num_workers, "collate_fn": collate_fn}
+    settings = {
+        "batch_size": batch_size,
+        "num_workers": num_workers,
+        "collate_fn": collate_fn,
+        "persistent_workers": persistent_workers,
+        "worker_timeout": worker_timeout,
+    }
     if unheeded := [name for name, value in settings.items() if value is not None]:
         raise UserError(
             f"{type_name(data)} makes its own batches, so {' and '.join(unheeded)} would have no effect",

@@ -7,10 +7,12 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
+from torch.utils.data import DataLoader, IterableDataset
+
+from trainer_cli.data.children import born_here, end_by_force
 from trainer_cli.data.order import sample_seed
 from trainer_cli.data.position import STATE_VERSION, check_same, type_name
 from trainer_cli.data.randomness import kept_random_state, seed_random
-from trainer_cli.data.workers import born_here, end_by_force
 from trainer_cli.errors import UserError
 
 
@@ -18,8 +20,9 @@ class ForeignLoader:
     """A loader that the user made: a DataLoader, or anything that can be iterated once an epoch.
 
     Before `iter()` and before each batch the random generators are seeded from (seed, epoch, batch), and put
-    back afterwards. A resume replays and drops the batches already seen, unless the loader can save and load
-    its own position with `state_dict` and `load_state_dict`.
+    back afterwards. A loader that can save and load its own position, with `state_dict` and `load_state_dict`,
+    is put there by a resume. Of a plain DataLoader of a map-style dataset without workers, a resume walks the
+    sampler past the batches already seen; any other loader is replayed, and those batches dropped.
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int) -> None:
@@ -33,6 +36,8 @@ class ForeignLoader:
         self.seed = seed
         self.fingerprint: str | None = getattr(loader, "fingerprint", None)
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        plain = type(loader) is DataLoader and loader.num_workers == 0
+        self.walks = plain and not isinstance(cast(Any, loader).dataset, IterableDataset)
         self._position: tuple[int, int, Any] | None = None
         self._left_early = False
 
@@ -43,6 +48,12 @@ class ForeignLoader:
             return (
                 f"{type_name(self.loader)} saves and loads its own position, so a resume goes on where "
                 "it says it stood; it is exact if the loader's own state is."
+            )
+        if self.walks:
+            return (
+                f"{type_name(self.loader)} has no position of its own, so a resume walks its sampler past the batches "
+                "already seen, without loading them; it is exact if a sample depends on its index and the random "
+                "generators of python, numpy and torch alone."
             )
         return (
             f"{type_name(self.loader)} has no position of its own, so a resume replays the batches of the "
@@ -81,12 +92,16 @@ class ForeignLoader:
             while True:
                 with kept_random_state():
                     seed_random(sample_seed(self.seed, epoch, number + 1))
+                    seen = number < first + skip
                     try:
-                        batch = next(iterator)
+                        batch = iterator._next_index() if seen and self.walks else next(iterator)
                     except StopIteration:
                         return
+                    except Exception as error:
+                        error.add_note(f"while loading batch {number} of epoch {epoch}")
+                        raise
                 number += 1
-                if number > first + skip:
+                if not seen:
                     yield batch
         except GeneratorExit:
             if self.stateful:

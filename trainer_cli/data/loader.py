@@ -6,37 +6,53 @@ state of the training alone.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch.utils.data import default_collate
 
-from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
+from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed, sample_seeds
 from trainer_cli.data.position import STATE_VERSION, check_counts, check_same
 from trainer_cli.data.randomness import kept_random_state, seed_random
-from trainer_cli.data.workers import worker_batches
+from trainer_cli.data.workers import AHEAD, Workers
 from trainer_cli.errors import UserError
+
+Part = tuple[int, int, int]
+"""A batch to be made: epoch, and its positions in the order, start and stop."""
 
 
 class MapDataset(Protocol):
     """Anything with a length and samples by number.
 
     It may also have `deterministic = True` (its samples use no random numbers, so none are seeded),
-    `fingerprint` (a digest of its content, checked at a resume) and `__getitems__` (samples by a list of
-    numbers, used where it is deterministic).
+    `fingerprint` (a digest of its content, checked at a resume), `__getitems__` (samples by a list of
+    numbers, used where it is deterministic), `collate` (makes a batch of a list of samples, where the loader
+    is given no `collate_fn`), and an order of its own: `sample_keys(seed, epoch, start, stop)`, what
+    `__getitem__` gets at these positions of the epoch. It must be a pure function; `order_version` names it.
     """
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Any: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 class Loader:
     """Batches of a map-style dataset; which samples, in what order and with what randomness is a pure
-    function of (seed, epoch), the same with any number of workers and from any sample on.
+    function of (seed, epoch), the same with any number of workers and ranks, and from any sample on.
 
     Before each `dataset[index]` python's, numpy's and torch's CPU generators are seeded from (seed, epoch,
-    index); `collate_fn` goes on with what the last sample left. In this process their states are put back
-    after each batch.
+    index), or with an order of the dataset's own from (seed, epoch, position); `collate_fn` goes on with what
+    the last sample left. In this process their states are put back after each batch.
+
+    On `world_size` ranks the order is one and the same. `world_size * batch_size` samples of it at a time are
+    cut into a batch for each rank, in the order of ranks, so every rank has equally many batches. Fewer at the
+    end of an epoch are cut as evenly; fewer than there are ranks join the batches before them. With
+    `drop_last` both are left out.
+
+    Args:
+        persistent_workers: workers live over epochs, until the loader is closed or goes, each with a copy of the
+            dataset as it was when they started. Not given: yes.
+        worker_timeout_s: how long one sample may take in a worker. Not given: ten minutes.
     """
 
     def __init__(
@@ -50,52 +66,68 @@ class Loader:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
         pin_memory: bool = False,
+        persistent_workers: bool | None = None,
+        worker_timeout_s: float | None = None,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         check_counts(batch_size=batch_size, num_workers=num_workers)
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not one of {world_size}")
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
         self.num_workers = num_workers
         self.drop_last = drop_last
         self.pin_memory = pin_memory
+        self.rank, self.world_size = rank, world_size
         self.length = len(dataset)
         self.fingerprint: str | None = getattr(dataset, "fingerprint", None)
-        self.source = KeyedSource(dataset, seed, collate_fn)
-        whole = self.length // batch_size if drop_last else -(-self.length // batch_size)
-        if whole == 0:
+        self.source = KeyedSource(dataset, seed, collate_fn, shuffle=shuffle, length=self.length)
+        self.workers = Workers(
+            self.source,
+            num_workers,
+            seed=sample_seed(seed, 0, self.length),
+            persistent=persistent_workers is not False,
+            timeout_s=worker_timeout_s,
+        )
+        if self.batches_after(0) == 0:
+            ranks = f" on each of {world_size} ranks" if world_size > 1 else ""
             raise UserError(
-                f"there are {self.length} samples, not enough for one batch of {batch_size}",
+                f"there are {self.length} samples, not enough for one batch of {batch_size}{ranks}",
                 where="data",
                 cure="Use a smaller batch_size." if self.length else None,
             )
-        self._batches = whole
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
-        return self._batches
+        """Batches of an epoch, on each rank."""
+        return self.batches_after(0)
+
+    def batches_after(self, samples: int) -> int:
+        """Batches that are left of an epoch, on each rank, after its first `samples` samples."""
+        left = max(0, self.length - samples)
+        whole, over = divmod(left, self.batch_size * self.world_size)
+        return whole + 1 if over >= self.world_size and not self.drop_last else whole
 
     def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
-        """The batches of an epoch after its first `samples` samples. `batch` is not needed here.
+        """This rank's batches of an epoch after the first `samples` samples of all. `batch` is not needed here.
 
-        Closing the iterator ends its workers.
+        Closing the iterator ends its workers, unless they are persistent.
         """
         if samples < 0:
             raise ValueError(f"an epoch cannot be entered {-samples} samples before its start")
-        if self.num_workers == 0:
-            return self._here(epoch, samples)
-        return worker_batches(
-            self.source,
-            ((epoch, indices) for indices in self._index_batches(epoch, samples)),
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            seed=sample_seed(self.seed, epoch, self.length),
-        )
+        parts = self._parts(epoch, samples)
+        return self._here(parts) if self.num_workers == 0 else self._elsewhere(parts)
+
+    def close(self) -> None:
+        """End the persistent workers. A later `iterate` starts new ones."""
+        self.workers.close()
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
         """Where the data stands, and of which data and order that is a position."""
         return {
             "version": STATE_VERSION,
-            "order": ORDER_VERSION if self.shuffle else "sequential",
+            "order": self.source.order_name,
             "seed": self.seed,
             "epoch": epoch,
             "sample_offset": samples,
@@ -104,75 +136,122 @@ class Loader:
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a position in other data or another order. The batch size may differ.
+        """Refuse a position in other data or another order. Batch size, workers and ranks may differ.
 
         Raises:
             UserError: naming everything that differs.
         """
         check_same(self.state_dict(0), state, ("version", "order", "seed", "length", "fingerprint"))
 
-    def _here(self, epoch: int, samples: int) -> Generator[Any, None, None]:
-        for indices in self._index_batches(epoch, samples):
+    def _here(self, parts: Iterator[Part]) -> Generator[Any, None, None]:
+        for part in parts:
             if self.source.draws:
                 with kept_random_state():
-                    batch = self.source.fetch(epoch, indices)
+                    batch = self.source.fetch(part)
             else:
-                batch = self.source.fetch(epoch, indices)
-            yield _pinned(batch) if self.pin_memory else batch
+                batch = self.source.fetch(part)
+            yield pinned(batch) if self.pin_memory else batch
 
-    def _index_batches(self, epoch: int, samples: int) -> Iterator[Sequence[int]]:
-        for start in range(samples, self.length, self.batch_size):
-            stop = min(start + self.batch_size, self.length)
-            if self.drop_last and stop - start < self.batch_size:
-                return
-            if self.shuffle:
-                yield sample_indices(self.seed, epoch, start, stop, self.length)
-            else:
-                yield range(start, stop)
+    def _elsewhere(self, parts: Iterator[Part]) -> Generator[Any, None, None]:
+        """From the workers in turn. Each has `AHEAD` batches before it, so that none is idle."""
+        with self.workers.lent() as pool:
+            asked: deque[int] = deque()
+            sent = 0
+            while True:
+                while len(asked) < AHEAD * self.num_workers and (part := next(parts, None)) is not None:
+                    asked.append(sent % self.num_workers)
+                    pool.send(asked[-1], part)
+                    sent += 1
+                if not asked:
+                    return
+                batch = pool.receive(asked.popleft())
+                yield pinned(batch) if self.pin_memory else batch
+
+    def _parts(self, epoch: int, samples: int) -> Iterator[Part]:
+        size = self.batch_size * self.world_size
+        number = self.batches_after(samples)
+        for turn in range(number):
+            start = samples + turn * size
+            stop = self.length if turn == number - 1 and not self.drop_last else start + size
+            first, end = (start + (stop - start) * rank // self.world_size for rank in (self.rank, self.rank + 1))
+            yield epoch, first, end
 
 
 class KeyedSource:
-    """Makes one batch of a dataset from its key, the same wherever it runs. Workers get a copy."""
+    """Makes one batch of a dataset from its place in the order, the same wherever it runs. Workers get a copy."""
 
-    def __init__(self, dataset: MapDataset, seed: int, collate_fn: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(
+        self,
+        dataset: MapDataset,
+        seed: int,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        *,
+        shuffle: bool,
+        length: int,
+    ) -> None:
         self.dataset = dataset
         self.seed = seed
-        self.collate = collate_fn or default_collate
+        self.shuffle = shuffle
+        self.length = length
+        self.collate = collate_fn or getattr(dataset, "collate", None) or default_collate
         self.deterministic = bool(getattr(dataset, "deterministic", False))
         self.draws = not self.deterministic or collate_fn is not None
         self.many = getattr(dataset, "__getitems__", None) if self.deterministic else None
+        self.own_order = getattr(dataset, "sample_keys", None)
+        usual = ORDER_VERSION if shuffle else "sequential"
+        self.order_name: str = usual if self.own_order is None else getattr(dataset, "order_version", "own")
 
-    def __getitem__(self, key: tuple[int, Sequence[int]]) -> Any:
-        return self.fetch(*key)
+    def keys(self, epoch: int, start: int, stop: int) -> Sequence[Any]:
+        """What `dataset[…]` gets at these positions of an epoch."""
+        if self.own_order is not None:
+            own: Sequence[Any] = self.own_order(self.seed, epoch, start, stop)
+            return own
+        return sample_indices(self.seed, epoch, start, stop, self.length) if self.shuffle else range(start, stop)
 
-    def fetch(self, epoch: int, indices: Sequence[int]) -> Any:
-        """The batch of these samples. An error of the dataset keeps its type and says which sample it was."""
+    def fetch(self, part: Part, at: Callable[[int], None] | None = None) -> Any:
+        """The batch at this part of the order. An error of the dataset keeps its type and says which sample it was."""
+        epoch, start, stop = part
+        keys = self.keys(epoch, start, stop)
         if self.many is not None:
             try:
-                samples = self.many(indices)
+                samples = self.many(keys)
             except Exception as error:
-                error.add_note(f"while loading samples {list(indices)} of epoch {epoch}")
+                error.add_note(f"while loading samples {list(keys)} of epoch {epoch}")
                 raise
         else:
             samples = []
-            for index in indices:
-                if not self.deterministic:
-                    seed_random(sample_seed(self.seed, epoch, index))
+            places = range(start, stop)
+            seeds: Sequence[int] = ()
+            if not self.deterministic:
+                seeds = sample_seeds(self.seed, epoch, keys if self.own_order is None else places)
+            for number, key in enumerate(keys):
+                if at is not None:
+                    at(places[number])
+                if seeds:
+                    seed_random(seeds[number])
                 try:
-                    samples.append(self.dataset[index])
+                    samples.append(self.dataset[key])
                 except Exception as error:
-                    error.add_note(f"while loading sample {index} of epoch {epoch}")
+                    error.add_note(f"while loading sample {key} of epoch {epoch}")
                     raise
         if self.deterministic and self.draws:
-            seed_random(sample_seed(self.seed, epoch, indices[0]))
+            seed_random(sample_seed(self.seed, epoch, start if self.own_order is not None else keys[0]))
         try:
             return self.collate(samples)
         except Exception as error:
-            error.add_note(f"while collating samples {list(indices)} of epoch {epoch}")
+            error.add_note(f"while collating samples {list(keys)} of epoch {epoch}")
             raise
 
+    def tell(self, part: Part, place: int | None) -> str:
+        """What is loaded for a part, at this position of the order."""
+        epoch, start, stop = part
+        if place is not None:
+            return f"sample {self.keys(epoch, place, place + 1)[0]} of epoch {epoch}"
+        return f"samples {list(self.keys(epoch, start, stop))} of epoch {epoch}"
 
-def _pinned(batch: Any) -> Any:
+
+def pinned(batch: Any) -> Any:
+    """The batch in page-locked memory, from where a GPU takes it without waiting."""
     from torch.utils.data._utils.pin_memory import pin_memory
 
     return pin_memory(batch)  # type: ignore[no-untyped-call]

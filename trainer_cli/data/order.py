@@ -9,6 +9,7 @@ with arbitrary finite domains", 2002). Seeds are a SplitMix64 stream keyed by (s
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from math import isqrt
@@ -59,10 +60,19 @@ def sample_indices(seed: int, epoch: int, start: int, stop: int, length: int) ->
 
 def sample_seed(seed: int, epoch: int, index: int) -> int:
     """The 64-bit seed of one sample's random numbers: within an epoch no two samples share one."""
-    mixed = (_sample_key(seed, epoch) + index * _GOLDEN) & _64_BITS
-    mixed = ((mixed ^ (mixed >> 30)) * _MIX_1) & _64_BITS
-    mixed = ((mixed ^ (mixed >> 27)) * _MIX_2) & _64_BITS
-    return mixed ^ (mixed >> 31)
+    return sample_seeds(seed, epoch, (index,))[0]
+
+
+def sample_seeds(seed: int, epoch: int, indices: Iterable[int]) -> list[int]:
+    """The seeds of several samples."""
+    key = _sample_key(seed, epoch)
+    seeds = []
+    for index in indices:
+        mixed = (key + index * _GOLDEN) & _64_BITS
+        mixed = ((mixed ^ (mixed >> 30)) * _MIX_1) & _64_BITS
+        mixed = ((mixed ^ (mixed >> 27)) * _MIX_2) & _64_BITS
+        seeds.append(mixed ^ (mixed >> 31))
+    return seeds
 
 
 @lru_cache(maxsize=16)

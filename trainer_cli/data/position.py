@@ -1,4 +1,4 @@
-"""Checks that loaders share: sensible counts, and a saved position that fits the data."""
+"""Checks that loaders share: sensible settings, and a saved position that fits the data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer_cli.errors import UserError
+from trainer_cli.trainer.duration import Duration, Unit
 
 STATE_VERSION = 1
 
@@ -18,6 +19,27 @@ def check_counts(*, batch_size: int, num_workers: int) -> None:
                 f"data.{name} is {value!r}, but it must be a whole number of at least {least}",
                 where=f"data.{name}",
             )
+
+
+def timeout_seconds(value: float | str | None) -> float | None:
+    """How long to wait for one sample: a number of seconds, or a string such as 30s or 5min; None stays None."""
+    if value is None:
+        return None
+    try:
+        if not isinstance(value, str):
+            seconds = float(value)
+        elif (duration := Duration.parse(value)).unit is Unit.SECOND:
+            seconds = float(duration.value)
+        else:
+            raise ValueError
+        if isinstance(value, bool) or not 0 < seconds < float("inf"):
+            raise ValueError
+    except (ValueError, TypeError):
+        raise UserError(
+            f"data.worker_timeout is {value!r}, but it must be a time such as 30s or 5min, or null",
+            where="data.worker_timeout",
+        ) from None
+    return seconds
 
 
 def check_same(ours: Mapping[str, Any], saved: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
-"""Windows of a text, for language models: of files, of a folder, or of Python's own standard library."""
+"""Text for language models, as windows or as documents: of files, a folder, or Python's own standard library."""
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from collections.abc import Sequence
 from enum import StrEnum
@@ -24,6 +25,14 @@ class TextUnit(StrEnum):
     characters = "characters"
 
 
+class DocumentUnit(StrEnum):
+    """What one document is."""
+
+    line = "line"
+    paragraph = "paragraph"
+    file = "file"
+
+
 class Text:
     """A text, the last `val_fraction` of it held out.
 
@@ -40,23 +49,14 @@ class Text:
         context: int = 64,
         val_fraction: float = 0.1,
     ) -> None:
-        if unit not in list(TextUnit):
-            raise UserError(f"data.unit is {unit!r}, but it must be one of {', '.join(TextUnit)}", where="data.unit")
+        _check_choice("unit", unit, TextUnit)
         if context < 1:
             raise UserError(f"data.context is {context}, but it must be at least 1", where="data.context")
-        content = _standard_library() if path is None else b"".join(_read(file) for file in _files(path))
+        content = b"".join(_contents(path))
         self.context = context
-        self.characters: str | None = None
-        """The characters in the order of their tokens; None where tokens are bytes."""
-        if unit == TextUnit.bytes:
-            tokens = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
-            self.vocab_size = 256
-        else:
-            codes = np.frombuffer(_decoded(content).encode("utf-32-le"), dtype=np.uint32)
-            known, numbers = np.unique(codes, return_inverse=True)
-            tokens = torch.from_numpy(numbers.astype(np.int32))
-            self.characters = known.tobytes().decode("utf-32-le")
-            self.vocab_size = len(known)
+        tokens, self.characters = _tokens([content], unit)
+        """Where tokens are characters: these, in the order of their tokens."""
+        self.vocab_size = 256 if self.characters is None else len(self.characters)
         split = len(tokens) - round(len(tokens) * val_fraction)
         if min(split, len(tokens) - split) <= context:
             raise UserError(
@@ -96,6 +96,93 @@ class Windows:
         return list(zip(windows[:, :-1].unbind(), windows[:, 1:].unbind(), strict=True))
 
 
+class Documents:
+    """A text as separate documents of different lengths, the last `val_fraction` of them held out.
+
+    `path` and `unit` are those of `Text`. A document is a `line`, a `paragraph` (lines up to an empty one) or a
+    `file`, and ends with its newline; empty ones are left out. `train` and `val` are `Sequences`; to train on
+    them, pack them with `trainer_cli.data.packing.Packing`.
+    """
+
+    def __init__(
+        self,
+        path: str | Sequence[str] | None = None,
+        unit: str = "bytes",
+        document: str = "paragraph",
+        val_fraction: float = 0.1,
+    ) -> None:
+        _check_choice("unit", unit, TextUnit)
+        _check_choice("document", document, DocumentUnit)
+        documents = [one for content in _contents(path) for one in _documents(content, document)]
+        split = len(documents) - round(len(documents) * val_fraction)
+        if not 0 < split < len(documents):
+            raise UserError(
+                f"{len(documents)} documents, {val_fraction:g} of them held out, leave nothing to train on or to "
+                "evaluate",
+                where="data",
+                cure="Give more text, or change val_fraction.",
+            )
+        tokens, self.characters = _tokens(documents, unit)
+        """Where tokens are characters: these, in the order of their tokens."""
+        self.vocab_size = 256 if self.characters is None else len(self.characters)
+        sizes = map(len, documents) if self.characters is None else (len(one.decode()) for one in documents)
+        lengths = np.fromiter(sizes, dtype=np.int64, count=len(documents))
+        border = int(lengths[:split].sum())
+        self.train = Sequences(tokens[:border], lengths[:split])
+        self.val = Sequences(tokens[border:], lengths[split:])
+
+
+class Sequences:
+    """Sequences of tokens of different `lengths`, which follow one another in `tokens`."""
+
+    deterministic = True
+
+    def __init__(self, tokens: Tensor, lengths: np.ndarray) -> None:
+        self.lengths = lengths
+        self.fingerprint = blake2b(tokens.numpy().tobytes() + lengths.tobytes(), digest_size=16).hexdigest()
+        self._tokens = tokens
+        self._ends = np.cumsum(lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{index} is not one of {len(self)} sequences")
+        end = int(self._ends[index])
+        return self._tokens[end - int(self.lengths[index]) : end].long()
+
+
+def _check_choice(name: str, value: str, choices: type[StrEnum]) -> None:
+    if value not in list(choices):
+        raise UserError(f"data.{name} is {value!r}, but it must be one of {', '.join(choices)}", where=f"data.{name}")
+
+
+def _contents(path: str | Sequence[str] | None) -> list[bytes]:
+    return _standard_library() if path is None else [_read(file) for file in _files(path)]
+
+
+def _documents(content: bytes, document: str) -> list[bytes]:
+    if document == DocumentUnit.file:
+        return [content] if content else []
+    if document == DocumentUnit.line:
+        found = content.splitlines(keepends=True)
+    else:
+        found = [one + b"\n" for one in re.split(rb"\n(?:[ \t\r]*\n)+", content)]
+        found[-1] = found[-1][:-1]  # the text's own end stays as it is
+    return [one for one in found if one.strip()]
+
+
+def _tokens(documents: Sequence[bytes], unit: str) -> tuple[Tensor, str | None]:
+    """The tokens of all documents, one after the other, and where they are characters these."""
+    content = b"".join(documents)
+    if unit == TextUnit.bytes:
+        return torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy()), None
+    codes = np.frombuffer(_decoded(content).encode("utf-32-le"), dtype=np.uint32)
+    known, numbers = np.unique(codes, return_inverse=True)
+    return torch.from_numpy(numbers.astype(np.int32)), known.tobytes().decode("utf-32-le")
+
+
 def _files(path: str | Sequence[str]) -> list[Path]:
     given = [Path(one) for one in ([path] if isinstance(path, str) else path)]
     files: list[Path] = []
@@ -129,14 +216,20 @@ def _decoded(content: bytes) -> str:
         ) from None
 
 
-def _standard_library() -> bytes:
-    """Sources of the modules at the top of the standard library, in the order of their names."""
+def _standard_library() -> list[bytes]:
+    """Sources of the modules at the top of the standard library, in the order of their names, up to 2 MB."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    content = b"".join(_read(file) for file in sorted(folder.glob("*.py")))
-    if not content:
+    contents: list[bytes] = []
+    room = _STANDARD_LIBRARY_BYTES
+    for file in sorted(folder.glob("*.py")):
+        if room == 0:
+            break
+        contents.append(_read(file)[:room])
+        room -= len(contents[-1])
+    if not contents:
         raise UserError(
             f"this Python has no sources of its standard library in {str(folder)!r}",
             where="data.path",
             cure="Say which text to use with data.path=FILE.",
         )
-    return content[:_STANDARD_LIBRARY_BYTES]
+    return contents

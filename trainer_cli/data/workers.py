@@ -1,4 +1,13 @@
-"""Worker processes that load batches: they outlive no parent, heed no signal meant for it, and always end."""
+"""Worker processes that load batches: they outlive no parent, heed no signal meant for it, and always end.
+
+    parent                                     worker 0, 1, …
+    send(worker, request)      ──pipe──▶       source.fetch(request, at)
+    receive(worker)            ◀──pipe──       the batch, or the error
+
+Each worker has a pipe of its own and shares no lock, so one that dies at any moment, even while it writes,
+harms no other. What it is loading stands in shared memory, so that the parent can name it afterwards. At most
+a few requests wait in a pipe, each of some hundred bytes: sending one never blocks.
+"""
 
 from __future__ import annotations
 
@@ -7,127 +16,227 @@ import ctypes
 import multiprocessing
 import os
 import signal
-import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
-from functools import partial
+import weakref
+from collections import deque
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial
+from multiprocessing.connection import wait
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
+from trainer_cli.data.children import GRACE_S, PARENTS_SIGNALS, blocked_signals, end_by_force
+from trainer_cli.data.transport import receive
+from trainer_cli.data.worker import NOWHERE, Failure, Source, work
+from trainer_cli.errors import TrainError
 
-_PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_GRACE_S = 1.0
-_WATCH_S = 0.25
+AHEAD = 2
+"""Requests that each worker has before it at most."""
+TIMEOUT_S = 600.0
+"""How long one sample may take unless the user says otherwise."""
+
+_START_S = 60.0  # a worker that is not forked imports everything anew
 
 
-def worker_batches(
-    source: Any, keys: Iterable[Any], *, num_workers: int, pin_memory: bool, seed: int
-) -> Generator[Any, None, None]:
-    """`source[key]` for each key in order, computed ahead in worker processes.
+class WorkerError(TrainError):
+    """A worker died, or hangs. What was saved before is intact."""
 
-    The workers start with the first batch and end with the last one, or when the generator is closed. They
-    ignore SIGINT, SIGTERM and SIGUSR1: these are for the parent, which finishes its step and saves. The
-    random state of this process is not touched.
+
+class WorkerPool:
+    """`count` processes, each with a copy of `source`, that answer requests in the order they were sent.
+
+    They ignore SIGINT, SIGTERM and SIGUSR1: these are for the parent, which finishes its step and saves. They
+    end with `end`, with the pool itself, or with the parent, whatever they are doing.
     """
-    closing = multiprocessing.get_context().RawValue(ctypes.c_bool, False)
-    loader: DataLoader[Any] = DataLoader(
-        source,
-        batch_size=None,
-        sampler=keys,
-        num_workers=num_workers,
-        collate_fn=_as_it_is,
-        pin_memory=pin_memory,
-        worker_init_fn=partial(_start_worker, closing),
-        generator=torch.Generator().manual_seed(seed),
-    )
-    with born_here() as workers:
-        iterator = iter(loader)
-    end = partial(_end, workers, closing)
-    atexit.register(end)  # before multiprocessing's own, which would wait for ever: they ignore SIGTERM
-    try:
-        yield from iterator
-    finally:
-        if not closing.value:  # else the interpreter is going, and has ended them already
-            try:
-                _shut_down(iterator, closing)
-            finally:
-                end()
-                atexit.unregister(end)
+
+    def __init__(self, source: Source, count: int, *, seed: int, timeout_s: float | None = None) -> None:
+        self.source = source
+        self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
+        context = multiprocessing.get_context()
+        self._closing = context.RawValue(ctypes.c_bool, False)
+        self._turn = context.RawValue(ctypes.c_int64, 0)
+        # For each worker: how many things it has begun, and the place of the last one.
+        self._progress = context.RawArray(ctypes.c_int64, [0, NOWHERE] * count)
+        self._pipes: list[Any] = []
+        self._processes: list[Any] = []
+        self._waiting: list[deque[tuple[int, Any]]] = [deque() for _ in range(count)]
+        end = partial(_end, os.getpid(), self._processes, self._pipes, self._closing)
+        self._finalizer = weakref.finalize(self, end)
+        self._finalizer.atexit = False
+        _end_at_exit()
+        _pools.add(self)
+        try:
+            with blocked_signals(*PARENTS_SIGNALS):
+                for number in range(count):
+                    ours, theirs = context.Pipe()
+                    shared = (self._closing, self._turn, self._progress)
+                    process = context.Process(
+                        target=work, args=(source, theirs, shared, number, count, seed), daemon=True
+                    )
+                    self._pipes.append(ours)
+                    process.start()
+                    self._processes.append(process)
+                    theirs.close()
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def ended(self) -> bool:
+        """True once it can answer no more."""
+        return bool(self._closing.value)
+
+    def begin_turn(self) -> None:
+        """Drop what was asked for and not received: nobody waits for it."""
+        self._turn.value += 1
+
+    def send(self, worker: int, request: Any) -> None:
+        """Ask a worker for something, behind what it was asked before."""
+        self._waiting[worker].append((self._turn.value, request))
+        try:
+            self._pipes[worker].send(self._waiting[worker][-1])
+        except OSError as error:
+            raise self._death(worker, error) from None
+
+    def receive(self, worker: int) -> Any:
+        """The worker's answer to the earliest request of this turn that is not yet received.
+
+        Raises:
+            WorkerError: a worker died, or this one has shown no progress for `timeout_s` seconds.
+            Exception: what `fetch` raised, with a note which worker it was.
+        """
+        while True:
+            answer = self._answer(worker)
+            turn, _ = self._waiting[worker].popleft()
+            if turn == self._turn.value:
+                break
+        if isinstance(answer, Failure):
+            raise answer.error()
+        return answer
+
+    def end(self) -> None:
+        """End every worker: by request, after a second by force. Waits until they are gone."""
+        self._finalizer()
+
+    def _answer(self, worker: int) -> Any:
+        pipe, sentinels = self._pipes[worker], [process.sentinel for process in self._processes]
+        begun, since = self._progress[2 * worker], time.monotonic()
+        while True:
+            ready = wait([pipe, *sentinels], timeout=min(1.0, self.timeout_s))
+            if pipe in ready:
+                try:
+                    return receive(pipe)
+                except (EOFError, OSError) as error:
+                    raise self._death(worker, error) from None
+            dead = [number for number, process in enumerate(self._processes) if not process.is_alive()]
+            if dead:
+                raise self._death(dead[0])
+            if self._progress[2 * worker] != begun:
+                begun, since = self._progress[2 * worker], time.monotonic()
+            elif time.monotonic() - since >= (self.timeout_s if begun else max(self.timeout_s, _START_S)):
+                raise WorkerError(
+                    f"data worker {worker} (pid {self._processes[worker].pid}) has been {self._doing(worker)} for "
+                    f"{self.timeout_s:g} s",
+                    where="data.worker_timeout",
+                    cure="Raise data.worker_timeout if one sample may take that long.",
+                )
+
+    def _death(self, worker: int, error: Exception | None = None) -> WorkerError:
+        """What became of a worker, or why its pipe failed although it lives."""
+        process = self._processes[worker]
+        process.join(GRACE_S)
+        code = process.exitcode
+        if code is None:
+            return WorkerError(
+                f"what data worker {worker} (pid {process.pid}) has loaded cannot be received: {error!r}",
+                where="data",
+                cure="Most likely too many files are open: raise `ulimit -n`, or collate into fewer tensors.",
+            )
+        how, cure = f"ended with exit code {code}", "Look above for what it said."
+        if code < 0:
+            how = f"was killed by {_signal_name(-code)}"
+            cure = {
+                -signal.SIGKILL: "Most likely the machine ran out of memory: use fewer workers (data.num_workers).",
+                -signal.SIGBUS: "Most likely shared memory is full: enlarge /dev/shm or use fewer workers.",
+            }.get(code, "data.num_workers=0 loads in the training's own process, for a debugger.")
+        return WorkerError(
+            f"data worker {worker} (pid {process.pid}) {how} while {self._doing(worker)}", where="data", cure=cure
+        )
+
+    def _doing(self, worker: int) -> str:
+        if not self._waiting[worker]:
+            return "waiting for work"
+        place = self._progress[2 * worker + 1]
+        return f"loading {self.source.tell(self._waiting[worker][0][1], None if place == NOWHERE else place)}"
 
 
-@contextmanager
-def born_here() -> Generator[list[Any], None, None]:
-    """Collects the worker processes that start within; the parent's signals are held back from them meanwhile."""
-    earlier = set(multiprocessing.active_children())
-    workers: list[Any] = []
-    with blocked_signals(*_PARENTS_SIGNALS):
-        yield workers
-    workers += [child for child in multiprocessing.active_children() if child not in earlier]
+class Workers:
+    """The workers of one loader: started when first needed and, where they are persistent, kept for later."""
+
+    def __init__(self, source: Source, count: int, *, seed: int, persistent: bool, timeout_s: float | None) -> None:
+        self.source = source
+        self.count = count
+        self.seed = seed
+        self.persistent = persistent
+        self.timeout_s = timeout_s
+        self._pool: WorkerPool | None = None
+
+    @contextmanager
+    def lent(self) -> Generator[WorkerPool, None, None]:
+        """A pool for one pass, with nothing left to receive. A second pass meanwhile gets another pool."""
+        pool, self._pool = self._pool, None
+        if pool is None or pool.ended:
+            pool = WorkerPool(self.source, self.count, seed=self.seed, timeout_s=self.timeout_s)
+        usable = False
+        try:
+            pool.begin_turn()
+            yield pool
+            usable = True
+        except GeneratorExit:
+            usable = True  # the pass was left early
+            raise
+        finally:
+            if usable and self.persistent and self._pool is None and not pool.ended:
+                self._pool = pool
+            else:
+                pool.end()
+
+    def close(self) -> None:
+        """End those that are kept. A later pass starts new ones."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.end()
 
 
-def end_by_force(workers: Sequence[Any]) -> None:
-    """Wait a little for workers to end, then kill them: those that hold SIGTERM back end by nothing less."""
-    deadline = time.monotonic() + _GRACE_S
-    for worker in workers:
-        worker.join(max(0.0, deadline - time.monotonic()))
-        if worker.is_alive():
-            worker.kill()
-            worker.join(_GRACE_S)
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
-@contextmanager
-def blocked_signals(*signals: signal.Signals) -> Generator[None, None, None]:
-    """Hold signals back, so that a child born meanwhile does not get them before it is ready."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+@cache
+def _end_at_exit() -> None:
+    """End what is left when the interpreter goes: before multiprocessing, which came first and so comes last.
 
-
-def _shut_down(iterator: Any, closing: Any) -> None:
-    """End the workers as torch does, which lets each finish its batch; one that takes long must drop it.
-
-    Told at once, it might leave half a message in the queue on which torch's pinning thread still waits.
+    It would wait for the workers for ever, since they ignore SIGTERM.
     """
-    impatience = threading.Timer(_GRACE_S, _set, (closing,))
-    impatience.daemon = True
-    impatience.start()
-    iterator._shutdown_workers()
-    impatience.cancel()
+
+    def end_all() -> None:
+        for pool in list(_pools):
+            pool.end()
+
+    atexit.register(end_all)
 
 
-def _end(workers: Sequence[Any], closing: Any) -> None:
-    """End what is still alive: by request, then by force."""
-    _set(closing)
-    end_by_force(workers)
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
 
 
-def _set(flag: Any) -> None:
-    flag.value = True
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-def _start_worker(closing: Any, worker: int) -> None:
-    for number in _PARENTS_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS_SIGNALS)
-    threading.Thread(target=_leave_in_time, args=(closing,), daemon=True).start()
-
-
-def _leave_in_time(closing: Any) -> None:
-    """Leave, whatever the dataset is doing, when told to or when the parent, killed, can tell nobody.
-
-    Another parent's id shows its death at once, unless it died before this thread began; its pipe shows that
-    too, but only when no process that it started later holds a copy of it.
-    """
-    above = os.getppid()
-    parent = multiprocessing.parent_process()
-    while os.getppid() == above and parent is not None and parent.is_alive() and not closing.value:
-        time.sleep(_WATCH_S)
-    os._exit(0)
+def _end(owner: int, processes: Sequence[Any], pipes: Sequence[Any], closing: Any) -> None:
+    """End the workers, unless this is one of them, or another child with a copy of the pool."""
+    if os.getpid() != owner or closing.value:
+        return
+    closing.value = True
+    for pipe in pipes:
+        with suppress(OSError):
+            pipe.send(None)  # wakes one that waits for work
+    end_by_force(processes)
+    for pipe in pipes:
+        pipe.close()

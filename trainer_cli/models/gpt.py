@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+IGNORED = -100
+"""The target of a place that has none."""
+
 
 class GPT(nn.Module):
     """Learned positions, pre-norm blocks, and a head tied to the token embedding.
 
-    A batch is (tokens (N, T), next tokens (N, T)), with T at most `context`.
+    A batch is (tokens (N, T), next tokens (N, T)), with T at most `context`, or a mapping of packed rows as
+    `trainer_cli.data.packing` makes them: there each token sees those before it in its own segment alone.
     """
 
     def __init__(
@@ -47,28 +53,42 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """(N, T, vocab_size) scores of each next token."""
+    def logits(self, tokens: Tensor, segments: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """(N, T, vocab_size) scores of each next token.
+
+        `segments` (N, T) keeps tokens of different segments apart; `positions` (N, T) are then those within them.
+        """
         length = tokens.shape[1]
         if length > self.context:
             raise ValueError(f"{length} tokens are more than the model's context of {self.context}")
-        hidden = self.dropout(self.tokens(tokens) + self.positions.weight[:length])
+        where = self.positions.weight[:length] if positions is None else self.positions(positions)
+        seen = None
+        if segments is not None:
+            seen = (segments.unsqueeze(2) == segments.unsqueeze(1)).tril().unsqueeze(1)
+        hidden = self.dropout(self.tokens(tokens) + where)
         for block in self.blocks:
-            hidden = block(hidden)
+            hidden = block(hidden, seen)
         scores: Tensor = self.head(self.norm(hidden))
         return scores
 
-    def forward(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor | int]:
-        """Mean cross-entropy of the next tokens in nats, their number, and in evaluation the accuracy."""
-        tokens, following = batch
-        scores = self.logits(tokens).flatten(0, 1)
-        outputs: dict[str, Tensor | int] = {
-            "loss": functional.cross_entropy(scores, following.flatten()),
-            "tokens": following.numel(),
-        }
+    def forward(self, batch: tuple[Tensor, Tensor] | Mapping[str, Any]) -> dict[str, Tensor | int]:
+        """Mean cross-entropy of the next tokens in nats, their number, and in evaluation the accuracy.
+
+        Of packed rows, only targets count that are there; their number is the batch's weight too.
+        """
+        if isinstance(batch, Mapping):
+            following = batch["targets"].flatten()
+            scores = self.logits(batch["tokens"], batch["segments"], batch["positions"]).flatten(0, 1)
+            count = int(batch["count"]) if "count" in batch else int((following != IGNORED).sum())
+            outputs: dict[str, Tensor | int] = {"weight": count}
+        else:
+            tokens, following = batch[0], batch[1].flatten()
+            scores, count, outputs = self.logits(tokens).flatten(0, 1), following.numel(), {}
+        outputs["loss"] = functional.cross_entropy(scores, following, ignore_index=IGNORED)
+        outputs["tokens"] = count
         if not self.training:
             with torch.no_grad():
-                outputs["accuracy"] = (scores.argmax(dim=1) == following.flatten()).float().mean()
+                outputs["accuracy"] = (scores.argmax(dim=1) == following).float().sum() / count
         return outputs
 
 
@@ -82,14 +102,14 @@ class Block(nn.Module):
         self.norm_2 = nn.LayerNorm(width, bias=bias)
         self.mlp = Perceptron(width, dropout, bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self.attention(self.norm_1(hidden))
+    def forward(self, hidden: Tensor, seen: Tensor | None = None) -> Tensor:
+        hidden = hidden + self.attention(self.norm_1(hidden), seen)
         mixed: Tensor = hidden + self.mlp(self.norm_2(hidden))
         return mixed
 
 
 class Attention(nn.Module):
-    """Causal self-attention with several heads."""
+    """Causal self-attention with several heads; `seen` (N, 1, T, T), where given, says what sees what."""
 
     def __init__(self, width: int, heads: int, dropout: float, bias: bool) -> None:
         super().__init__()
@@ -99,12 +119,14 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, seen: Tensor | None = None) -> Tensor:
         batch, length, width = hidden.shape
         qkv = self.qkv(hidden).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         query, key, value = qkv.unbind(0)
         dropout = self.attention_dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=seen is None
+        )
         added: Tensor = self.dropout(self.out(mixed.transpose(1, 2).reshape(batch, length, width)))
         return added
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.config.arguments import (
+    DATA_KEYS,
+    FROM_DATA,
+    SAVER,
+    SPECIAL,
+    check_keys,
+    in_steps,
+    is_node,
+    no_node,
+    schedules,
+)
+from trainer_cli.config.overrides import raise_all
+from trainer_cli.config.parameters import live_parameters, misfits
 from trainer_cli.config.schema import TrainConfig
-from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.targets import Trust, component
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError
@@ -28,10 +39,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-_OURS = ("batch_size", "val_batch_size", "num_workers", "collate_fn")
-_SPECIAL = ("_target_", "_partial_", "_args_")
-FROM_DATA = "from_data"
-SAVER = "checkpoint"
+_LATER = object()
+"""An argument that is there only when the fit begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +69,14 @@ class Builder:
         """
         seed_everything(self.config.seed)
         node = _node(self.config.data, "data")
-        settings = {key: node[key] for key in _OURS if key in node}
+        settings = {key: node[key] for key in DATA_KEYS if key in node}
         if isinstance(settings.get("collate_fn"), str):
             settings["collate_fn"] = component(settings["collate_fn"], "data.collate_fn", self.trust)
         elif settings.get("collate_fn") is not None:
             settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
         settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
         val_batch_size = settings.pop("val_batch_size", None)
-        source = self.make({key: value for key, value in node.items() if key not in _OURS}, "data")
+        source = self.make({key: value for key, value in node.items() if key not in DATA_KEYS}, "data")
         if getattr(source, "train", None) is None:
             raise ConfigError(
                 f"the object that data makes ({type(source).__name__}) has no 'train'",
@@ -104,41 +113,39 @@ class Builder:
         optimizer: Optimizer = self.make(node, "optimizer", first=(groups,))
         return optimizer
 
-    def scheduler(self, optimizer: Optimizer, *, total_steps: int | None, steps_per_epoch: int | None) -> Any:
-        """The schedule; `total_steps` is given to one that takes it and is not told it by the config."""
-        node = dict(_node(self.config.scheduler, "scheduler"))
-        target = component(str(node.get("_target_")), "scheduler._target_", self.trust)
-        takes = _parameters(target)
-        if "metrics" in _parameters(getattr(target, "step", None)):
-            raise ConfigError(
-                f"scheduler {node['_target_']} needs a metric at each step, and schedules here follow the step alone",
-                where="scheduler",
-            )
+    def schedulers(self, loop: TrainingLoop) -> dict[str, Callable[[Optimizer], Any]]:
+        """What makes each schedule, by name: `scheduler` where there is but one, a mapping's own names otherwise."""
+        made: dict[str, Callable[[Optimizer], Any]] = {}
+        for where, node in schedules(self.config.scheduler):
+            if node is None:
+                continue
+            self._check_schedule(where, node)
+            made[where.removeprefix("scheduler.")] = partial(self._schedule, node, where, loop)
+        return made
+
+    def _schedule(self, node: Any, where: str, loop: TrainingLoop, optimizer: Optimizer) -> Any:
+        """A schedule; `total_steps` is given to one that takes it and is not told it by the config."""
+        node = dict(_node(node, where))
+        target = component(str(node.get("_target_")), f"{where}._target_", self.trust)
         for key, value in node.items():
-            if key not in _SPECIAL and isinstance(value, str):
-                node[key] = _steps(value, f"scheduler.{key}", steps_per_epoch)
-        if "total_steps" in takes and "total_steps" not in node:
-            if total_steps is None:
+            if key not in SPECIAL and isinstance(value, str):
+                node[key] = _steps(value, f"{where}.{key}", loop.steps_per_epoch)
+        if "total_steps" in _parameters(target) and "total_steps" not in node:
+            if loop.total_steps is None:
                 raise ConfigError(
                     f"the schedule needs the number of steps, and loop.max_duration={self.config.loop.max_duration} "
                     "does not tell it",
-                    where="scheduler",
-                    cure="Give loop.max_duration in steps, or set scheduler.total_steps.",
+                    where=where,
+                    cure=f"Give loop.max_duration in steps, or set {where}.total_steps.",
                 )
-            node["total_steps"] = total_steps
-        return self.make(node, "scheduler", first=(optimizer,))
+            node["total_steps"] = loop.total_steps
+        return self.make(node, where, first=(optimizer,))
 
     def trainer(self, data: Data, *, identity: RunIdentity, run_dir: Path) -> Trainer:
         """The trainer that fits: over data that exists already; model and optimizer are made here."""
         config = self.config
         loop = TrainingLoop(**_fields(config.loop))
-        schedulers: list[Callable[[Optimizer], Any]] = []
-        if config.scheduler is not None:
-            schedulers.append(
-                lambda optimizer: self.scheduler(
-                    optimizer, total_steps=loop.total_steps, steps_per_epoch=loop.steps_per_epoch
-                )
-            )
+        schedulers = self.schedulers(loop)
         if config.deterministic:
             be_deterministic()
         return Trainer(
@@ -176,19 +183,20 @@ class Builder:
             ConfigError: the target cannot be had or is not allowed, or its constructor refuses the arguments.
         """
         if isinstance(node, list):
-            return [self.make(item, f"{where}[{index}]") for index, item in enumerate(node)]
+            return [self.make(item, f"{where}.{index}") for index, item in enumerate(node)]
         if not isinstance(node, Mapping):
             return node
         if "_target_" not in node:
             return {key: self.make(value, f"{where}.{key}") for key, value in node.items()}
         target: Any = component(node["_target_"], f"{where}._target_", self.trust)
-        unknown = [key for key in node if str(key).startswith("_") and str(key).endswith("_") and key not in _SPECIAL]
-        if unknown:
-            raise ConfigError(f"{where}.{unknown[0]} is not known", where=where, cure=f"Known: {', '.join(_SPECIAL)}.")
+        raise_all(list(check_keys(node, where)))
         positional = [*first, *self.make(list(node.get("_args_", [])), f"{where}._args_")]
-        named = {str(key): self.make(value, f"{where}.{key}") for key, value in node.items() if key not in _SPECIAL}
+        named = {str(key): self.make(value, f"{where}.{key}") for key, value in node.items() if key not in SPECIAL}
         late = bool(node.get("_partial_"))
-        self._check_arguments(target, positional, named, where, late=late)
+        takes = live_parameters(target)
+        if takes is not None:
+            name = getattr(target, "__name__", str(node["_target_"]))
+            raise_all(list(misfits(where, name, takes, positional, named, first=len(first), late=late)))
         if late:
             return partial(target, *positional, **named)
         try:
@@ -227,27 +235,24 @@ class Builder:
             if node is not None
         }
 
-    @staticmethod
-    def _check_arguments(target: Any, positional: list[Any], named: dict[str, Any], where: str, *, late: bool) -> None:
-        """Refuse arguments that the target does not take, or lacks (but where it gets the rest later)."""
-        try:
-            signature = inspect.signature(target)
-        except (ValueError, TypeError):
+    def _check_schedule(self, where: str, node: Any) -> None:
+        """Refuse what is wrong in a schedule, which is made only when there is an optimizer and a length."""
+        node = _node(node, where)
+        target = component(node["_target_"], f"{where}._target_", self.trust)
+        raise_all(list(check_keys(node, where)))
+        if "metrics" in _parameters(getattr(target, "step", None)):
+            raise ConfigError(
+                f"scheduler {node['_target_']} needs a metric at each step, and schedules here follow the step alone",
+                where=where,
+            )
+        takes = live_parameters(target)
+        if takes is None:
             return
-        known = _parameters(target)
-        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values()):
-            for name in named:
-                if name not in known:
-                    listed = f"It takes: {', '.join(known)}." if known else "It takes no arguments."
-                    raise ConfigError(
-                        f"{target.__name__} takes no argument '{name}'",
-                        where=f"{where}.{name}",
-                        cure=did_you_mean(name, known).strip() or listed,
-                    )
-        try:
-            (signature.bind_partial if late else signature.bind)(*positional, **named)
-        except TypeError as error:
-            raise ConfigError(f"{target.__name__}: {error}", where=where) from None
+        named = {str(key): 1 if in_steps(value) else value for key, value in node.items() if key not in SPECIAL}
+        if any(one.name == "total_steps" for one in takes):
+            named.setdefault("total_steps", _LATER)
+        positional = [_LATER, *node.get("_args_", [])]
+        raise_all(list(misfits(where, target.__name__, takes, positional, named, first=1)))
 
 
 def target_packages(config: TrainConfig) -> tuple[str, ...]:
@@ -270,12 +275,9 @@ def target_packages(config: TrainConfig) -> tuple[str, ...]:
 
 
 def _node(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or "_target_" not in value:
-        raise ConfigError(
-            f"{where} is {value!r}, but it must be a node with `_target_`",
-            where=where,
-            cure=f"Choose one with {where.split('.', 1)[0]}=NAME; `train list` shows them.",
-        )
+    if not is_node(value):
+        raise no_node(value, where)
+    assert isinstance(value, Mapping)
     return value
 
 
@@ -284,12 +286,8 @@ def _fields(section: Any) -> dict[str, Any]:
 
 
 def _parameters(target: Any) -> list[str]:
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (ValueError, TypeError):
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+    takes = live_parameters(target) if callable(target) else None
+    return [one.name for one in takes or () if one.by_name]
 
 
 def _steps(value: str, where: str, steps_per_epoch: int | None) -> Any:

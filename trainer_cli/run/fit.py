@@ -109,7 +109,7 @@ def _existing(run: RunDir, composed: Composed) -> Start | None:
     config = composed.config
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
     changes = diff(stored.raw, composed.raw)
-    refuse_changes(changes, config.resume_allow, run.path)
+    refuse_changes(changes, config.resume_allow, run.path, composed.origins)
     run_id = run.run_id
     attempt = len(run.attempts) + 1
     catalog = Catalog(LocalStorage(run.checkpoints_folder, run_id=run_id, attempt=attempt))
@@ -136,11 +136,24 @@ def _existing(run: RunDir, composed: Composed) -> Start | None:
             log.info("config changed: %s", change)
     if choice.entry is not None:
         log.info("resuming at step %d from %s (%s)", choice.entry.step, choice.entry.name, choice.reason)
+        _tell_world_size(choice.entry)
     else:
         log.info("starting %s at step 0 (%s)", run.path, choice.reason)
     settings = [change.key for change in changes if change.key.startswith(("optimizer.", "param_groups."))]
     changed = tuple(key.rpartition(".")[2] for key in settings)
     return Start(run, run_id, attempt, choice.entry, is_new=False, keep_settings=changed, finished=finished)
+
+
+def _tell_world_size(entry: Entry) -> None:
+    """Say what a resume with another number of processes cannot keep."""
+    before = entry.manifest.world_size if entry.manifest is not None else 1
+    if before != 1:
+        log.warning(
+            "%s was made by %d processes, and this is 1: samples come in the same order, but sums of floating-point "
+            "numbers and the random numbers of each process differ, so the results will not be the same bit for bit",
+            entry.name,
+            before,
+        )
 
 
 def _new(run: RunDir, composed: Composed) -> Start:
@@ -209,6 +222,8 @@ def _train(start: Start, trainer: Trainer, data: Data, path: Path | None, states
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
+        # For train.log: the terminal, which is shown all that it needs, may not be there to look back at.
+        log.debug("the training failed", exc_info=True)
         raise
     finally:
         wall_s = time.monotonic() - began
@@ -218,6 +233,7 @@ def _train(start: Start, trainer: Trainer, data: Data, path: Path | None, states
             step=trainer.progress.step,
             wall_time_s=round(wall_s, 3),
             best_metrics=report.best_metrics(run.metrics_file),
+            last_metrics=report.last_metrics(run.metrics_file),
             throughput={"samples_per_s": round(trainer.samples_this_time / max(wall_s, 1e-9), 2)},
             checkpoints=report.kept(trainer),
         )

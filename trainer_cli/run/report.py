@@ -61,20 +61,30 @@ def to_file(path: Path) -> Iterator[None]:
 def best_metrics(metrics_file: Path) -> dict[str, dict[str, Any]]:
     """The best value of each validation metric so far, and its step; what is called a loss is best when small."""
     best: dict[str, dict[str, Any]] = {}
+    for step, key, value in _validation_metrics(metrics_file):
+        sign = -1 if key.rsplit("/", 1)[1].endswith(_SMALLER_IS_BETTER) else 1
+        if key not in best or sign * value > sign * best[key]["value"]:
+            best[key] = {"value": value, "step": step, "mode": "min" if sign < 0 else "max"}
+    return best
+
+
+def last_metrics(metrics_file: Path) -> dict[str, float]:
+    """The newest value of each validation metric."""
+    return {key: value for _, key, value in _validation_metrics(metrics_file)}
+
+
+def _validation_metrics(metrics_file: Path) -> Iterator[tuple[int, str, float]]:
+    """Step, name and value, in the order written."""
     if not metrics_file.exists():
-        return best
+        return
     for line in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
         except ValueError:
             continue
         for key, value in record.items():
-            if "/" not in key or key.startswith("train/") or not isinstance(value, int | float):
-                continue
-            sign = -1 if key.rsplit("/", 1)[1].endswith(_SMALLER_IS_BETTER) else 1
-            if key not in best or sign * value > sign * best[key]["value"]:
-                best[key] = {"value": value, "step": record["step"], "mode": "min" if sign < 0 else "max"}
-    return best
+            if "/" in key and not key.startswith("train/") and isinstance(value, int | float):
+                yield record["step"], key, value
 
 
 def kept(trainer: Trainer) -> list[dict[str, str]]:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.soundness import newest_sound, why_unsound
-from trainer_cli.config.compose import Change
+from trainer_cli.config.difference import Change
+from trainer_cli.config.origins import Origins
+from trainer_cli.config.resumable import why_may_change
 from trainer_cli.config.schema import CheckpointConfig, LoopConfig
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.trainer.duration import Duration
 
 log = logging.getLogger(__name__)
-
-MAY_CHANGE = (
-    "name", "run_dir", "device", "resume", "resume_allow", "ckpt", "trust", "load.*", "validate.*",
-    "loop.max_duration", "loop.hard_stop", "loop.max_time", "loop.eval_*", "loop.log_interval",
-    "logging.*", "loggers", "loggers.*", "checkpoint.*", "data.num_workers",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +28,26 @@ class Choice:
     reason: str
 
 
-def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: Path) -> None:
-    """Pass what may change on a resume; refuse the rest, all of it at once.
+def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: Path, origins: Origins) -> None:
+    """Pass what may change on a resume (config/resumable.py and `allowed`); with one change that may not, refuse all.
 
     Raises:
-        ConfigError: with a table of the changes and the ways out.
+        ConfigError: with a table of the changes and where each new value comes from, and the ways out.
     """
-    patterns = (*MAY_CHANGE, *allowed)
-    refused = [change for change in changes if not any(fnmatchcase(change.key, pattern) for pattern in patterns)]
+    verdicts = [(one, why_may_change(one.key, allowed)) for one in changes]
+    refused = [_quoted(one.key) for one, why in verdicts if why is None]
     if not refused:
         return
-    width = max(len(change.key) for change in refused)
-    rows = "\n".join(f"  {change.key:<{width}}  {_shown(change.old)} -> {_shown(change.new)}" for change in refused)
-    keys = ",".join(change.key for change in refused)
+    verdicts.sort(key=lambda verdict: verdict[1] is not None)
+    rows = [
+        (f"may change ({why})" if why else "refused", one.key, one.values, str(one.origin(origins) or ""))
+        for one, why in verdicts
+    ]
     raise ConfigError(
-        f"the config differs from the one that {run_dir} was trained with:\n{rows}\n",
+        f"the config differs from the one that {run_dir} was trained with:\n{_table(rows)}\n",
         cure=(
-            "To train another model, start another run with name=OTHER (and ckpt=PATH to begin with these weights); "
-            f"to go on all the same, add 'resume_allow=[{keys}]'."
+            f"To go on all the same, add 'resume_allow=[{','.join(refused)}]'. To train this as another run, add "
+            f"name=OTHER, and ckpt={run_dir}@latest to begin it with the weights of this one."
         ),
     )
 
@@ -135,5 +133,13 @@ def _named(path: Path, entries: Sequence[Entry], catalog: Catalog, folder: Path)
     return Choice(entry, "it was named")
 
 
-def _shown(value: object) -> str:
-    return "null" if value is None else str(value)
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [min(50, max(map(len, column))) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _quoted(key: str) -> str:
+    """A key as an item of a list on the command line."""
+    return key if re.fullmatch(r"[\w.*?/-]+", key) else f'"{key}"'

@@ -54,6 +54,8 @@ class Outcome:
     wall_time_s: float
     best_metrics: Mapping[str, Any] = field(default_factory=dict)
     """Metric -> its best value and step."""
+    last_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metric -> its newest value."""
     throughput: Mapping[str, float] = field(default_factory=dict)
     checkpoints: Sequence[Mapping[str, Any]] = ()
     """What is on the disk at the end, each with why it was kept."""

@@ -14,11 +14,12 @@ STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGIN
 class StopSignals:
     """While entered, SIGTERM, SIGUSR1 and the first Ctrl-C are wishes; a second Ctrl-C raises KeyboardInterrupt.
 
-    A wish that comes before anybody listens is kept and told to `listen` at once.
+    A wish that comes before anybody listens is kept and told to `listen` at once. `promise` is what is said then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, promise: str = "stopping after this step") -> None:
         self.wish: str | None = None
+        self._promise = promise
         self._ctrl_c = False
         self._listener: Callable[[str], None] | None = None
         self._before: dict[int, object] = {}
@@ -50,6 +51,6 @@ class StopSignals:
         self.wish = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         # Straight to the descriptor: a handler must not wait for a stream that the interrupted code holds.
         with contextlib.suppress(OSError):
-            os.write(2, f"{self.wish}: stopping after this step; Ctrl-C again stops at once\n".encode())
+            os.write(2, f"{self.wish}: {self._promise}; Ctrl-C again stops at once\n".encode())
         if self._listener is not None:
             self._listener(self.wish)

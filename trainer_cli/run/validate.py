@@ -15,15 +15,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.checkpoint.format.verified import read_verified
 from trainer_cli.checkpoint.naming import CONFIG_FILE
-from trainer_cli.checkpoint.soundness import catalog_of
+from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.config.targets import import_from
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.run import report
+from trainer_cli.run.recover import config_of
 from trainer_cli.run.results import Results, Row
-from trainer_cli.run.rundir import RunDir
 from trainer_cli.run.select import Selection, select
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> int:
     """Evaluate what `ckpt=` names, write and show the results, and return the exit code."""
     ours = [override for override in overrides if _is_about_us(override)]
-    asked = compose(ours, config_dir=config_dir, config_name=config_name, missing_ok=True)
+    asked = compose(ours, config_dir=config_dir, config_name=config_name, missing_ok=True, sections=())
     report.to_console(asked.config.logging.level)
     ckpt = asked.config.ckpt
     if ckpt is None:
@@ -47,7 +46,8 @@ def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config
     damaged: dict[Path, str] = {}
     jobs: list[tuple[Composed, Sequence[Path | None]]] = []
     if ckpt == "none":
-        jobs.append((compose(overrides, config_dir=config_dir, config_name=config_name), [None]))
+        composed = compose(overrides, config_dir=config_dir, config_name=config_name, sections=EVALUATED)
+        jobs.append((composed, [None]))
         usual = Path("runs/validation-none")
     else:
         selection = select([ckpt] if isinstance(ckpt, str) else ckpt)
@@ -57,7 +57,8 @@ def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config
             log.error("%s: %s", path, problem)
         rest = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
         for source, paths in _by_experiment(selection, rest):
-            jobs.append((from_yaml(source, rest, config_dir=config_dir, config_name=config_name), paths))
+            composed = from_yaml(source, rest, config_dir=config_dir, config_name=config_name, sections=EVALUATED)
+            jobs.append((composed, paths))
         damaged, usual = selection.damaged, _folder(selection.paths)
     told = next((folder for composed, _ in jobs if (folder := composed.config.validate.folder)), None)
     results = Results(Path(asked.config.validate.folder or told or usual))
@@ -84,7 +85,7 @@ def _by_experiment(selection: Selection, overrides: list[str]) -> list[tuple[Pat
     known: list[tuple[Path, Path | str, str]] = []
     for path in selection.paths:
         try:
-            source, text = _config_of(path)
+            source, text = config_of(path)
         except CheckpointError as error:
             log.error("%s: %s", path, error)
             selection.damaged[path] = str(error)
@@ -96,17 +97,6 @@ def _by_experiment(selection: Selection, overrides: list[str]) -> list[tuple[Pat
         known.append((path, source, text))
     groups = [list(group) for _, group in groupby(known, key=lambda one: (one[0].parent, one[2]))]
     return [(group[0][1], [path for path, _, _ in group]) for group in groups]
-
-
-def _config_of(path: Path) -> tuple[Path | str, str]:
-    """The file that says which experiment a checkpoint is of, and its text; both empty where there is none."""
-    catalog = catalog_of(path.parent)
-    manifest = catalog.entry(path.name).manifest
-    if manifest is not None and CONFIG_FILE in manifest.files:
-        with catalog.storage.reading(path.name) as folder:
-            return path / CONFIG_FILE, read_verified(folder, manifest, CONFIG_FILE).decode()
-    beside = RunDir(path.parent.parent)
-    return (beside.config_file, beside.read_config()) if beside.config_file.is_file() else ("", "")
 
 
 def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results) -> list[ExitCode]:

@@ -30,13 +30,16 @@ The loop in pseudo-code, each hook at its place:
                     on_validate_step_end  on_validate_batch_end
                 on_validate_end
             run_validation(is_last)
+            on_after_evaluation(metrics)
             on_checkpoint(step | final | stop)
         on_fit_end
     finalize
 
 A save inside `on_checkpoint` runs: on_save_checkpoint(state) -> postprocess_checkpoint(state) -> write ->
 on_after_save_checkpoint(path). The first two also run once after on_fit_start, to try whether the state can be saved
-at all. A hook that nobody overrides costs nothing: the loop holds an empty tuple.
+at all. Where a callback names metrics in `wanted_metrics`, one batch of each loader is evaluated before all else, to
+see whether they are reported; `trainer.rehearsing` is then True. A hook that nobody overrides costs nothing: the loop
+holds an empty tuple.
 """
 
 from __future__ import annotations
@@ -67,12 +70,24 @@ class Callback:
     exception keeps its type and gets a note which hook of which callback it came from.
     """
 
+    evaluates: bool = False
+    """True where its state changes what an evaluation gives. The state is then loaded wherever weights are loaded to
+    be evaluated, and is {} where the checkpoint has none."""
+
     def state_dict(self) -> dict[str, Any]:
         """What must survive a resume. Empty: nothing is saved."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
+
+    def check_state(self, state: dict[str, Any]) -> Iterable[str]:
+        """A line for each thing in a saved state that does not fit here. Nothing has been loaded yet, by anybody."""
+        return ()
+
+    def wanted_metrics(self) -> Mapping[str, str]:
+        """Metrics of an evaluation that it cannot do without, each by the name of the setting that names it."""
+        return {}
 
     def pre_setup(self, trainer: Trainer) -> None:
         """Before model and optimizer exist, in the constructor."""
@@ -196,6 +211,9 @@ class Callback:
     def run_validation(self, trainer: Trainer, is_last: bool) -> None:
         """All loaders have been evaluated: further evaluations that depend on nothing but the model."""
 
+    def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """In a fit, an evaluation is whole: `metrics` holds all that loaders and callbacks reported in it."""
+
     def next_step(self, trainer: Trainer) -> int | None:
         """The earliest step after this one at which `on_checkpoint` must be called; None: never by step."""
         return None
@@ -222,8 +240,10 @@ class Callback:
         """Take back what `on_save_checkpoint` added; model, optimizer and progress are restored."""
 
 
-_STATE = ("state_dict", "load_state_dict")
-VOCABULARY: tuple[str, ...] = tuple(name for name in vars(Callback) if not name.startswith("_") and name not in _STATE)
+_NO_HOOKS = ("state_dict", "load_state_dict", "check_state", "evaluates", "wanted_metrics")
+VOCABULARY: tuple[str, ...] = tuple(
+    name for name in vars(Callback) if not name.startswith("_") and name not in _NO_HOOKS
+)
 _FAMILY = ("on_{}_start", "on_{}_end", "on_{}_batch_start", "on_{}_batch_end", "on_{}_step_start", "on_{}_step_end")
 _TEARDOWN = re.compile(r"on_.*_(end|exception)|finalize")
 _INNER = re.compile(r"on_.*_(batch|step)_end")
@@ -277,7 +297,7 @@ class Hooks:
     def _refuse_misspelt(self, name: str, callback: Callback) -> None:
         known = [*VOCABULARY, *sorted(self._family_names)]
         for attribute in dir(type(callback)):
-            if attribute in known or attribute.startswith("_") or attribute in _STATE:
+            if attribute in known or attribute.startswith("_") or attribute in _NO_HOOKS:
                 continue
             close = get_close_matches(attribute, known, n=1, cutoff=0.85)
             if callable(getattr(type(callback), attribute)) and (attribute.startswith("on_") or close):

@@ -54,13 +54,7 @@ class TrainingLoop:
         """
         settings = self.settings
         self._train_loader = train_loader
-        try:
-            batches: int | None = len(train_loader)
-        except TypeError:
-            batches = None
-        if batches == 0:
-            raise UserError("the train loader has no batches", cure="Check data and data.batch_size.")
-        self._epoch_batches = limited_batches(batches, settings.limit_train_batches)
+        self._epoch_batches = self._batches_of(train_loader)
         self.steps_per_epoch = epoch_steps(self._epoch_batches, settings.grad_accum_steps, settings.steps_per_epoch)
         self._meter = Meter(trainer.device)
         if self._saved_meter is not None:
@@ -88,18 +82,31 @@ class TrainingLoop:
     def length(self, train_loader: Any) -> int | None:
         """Optimizer steps in `max_duration`, where they can be told beforehand."""
         settings = self.settings
-        try:
-            batches: int | None = limited_batches(len(train_loader), settings.limit_train_batches)
-        except TypeError:
-            batches = None
         return total_steps(
             Duration.parse(settings.max_duration),
-            epoch_batches=batches,
+            epoch_batches=self._batches_of(train_loader),
             grad_accum_steps=settings.grad_accum_steps,
             steps_per_epoch=settings.steps_per_epoch,
             batch_size=getattr(train_loader, "batch_size", None),
             epoch_samples=getattr(train_loader, "length", None),
         )
+
+    def _batches_of(self, train_loader: Any) -> int | None:
+        """Batches of an epoch of this training; None where nobody can tell.
+
+        Raises:
+            UserError: there are none, or `limit_train_batches` is a part of what has no length.
+        """
+        try:
+            batches: int | None = len(train_loader)
+        except TypeError:
+            batches = None
+        if batches == 0:
+            raise UserError("the train loader has no batches", cure="Check data and data.batch_size.")
+        try:
+            return limited_batches(batches, self.settings.limit_train_batches)
+        except ValueError as error:
+            raise UserError(str(error), where="loop.limit_train_batches") from None
 
     def run(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop:
         """Train until there is a reason to stop, and return it."""
@@ -149,6 +156,7 @@ class TrainingLoop:
             end = self.why_stop(trainer)
             if not trainer.evaluate(val_loaders, self.validation, is_last=end is not None and end.finished):
                 return self._stop_owing(trainer)
+            self._log_what_is_left(trainer, self.why_stop(trainer))
         elif self._wants_evaluation_at_start(trainer) and not trainer.evaluate(
             val_loaders, self.validation, is_last=False
         ):
@@ -200,8 +208,7 @@ class TrainingLoop:
             if wanted or not trainer.evaluate(val_loaders, self.validation, is_last=done):
                 return self._stop_owing(trainer)
             stop = stop or self.why_stop(trainer)
-            if stop is not None and stop.finished and not self._meter.empty:
-                self._log_training(trainer)
+            self._log_what_is_left(trainer, stop)
         trainer.flush_record()
         trainer.checkpoint_moment(stop)
         return stop
@@ -229,7 +236,8 @@ class TrainingLoop:
         """
         model, optimizer, progress, device = trainer.model, trainer.optimizer, trainer.progress, trainer.device
         assert optimizer is not None and self._meter is not None
-        schedulers, precision, parameters = trainer.schedulers, trainer.precision, trainer.parameters
+        precision, scaler, parameters = trainer.precision, trainer.scaler, trainer.parameters
+        schedulers = list(trainer.schedulers.live.values())
         accum, meter, hooks, record = self.settings.grad_accum_steps, self._meter, trainer.hooks, trainer.journal.record
         forward = Forward(trainer)
         clips = precision.clip_norm is not None or precision.clip_value is not None
@@ -240,6 +248,9 @@ class TrainingLoop:
         before_zero, after_zero = hooks["on_before_optimizer_zero_grad"], hooks["on_after_optimizer_zero_grad"]
         before_lr, after_lr = hooks["on_before_scheduler_step"], hooks["on_after_scheduler_step"]
         step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
+        if scaler is not None:
+            # Torch's schedulers warn where no step came before theirs; here one may have been left out on purpose.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
 
         while progress.step < event and trainer.stop_wish is None:
             progress.last_samples, progress.last_tokens, progress.last_epoch = (
@@ -261,11 +272,12 @@ class TrainingLoop:
                 weight = batch_weight(outputs, size) if outputs else size
                 for call in before_backward:
                     call(trainer, model, loss)
-                if accum == 1:
-                    loss.backward()  # type: ignore[no-untyped-call]
-                else:
-                    (loss * weight).backward()  # type: ignore[no-untyped-call]
+                if accum != 1:
+                    share = loss * weight
                     whole = whole + weight
+                else:
+                    share = loss
+                (share if scaler is None else scaler.scaled(share)).backward()  # type: ignore[no-untyped-call]
                 for call in after_backward:
                     call(trainer, model, loss)
                 meter.add(loss, outputs, weight)
@@ -281,13 +293,18 @@ class TrainingLoop:
                 progress.epoch_samples += size
                 last = self._end_of_epoch(trainer)
                 if micro == accum or last:
+                    if scaler is not None:
+                        scaler.unscale(optimizer)
                     if accum != 1:
                         _divide(parameters, whole)
                     for call in before_step:
                         call(trainer, model, optimizer)
                     if clips:
                         self._grad_norm = precision.clip(parameters)
-                    optimizer.step()
+                    if scaler is None:
+                        optimizer.step()
+                    else:
+                        scaler.step(optimizer)
                     for call in after_step:
                         call(trainer, model, optimizer)
                     for call in before_zero:
@@ -354,6 +371,11 @@ class TrainingLoop:
         progress = trainer.progress
         progress.last_seconds, progress.seconds = progress.seconds, trainer.journal.seconds()
 
+    def _log_what_is_left(self, trainer: Trainer, stop: Stop | None) -> None:
+        """Means that the end of the run, come with an evaluation, would lose."""
+        if stop is not None and stop.finished and self._meter is not None and not self._meter.empty:
+            self._log_training(trainer)
+
     def _log_training(self, trainer: Trainer) -> None:
         assert self._meter is not None and trainer.optimizer is not None
         metrics = {f"train/{name}": value for name, value in self._meter.means().items()}
@@ -361,6 +383,8 @@ class TrainingLoop:
         metrics["train/lr"] = float(trainer.optimizer.param_groups[0]["lr"])
         if self._grad_norm is not None:
             metrics["train/grad_norm"] = float(self._grad_norm)
+        if trainer.scaler is not None:
+            metrics.update({f"train/{name}": value for name, value in trainer.scaler.metrics().items()})
         metrics["train/samples_per_s"] = trainer.journal.samples_per_second(trainer.progress.samples)
         trainer.log_metrics(metrics)
 

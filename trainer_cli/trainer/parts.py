@@ -62,10 +62,12 @@ def named(slot: str, given: Any, kind: type) -> dict[str, Any]:
     """A mapping, or a sequence under the names of its classes, every value of it checked."""
     if not isinstance(given, Mapping | Iterable):
         raise UserError(f"{slot}: expected a sequence or mapping of {kind.__name__}, got {type(given).__name__}")
+    found: dict[str, Any] = {}
     if isinstance(given, Mapping):
-        found = {str(name): value for name, value in given.items() if value is not None}
+        for name, value in given.items():
+            if value is not None and found.setdefault(str(name), value) is not value:
+                raise UserError(f"{slot}: two are called '{name}'", cure="Give each a name of its own.")
     else:
-        found = {}
         for value in given:
             name, count = type(value).__name__, 1
             while name in found:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.config.schema import Dtype
+from trainer_cli.config.schema import Dtype, PrecisionConfig
 from trainer_cli.errors import UserError
+from trainer_cli.trainer.scaling import DYNAMIC, LossScaler
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -19,22 +20,32 @@ Number = int | float
 
 
 class Precision:
-    """Number format of forward and backward, and clipping of the whole gradients."""
+    """Number format of forward and backward, loss scaling for fp16, and clipping of the whole gradients."""
 
     def __init__(
-        self, dtype: str = Dtype.fp32, clip_norm: float | None = None, clip_value: float | None = None
+        self,
+        dtype: str = Dtype.fp32,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        loss_scale: str | float = DYNAMIC,
     ) -> None:
-        if clip_norm is not None and clip_value is not None:
-            raise UserError("precision.clip_norm and precision.clip_value are both set", cure="Set one to null.")
-        self.dtype = Dtype(dtype)
-        self.clip_norm = clip_norm
-        self.clip_value = clip_value
+        # The config's own rules, for whoever comes from python.
+        settings = PrecisionConfig(
+            dtype=Dtype(dtype), loss_scale=loss_scale, clip_norm=clip_norm, clip_value=clip_value
+        )
+        self.dtype = settings.dtype
+        self.clip_norm, self.clip_value = settings.clip_norm, settings.clip_value
+        self.loss_scale = settings.loss_scale
+
+    def scaler(self, device: torch.device) -> LossScaler | None:
+        """The loss scaling of this format; None where it needs none."""
+        return LossScaler(device, self.loss_scale) if self.dtype is Dtype.fp16 else None
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any] | None:
         """A context for each forward, which may be entered again and again; None where none is needed."""
         if self.dtype is Dtype.fp32:
             return None
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+        return torch.autocast(device.type, dtype=torch.float16 if self.dtype is Dtype.fp16 else torch.bfloat16)
 
     def clip(self, parameters: list[nn.Parameter]) -> Tensor | None:
         """Clip the gradients in place. Returns their norm before clipping, on the device, where it was taken."""

@@ -24,7 +24,10 @@ from trainer_cli.trainer.journal import Journal
 from trainer_cli.trainer.loops import TrainingLoop
 from trainer_cli.trainer.parts import made, named, pick_device, seed_everything, typed
 from trainer_cli.trainer.progress import Progress
-from trainer_cli.trainer.state import capture, restore
+from trainer_cli.trainer.rehearsal import rehearse
+from trainer_cli.trainer.scaling import LossScaler
+from trainer_cli.trainer.schedulers import Schedulers, by_name
+from trainer_cli.trainer.state import capture, take_all, take_for_evaluation, take_weights
 from trainer_cli.trainer.step import Precision
 from trainer_cli.trainer.stopping import Stop
 from trainer_cli.trainer.validation import EvaluationInterruptedError, ValidationLoop
@@ -69,9 +72,9 @@ class Trainer:
             loss, `(loss, outputs)`, or a mapping with `loss`; every other scalar of a mapping is a metric.
         optimizer: an optimizer over the model's parameters, or a function `model -> optimizer`. None: the
             trainer can only validate.
-        schedulers: a schedule, a function `optimizer -> schedule`, or a list of either; each steps once per
-            optimizer step.
-        precision: number format and clipping.
+        schedulers: a schedule, a function `optimizer -> schedule`, or a list or mapping by name of either; each
+            steps once per optimizer step. The name is the key of its saved state.
+        precision: number format, loss scaling and clipping.
         loop: how long, and what how often.
         checkpoint: the CheckpointerCallback (or a subclass); it is called after all other callbacks.
         callbacks, loggers: sequences, or mappings by name. The name is the key of a callback's saved state.
@@ -125,14 +128,16 @@ class Trainer:
         if optimizer is not None:
             given = made(optimizer, torch.optim.Optimizer, self.model)
             self.optimizer = typed("optimizer", given, torch.optim.Optimizer)
-        self._scheduler_factories = list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
-        self.schedulers: list[Any] = []
+        self.scaler: LossScaler | None = self.precision.scaler(self.device) if optimizer is not None else None
+        self._given_schedulers = by_name(schedulers)
+        self.schedulers = Schedulers({}, self.optimizer)
         self.progress = Progress()
         self.checkpointer: Checkpointer = getattr(checkpoint, "checkpointer", None) or make_sync_checkpointer()
         self.stop_wish: Stop | None = None
         self.loaded_from: Path | None = None
         self.loaded_step = 0
         self.goes_on = False
+        self.rehearsing = False
         self.rng: dict[str, Any] | None = None
         self._train_loader: Any = None
         self._start_samples = 0
@@ -176,13 +181,16 @@ class Trainer:
             with ExitStack() as stack:
                 self.hooks.call("on_enter_fit", self, stack, train, val, loop)
                 loop.prepare(self, train)
-                self.schedulers = self._make_schedulers()
+                if not self.schedulers.live:
+                    # Once: over an optimizer that has been trained, they would take its rates for the first ones.
+                    self.schedulers = Schedulers(self._given_schedulers, self.optimizer)
                 path = self._newest() if isinstance(ckpt_path, Unset) else ckpt_path
                 if path is not None:
                     self.load_checkpoint(path, states, keep_settings)
                 self._start_samples = self.progress.samples
                 # Whoever refuses to start does so here, before anything written earlier is cut back.
                 self.hooks.call("on_fit_start", self, train, val, loop)
+                rehearse(self, val)
                 self._start_loggers()
                 stop = loop.run(self, val)
                 self.hooks.tear_down("on_fit_end", self, loop)
@@ -224,6 +232,10 @@ class Trainer:
         began = time.monotonic()
         try:
             self._evaluate_all(val_loaders, loop, is_last=is_last)
+            if self.hooks["on_after_evaluation"]:
+                found = {key: value for key, value in self.journal.record.items() if before.get(key) is not value}
+                metrics = {key: float(value) for key, value in found.items()}
+                self.hooks.call("on_after_evaluation", self, metrics)
         except EvaluationInterruptedError:
             self.journal.record.clear()
             self.journal.record.update(before)
@@ -267,8 +279,9 @@ class Trainer:
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Everything that a resume needs, as one tree; hooks have added theirs."""
-        state = capture(self, self._train_loader)
-        self.hooks.call("on_save_checkpoint", self, state)
+        growing = capture(self, self._train_loader)
+        self.hooks.call("on_save_checkpoint", self, growing)
+        state = dict(growing)
         self.hooks.call("postprocess_checkpoint", self, state)
         return state
 
@@ -282,19 +295,25 @@ class Trainer:
         """
         path = Path(path)
         whole = tuple(states) == ("all",)
+        state = self._read(path, None if whole else [*states, "progress"])
+        if whole:
+            take_all(self, self._train_loader, state, keep_settings, path)
+            self.hooks.call("on_load_checkpoint", self, state)
+        else:
+            take_weights(self, state, path)
+        self.goes_on = whole
+
+    def _read(self, path: Path, parts: Sequence[str] | None) -> dict[str, Any]:
+        """What a checkpoint holds, or these parts of it; hooks have changed it."""
         self.hooks.call("on_before_load_checkpoint", self, path)
-        wanted = None if whole else dict.fromkeys([*states, "progress"])
-        state: dict[str, Any] = self.checkpointer.load(path, wanted)
+        state: dict[str, Any] = self.checkpointer.load(path, None if parts is None else dict.fromkeys(parts))
         if lacking := [name for name in ("model", "progress") if name not in state]:
             raise CheckpointError(
                 f"the checkpoint has no {' and no '.join(lacking)}, so it is not a training's", where=str(path)
             )
         self.hooks.call("preprocess_checkpoint", self, state)
-        snapshot.restore_model(self.model, state["model"])
-        if whole:
-            restore(self, self._train_loader, state, keep_settings)
-            self.hooks.call("on_load_checkpoint", self, state)
-        self.loaded_from, self.loaded_step, self.goes_on = path, int(state["progress"]["step"]), whole
+        self.loaded_from, self.loaded_step = path, int(state["progress"]["step"])
+        return state
 
     def restore_rng(self) -> None:
         """Put the random state of the loaded checkpoint in place: the last thing before the first step."""
@@ -325,7 +344,9 @@ class Trainer:
 
     def _validate_one(self, loaders: Mapping[str, Any], path: str | Path | None) -> list[Evaluation]:
         if path is not None:
-            self.load_checkpoint(path, ["model"])
+            evaluating = any(callback.evaluates for callback in self.callbacks.values())
+            parts = ["model", "progress", *(["callbacks"] if evaluating else [])]
+            take_for_evaluation(self, self._read(Path(path), parts), Path(path))
         self.journal.record.clear()
         self._evaluate_all(loaders, self.loop.validation, is_last=True)
         rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
@@ -335,19 +356,6 @@ class Trainer:
         self.journal.record.clear()
         where = None if path is None else Path(path)
         return [Evaluation(where, self.loaded_step, name, metrics) for name, metrics in rows.items()]
-
-    def _make_schedulers(self) -> list[Any]:
-        schedulers = []
-        for scheduler in self._scheduler_factories:
-            if scheduler is None:
-                continue
-            if not hasattr(scheduler, "step") and callable(scheduler):
-                scheduler = scheduler(self.optimizer)
-            for method in ("step", "state_dict", "load_state_dict"):
-                if not hasattr(scheduler, method):
-                    raise UserError(f"schedulers: expected a schedule, got {type(scheduler).__name__} without {method}")
-            schedulers.append(scheduler)
-        return schedulers
 
     def _newest(self) -> Path | None:
         newest = getattr(self.checkpoint, "newest", None)

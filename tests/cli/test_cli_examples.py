@@ -1,0 +1,83 @@
+"""Every example that `--help` shows is run, or, where it would train, composed; and so is every option that ships."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.cli import main as door
+from trainer_cli.cli.choices import PACKAGE, Choices
+from trainer_cli.cli.main import VERBS, main, parser_of
+from trainer_cli.config import locate
+from trainer_cli.config.compose import compose
+from trainer_cli.config.sweep import jobs
+
+NEEDS = {"experiment=char_gpt": ["data.path=text.txt"], "data=characters": ["data.path=text.txt"]}
+"""What must be said with an option, since its file leaves it open."""
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    texts = {verb: import_module(VERBS[verb].module).EXAMPLES for verb in VERBS} | {"help": door.EXAMPLES}
+    for verb, text in texts.items():
+        for line in text.splitlines():
+            if match := re.match(r" +(train .*?)(?:  .*)?$", line):
+                yield verb, match[1]
+
+
+EXAMPLES = list(examples())
+
+
+def test_every_verb_has_examples_of_its_own() -> None:
+    for verb in VERBS:
+        assert any(of == verb and text.startswith(f"train {verb}") for of, text in EXAMPLES), verb
+
+
+@pytest.mark.parametrize("text", [text for _, text in EXAMPLES])
+def test_an_example_can_be_run(made: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    _, verb, *arguments = shlex.split(text)
+    parsed = parser_of(verb, import_module(VERBS[verb].module)).parse_intermixed_args(arguments)
+    if verb in ("fit", "validate", "check"):
+        many = getattr(parsed, "multirun", False)
+        for overrides in (
+            [list(job.overrides) for job in jobs(parsed.overrides, lambda group: None)] if many else [parsed.overrides]
+        ):
+            compose(overrides)
+    elif verb == "config" and parsed.diff:
+        assert not parsed.diff.startswith("-")
+    else:
+        (made / "new").mkdir()
+        assert main([verb, *arguments]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def shipped() -> list[str]:
+    folder = locate.shipped_configs(PACKAGE)
+    assert folder is not None
+    choices = Choices([folder])
+    return [f"{group}={option}" for group in choices.groups for option in choices.options(group)]
+
+
+@pytest.mark.parametrize("override", shipped())
+@pytest.mark.parametrize("where", ["anywhere", "in a project"])
+def test_every_option_that_ships_can_be_composed(
+    made: Path, monkeypatch: pytest.MonkeyPatch, override: str, where: str
+) -> None:
+    if where == "anywhere":
+        monkeypatch.chdir(made.parent)
+    composed = compose([override, *NEEDS.get(override, [])])
+    group, _, option = override.partition("=")
+    assert composed.config.name == (option if group == "experiment" else "default")
+
+
+@pytest.mark.parametrize("override", ["experiment=mine", "model=large", "model=small", "data=spiral"])
+def test_a_projects_own_options_can_be_composed(made: Path, override: str) -> None:
+    group, _, option = override.partition("=")
+    composed = compose([override])
+    assert composed.config_dirs[0] == made / "configs"
+    if group != "experiment":
+        assert composed.where(f"{group}._target_").startswith(f"configs/{group}/{option}.yaml")

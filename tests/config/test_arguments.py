@@ -1,0 +1,177 @@
+"""Components of a config against what their targets take: with key and place, and without importing any."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_cli.config import arguments
+from trainer_cli.config.arguments import DATA_KEYS
+from trainer_cli.config.compose import compose, from_yaml, to_yaml
+from trainer_cli.config.origins import Origins
+from trainer_cli.config.schema import TrainConfig
+from trainer_cli.config.targets import Trust
+from trainer_cli.errors import ConfigError
+
+Write = Callable[[str, str], Path]
+PARTS = """
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+
+class Net:
+    def __init__(self, width: int, inner=None, layers=(), vocab: int = 3, path: str | None = None): ...
+    @classmethod
+    def small(cls, depth: int = 1): ...
+class Data:
+    def __init__(self, size: int = 4, seed: int = 0): ...
+class Plateau:
+    def __init__(self, optimizer, total_steps: int, warmup: int = 0, ratio: float = 0.0, name: str = "a"): ...
+class Saver(CheckpointerCallback): ...
+class Narrow:
+    def __init__(self, folder, identity): ...
+def join(batch): ...
+SIZE = 3
+"""
+NET = {"_target_": "parts.Net", "width": 8}
+DATA = {"_target_": "parts.Data", "batch_size": 4}
+SGD = {"_target_": "torch.optim.SGD", "lr": 0.1}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("root")
+    (root / "parts.py").write_text(PARTS)
+    (root / "broken.py").write_text("def f(:\n")
+    return root
+
+
+def wrong(root: Path, trust: Trust | None = None, **sections: Any) -> list[str]:
+    config = TrainConfig(**{"model": NET, "data": DATA, "optimizer": SGD, **sections})
+    return [str(error) for error in arguments.mistakes(config, Origins([]), [root], trust or Trust())]
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"model": None, "optimizer": None},
+        {"model": {**NET, "vocab": "from_data", "path": None}},
+        {"model": {**NET, "width": "???"}},
+        {"model": {**NET, "inner": {"_target_": "parts.Net", "_args_": [3]}}},
+        {"model": {"_target_": "parts.Net", "_partial_": True}},
+        {"model": {"_target_": "parts.Net.small", "depth": 3}},
+        {"data": {**DATA, **dict.fromkeys(DATA_KEYS), "collate_fn": "parts.join"}},
+        {"data": {**DATA, "collate_fn": {"_target_": "parts.join", "_partial_": True}}},
+        {"optimizer": {**SGD, "lr": 1, "momentum": 0}},
+        {"scheduler": {"_target_": "parts.Plateau", "warmup": "1ep"}},
+        {"scheduler": {"one": {"_target_": "parts.Plateau", "warmup": "50st"}, "off": None}},
+        {"scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": "2ep"}},
+        {"callbacks": {"off": None, "checkpoint": {"_target_": "parts.Saver", "save_interval": 3}}},
+        {"model": {"_target_": "math.sqrt", "whatever": 1}},
+    ],
+)
+def test_what_is_right_is_let_through(root: Path, sections: dict[str, Any]) -> None:
+    assert wrong(root, **sections) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"model": {**NET, "widht": 1}}, "Net takes no argument 'widht' (model.widht, its default). Did you mean"),
+        ({"model": {"_target_": "parts.Net"}}, "Net: missing a required argument: 'width' (model, its default)"),
+        ({"model": {**NET, "width": "8"}}, "model.width is '8', but it must be a whole number"),
+        ({"model": {**NET, "width": None}}, "model.width is null, but it must be a whole number"),
+        ({"model": {**NET, "width": "from_dat"}}, "model.width is 'from_dat'"),
+        ({"optimizer": {**SGD, "lr": "from_data"}}, "optimizer.lr is 'from_data', but it must be a number"),
+        ({"model": {"_target_": "parts.Nett"}}, "_target_ parts.Nett: module parts has no 'Nett' (model._target_"),
+        ({"model": {"_target_": "parts.Nett"}}, "Did you mean 'Net'?"),
+        ({"model": {"_target_": "parts.Net.smal"}}, "parts.Net has no 'smal'"),
+        ({"model": {"_target_": "prats.Net"}}, "there is no package 'prats' (model._target_, its default). Did you"),
+        ({"model": {"_target_": "parts.SIZE"}}, "is a value, but it must be a class or a function"),
+        ({"model": {"_target_": "trainer_cli.models.mlp"}}, "is a module, but it must be a class or a function"),
+        ({"model": {"_target_": "Net"}}, "'Net' is no dotted name"),
+        ({"model": {"_target_": 3}}, "3 is no dotted name"),
+        ({"model": {"_target_": "os.system"}}, "_target_ os.system is blocked"),
+        ({"model": {"_target_": "broken.Net"}}, "broken.py:1: "),
+        ({"model": {**NET, "_recursive_": False}}, "model._recursive_ is not known"),
+        ({"model": {**NET, "_args_": 3}}, "model._args_ is 3, but it must be a list"),
+        ({"model": {**NET, "_args_": [3]}}, "model.width is given in _args_ too"),
+        ({"model": {**NET, "inner": {"_target_": "parts.Nope"}}}, "(model.inner._target_"),
+        ({"model": {**NET, "layers": [NET, {**NET, "width": "x"}]}}, "model.layers.1.width is 'x'"),
+        ({"model": {**NET, "inner": {"deep": [{"_target_": "parts.Net"}]}}}, "(model.inner.deep.0, its default)"),
+        ({"data": {**DATA, "sise": 3}}, "Data takes no argument 'sise'"),
+        ({"data": {**DATA, "collate_fn": "parts.jion"}}, "module parts has no 'jion' (data.collate_fn"),
+        ({"data": {**DATA, "collate_fn": {"_target_": "parts.jion"}}}, "(data.collate_fn._target_"),
+        ({"optimizer": {**SGD, "params": 3}}, "SGD gets its 'params' from train"),
+        ({"optimizer": {**SGD, "momentun": 0.9}}, "SGD takes no argument 'momentun'"),
+        ({"optimizer": {**SGD, "lr": True}}, "optimizer.lr is true, but it must be a number"),
+        ({"optimizer": {**SGD, "nesterov": "no"}}, "optimizer.nesterov is 'no', but it must be true or false"),
+        ({"scheduler": {"_target_": "parts.Plateau", "warmup": 1.5}}, "scheduler.warmup is 1.5"),
+        ({"scheduler": {"_target_": "parts.Plateau", "warmup": "1 epoc"}}, "scheduler.warmup is '1 epoc'"),
+        ({"scheduler": {"a": {"_target_": "parts.Plateau", "ratio": "x"}}}, "scheduler.a.ratio is 'x'"),
+        ({"scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR"}}, "missing a required argument: 'step_size'"),
+        ({"callbacks": {"x": {"_target_": "parts.No"}}}, "(callbacks.x._target_"),
+        ({"callbacks": {"checkpoint": {"_target_": "parts.Narrow"}}}, "Narrow takes no argument 'enabled'"),
+        (
+            {"loggers": {"x": {"_target_": "trainer_cli.loggers.jsonl.JsonlLogger", "pth": "a"}}},
+            "takes no argument 'pth'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_key(root: Path, sections: dict[str, Any], message: str) -> None:
+    assert any(message in error for error in wrong(root, **sections)), wrong(root, **sections)
+
+
+def test_all_of_it_is_told_at_once(root: Path) -> None:
+    assert len(wrong(root, model={**NET, "a": 1, "width": "x"}, optimizer={**SGD, "b": 1}, data={**DATA, "c": 1})) == 4
+
+
+def test_a_recovered_config_is_refused_by_name_before_anything_is_imported(root: Path) -> None:
+    trust = Trust.recovered(root, [])
+    assert wrong(root, trust) == []
+    for target in ("json.loads", "torch.nn.init.ones_", "torch.nn.Module.apply", "trainer_cli.trainer.trainer.Trainer"):
+        (error,) = wrong(root, trust, model={"_target_": target, "odd": 1})
+        assert f"_target_ {target}" in error
+        assert "comes from a config on disk" in error
+
+
+def test_mistakes_have_their_place_and_stand_beside_others(project: Path, write: Write) -> None:
+    write("model/mlp.yaml", "_target_: mine.Modle\nhidden: [64]\n")
+    with pytest.raises(ConfigError) as caught:
+        compose(["optimizer.lr=fast", "loop.grad_accum_steps=0"])
+    told = str(caught.value)
+    assert "package mine has no" not in told
+    assert "module mine has no 'Modle' (model._target_, configs/model/mlp.yaml:1)" in told
+    assert "optimizer.lr is 'fast', but it must be a number (command line)" in told
+    assert "loop.grad_accum_steps is 0" in told
+
+
+def test_a_run_whose_class_is_gone_can_still_be_compared_with(project: Path) -> None:
+    text = to_yaml(compose(["model=mlp"]))
+    (project / "mine.py").write_text((project / "mine.py").read_text().replace("class MLP", "class Renamed"))
+    assert from_yaml(text, trusted=True, missing_ok=True).config.model["_target_"] == "mine.MLP"
+    with pytest.raises(ConfigError, match="module mine has no 'MLP'"):
+        from_yaml(text)
+
+
+def test_what_a_command_does_not_make_does_not_stop_it(project: Path) -> None:
+    text = to_yaml(compose(["model=mlp"])).replace("torch.optim.AdamW", "gone.Optimizer")
+    assert from_yaml(text, sections=arguments.EVALUATED).config.optimizer["_target_"] == "gone.Optimizer"
+    with pytest.raises(ConfigError, match=r"gone\.Optimizer"):
+        from_yaml(text)
+
+
+@pytest.mark.parametrize("experiment", ["digits", "text", "char_gpt", "digits_mlp"])
+def test_the_shipped_experiments_are_right_and_need_no_torch_to_know_it(experiment: str, tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom trainer_cli.config.compose import compose\n"
+        f"compose(['experiment={experiment}'], missing_ok=True)\n"
+        "assert not {'torch', 'numpy', 'trainer_cli.models.cnn'} & set(sys.modules)\n"
+    )
+    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

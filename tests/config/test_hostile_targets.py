@@ -1,0 +1,183 @@
+"""A config found on disk that wants to run something: every target is refused, and nothing of it has run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_cli.config.schema import TrainConfig
+from trainer_cli.config.targets import Trust
+from trainer_cli.errors import ConfigError, ExitCode
+from trainer_cli.run.build import Builder
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+# What each list is called with, and would leave the canary behind if it ran.
+COMMANDS = words("""
+os.system posix.system os.popen os.execvp os.spawnlp os.posix_spawn subprocess.run subprocess.call subprocess.Popen
+subprocess.check_call subprocess.check_output subprocess.getoutput subprocess.getstatusoutput pty.spawn
+asyncio.create_subprocess_shell asyncio.run multiprocessing.Process concurrent.futures.ProcessPoolExecutor
+logging.os.system shutil.os.system pathlib.os.system tempfile._os.system random._os.system
+torch.os.system torch.hub.os.system torch.distributed.run.main torch.distributed.launch.main
+torch.distributed.launcher.api.launch_agent torch.multiprocessing.spawn torch.utils.cpp_extension.load
+torch.utils.cpp_extension.load_inline torch.utils.cpp_extension.subprocess.run torch.utils.cpp_extension.CUDAExtension
+torch.utils.collect_env.run torch._inductor.codecache.subprocess.run torch._dynamo.config.os.system
+torch.nn.modules.module.torch.os.system torch.nn.modules.module.torch.hub.os.system
+torch.optim.optimizer.torch.os.system torch.optim.lr_scheduler.torch.utils.cpp_extension.load
+trainer_cli.run.fit.os.system trainer_cli.cli.main.os.system trainer_cli.run.rundir.os.system
+trainer_cli.config.targets.importlib.import_module trainer_cli.trainer.trainer.torch.os.system
+trainer_cli.data.digits.torch.os.system trainer_cli.models.mlp.torch.hub.os.system
+trainer_cli.data.text.sysconfig.os.system trainer_cli.loggers.console.sys.modules trainer_cli.cli.main.main
+trainer_cli.run.fit.fit trainer_cli.run.validate.validate trainer_cli.__main__.main webbrowser.open
+mine_hole.go mine_hole.os.system mine_hole.bound mine_hole.late mine_hole.Inside.go mine_hole.Liar
+mine_hole.lying mine_hole.made mine_hole.Net.__subclasses__ mine_hole.Net.__class__ mine_hole.Net.mro
+mine_hole.INSTANCE mine_hole.WORDS.format mine_hole.WORDS mine_hole.np.f2py.run_main mine_hole.plain.__globals__.get
+mine_hole.plain.__call__ mine_hole.Hidden mine_hole.leaves.start
+""")
+CODES = words("""
+builtins.eval builtins.exec builtins.compile builtins.__import__ builtins.getattr builtins.setattr builtins.vars
+builtins.globals builtins.map builtins.type code.interact code.InteractiveConsole codeop.compile_command
+timeit.timeit timeit.repeat timeit.Timer cProfile.run profile.run pdb.run bdb.Bdb doctest.debug_script
+importlib.import_module importlib.reload importlib.util.module_from_spec pkgutil.resolve_name pydoc.locate
+pydoc.safeimport types.FunctionType types.CodeType functools.partial functools.reduce operator.methodcaller
+operator.attrgetter itertools.starmap ctypes.CDLL ctypes.PyDLL yaml.load yaml.unsafe_load yaml.full_load
+hydra.utils.instantiate hydra.utils.call hydra.utils.get_method hydra.utils.get_class hydra.main hydra.compose
+omegaconf.OmegaConf.register_new_resolver omegaconf.OmegaConf.create torch.compile torch.jit.script
+torch.fx.wrap torch.library.impl torch.autograd.Function.apply sys.settrace atexit.register signal.signal
+trainer_cli.config.compose.compose trainer_cli.config.targets.component trainer_cli.errors.ConfigError
+torch.nn.modules.module.functools.partial torch.optim.lr_scheduler.partial torch.nn.modules.module.Callable
+""")
+FILES = words("""
+builtins.open io.open codecs.open os.open os.mkdir os.makedirs os.mkfifo os.remove os.truncate os.symlink
+pathlib.Path.touch pathlib.Path.write_text pathlib.Path.mkdir pathlib.Path.unlink pathlib.Path.open pathlib.Path
+shutil.copyfile shutil.copy shutil.copytree shutil.move shutil.rmtree shutil.make_archive shutil.unpack_archive
+tempfile.NamedTemporaryFile tempfile.mkdtemp sqlite3.connect zipfile.ZipFile tarfile.open gzip.open bz2.open lzma.open
+shelve.open dbm.open logging.FileHandler logging.basicConfig logging.config.dictConfig logging.config.fileConfig
+urllib.request.urlopen urllib.request.urlretrieve http.server.HTTPServer socket.socket smtplib.SMTP ftplib.FTP
+runpy.run_path pickle.load pickle.loads pickle.Unpickler marshal.loads zipimport.zipimporter
+numpy.save numpy.savez numpy.savetxt numpy.load numpy.fromfile numpy.memmap numpy.ndarray.tofile
+torch.load torch.save torch.serialization.load torch.serialization.save torch.serialization.pickle.load
+torch.hub.load torch.hub.load_state_dict_from_url torch.hub.download_url_to_file torch.jit.load torch.jit.save
+torch.package.PackageImporter torch.package.PackageExporter torch.ops.load_library torch.classes.load_library
+torch.storage._load_from_bytes torch.from_file torch.UntypedStorage.from_file torch.export.load
+torch.distributed.checkpoint.load torch.distributed.checkpoint.FileSystemWriter torch.utils.data.DataLoader
+torch.utils.tensorboard.SummaryWriter torch.profiler.profile torch.nn.Module.apply torch.nn.Module.load_state_dict
+torch.nn.init.zeros_ torch.nn.functional.relu torch.nn.Parameter torch.nn.parallel.DataParallel
+torch.nn.utils.clip_grad_norm_ torch.nn.Linear.__init__ torch.nn.Linear.__new__ torch.nn.Linear.__class__
+torch.nn.Linear.forward.__globals__ torch.nn.modules.module.OrderedDict torch.nn.modules.module.torch.load
+torch.nn.modules.module.warnings.warn torch.nn.modules.linear.math.sqrt torch.nn.modules.module._WrappedHook
+torch.nn.modules.module.register_module_forward_hook torch.optim.optimizer.torch.load torch.optim.optimizer.pickle
+torch.optim.optimizer.defaultdict torch.optim.swa_utils.get_ema_multi_avg_fn torch.nn.modules torch.optim torch.nn
+trainer_cli.loggers.files.replace trainer_cli.loggers.files.keep_spans trainer_cli.loggers.files.sync
+trainer_cli.checkpoint.storage.local.LocalStorage trainer_cli.checkpoint.storage.disk.Disk trainer_cli.run.rundir.RunDir
+trainer_cli.trainer.trainer.Trainer trainer_cli.Trainer trainer_cli.data.digits.torch.load trainer_cli.loggers
+trainer_cli.loggers.jsonl.encode trainer_cli.data.text.Path.touch trainer_cli.loggers.jsonl.Path
+trainer_cli.models.outputs.classification trainer_cli.data.text._read trainer_cli.testing.faults.Disk.write
+mine_hole.load mine_hole.np.save mine_hole.Path.touch mine_hole.torch.load mine_hole.wrapped other_hole.X
+""")
+TARGETS = [*COMMANDS, *CODES, *FILES]
+
+HOLES = """
+import functools, logging, os, subprocess
+from concurrent.futures import ThreadPoolExecutor
+from os import system as go
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import load
+
+class Net: ...
+class Inside:
+    go = staticmethod(os.system)
+class Callable:
+    def __call__(self, *args): os.system(*args)
+class Liar:
+    def __init__(self, command): os.system(command)
+Liar.__module__ = "torch.nn.modules.linear"
+def plain(): ...
+def lying(command): os.system(command)
+lying.__module__ = "json"
+class leaves(subprocess.Popen): ...
+made = type("Popen", (subprocess.Popen,), {"__module__": "subprocess"})
+Hidden = type("Linear", (torch.nn.Linear,), {"__module__": "torch.nn.modules.linear"})
+wrapped = functools.wraps(torch.load)(lambda *args, **kwargs: torch.load(*args, **kwargs))
+late = functools.partial(os.system)
+bound = ThreadPoolExecutor(1).submit
+INSTANCE, WORDS = Callable(), "words"
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A project that holds what a hostile config could hope for."""
+    root = tmp_path_factory.mktemp("project")
+    (root / "mine_hole.py").write_text(HOLES)
+    sys.path.insert(0, str(root))
+    yield root
+    sys.path.remove(str(root))
+    sys.modules.pop("mine_hole", None)
+
+
+def arguments(target: str, canary: Path) -> list[Any]:
+    if target in COMMANDS:
+        return [f"touch {canary}"]
+    if target in CODES:
+        return [f"open({str(canary)!r}, 'w')"]
+    return [str(canary), "w"] if "open" in target else [str(canary)]
+
+
+def test_there_are_enough_of_them_and_none_twice() -> None:
+    assert len(set(TARGETS)) == len(TARGETS) >= 200
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_hostile_target_is_a_mistake_of_the_config_and_never_runs(
+    target: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    canary = tmp_path / "canary"
+    builder = Builder(TrainConfig(), Trust.recovered(project, []))
+    node = {"_target_": target, "_args_": arguments(target, canary)}
+    for made in (node, {**node, "_partial_": True}, {"_target_": "torch.nn.Sequential", "_args_": [node]}):
+        with pytest.raises(ConfigError) as caught:
+            builder.make(made, "model")
+        assert caught.value.exit_code == ExitCode.USER
+        assert target in str(caught.value)
+        assert "_target_" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_node_runs_in_a_config_of_the_users_own(tmp_path: Path) -> None:
+    node = {
+        "_target_": "pathlib.Path.touch",
+        "_args_": [{"_target_": "pathlib.Path", "_args_": [f"{tmp_path}/canary"]}],
+    }
+    Builder(TrainConfig(), Trust()).make(node, "model")
+    assert (tmp_path / "canary").exists(), "so the table above tells something"
+
+
+@pytest.mark.parametrize("target", ["os.system", "torch.load", "mine_hole.go", "trainer_cli.loggers.files.replace"])
+def test_the_function_that_joins_batches_is_judged_too(target: str, project: Path) -> None:
+    data = {"_target_": "trainer_cli.data.digits.Digits", "batch_size": 4, "collate_fn": target}
+    with pytest.raises(ConfigError, match=target):
+        Builder(TrainConfig(data=data), Trust.recovered(project, [])).data()
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["mine_hole.Net", "mine_hole.plain", "torch.nn.Linear", "torch.optim.SGD", "torch.optim.lr_scheduler.StepLR",
+     "torch.nn.modules.linear.Linear", "torch.optim.swa_utils.AveragedModel", "trainer_cli.models.mlp.MLP",
+     "trainer_cli.data.text.Text", "trainer_cli.loggers.jsonl.JsonlLogger", "trainer_cli.CheckpointerCallback",
+     "trainer_cli.trainer.schedules.WarmupCosine"],
+)  # fmt: skip
+def test_what_a_run_is_made_of_is_let_through(target: str, project: Path) -> None:
+    made = Builder(TrainConfig(), Trust.recovered(project, [])).make({"_target_": target, "_partial_": True}, "model")
+    assert callable(made)

@@ -1,0 +1,138 @@
+"""One value against one parameter, and a call's arguments against a signature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pytest
+
+from trainer_cli.config.parameters import live_parameters, misfits, plain_of
+
+VALUES: dict[str, Any] = {
+    "null": None, "true": True, "0": 0, "7": 7, "2.0": 2.0, "a": "a", "[1]": [1], "{x: 1}": {"x": 1},
+    "node": {"_target_": "a.B"}, "object": object(),
+}  # fmt: skip
+ALWAYS = {"node", "object"}
+
+
+@pytest.mark.parametrize(
+    ("annotation", "admitted"),
+    [
+        ("int", {"0", "7"}),
+        ("float", {"0", "7", "2.0"}),
+        ("bool", {"true", "0"}),
+        ("str", {"a"}),
+        ("None", {"null"}),
+        ("int | None", {"0", "7", "null"}),
+        ("Optional[float]", {"0", "7", "2.0", "null"}),
+        ("typing.Union[int, str]", {"0", "7", "a"}),
+        ("list[int]", {"[1]"}),
+        ("tuple[float, float]", {"[1]"}),
+        ("Sequence[int]", {"[1]"}),
+        ("Sequence[str]", {"[1]", "a"}),
+        ("Iterable[int]", {"[1]", "{x: 1}"}),
+        ("dict[str, int]", {"{x: 1}"}),
+        ("Mapping", {"{x: 1}"}),
+        ("Literal['a', 'b']", {"a"}),
+        ("Literal['a', None]", {"a", "null"}),
+        ("'int | None'", {"0", "7", "null"}),
+        ("float | Tensor", {"0", "7", "2.0"}),
+        ("Annotated[int, 'x']", {"0", "7"}),
+    ],
+)
+def test_an_annotation_admits_the_plain_values_of_its_types(annotation: str, admitted: set[str]) -> None:
+    plain = plain_of(annotation)
+    assert plain is not None
+    assert {name for name, value in VALUES.items() if plain.admits(value)} == admitted | ALWAYS
+
+
+@pytest.mark.parametrize(
+    "annotation", ["Any", "object", "Unheard | int", "Tensor", "Callable[[int], int]", "type[int]", "a b", "Literal[X]"]
+)
+def test_a_name_that_is_not_known_admits_anything(annotation: str) -> None:
+    assert plain_of(annotation) is None
+
+
+class Model:
+    def __init__(
+        self, width: int, depth: int | None = None, *, mode: Literal["fast", "slow"] = "fast", rate: float = 0.1
+    ) -> None: ...
+
+
+def schedule(optimizer: Any, total_steps: int, warmup: int = 0, **rest: Any) -> None: ...
+
+
+def wrong(target: Any, named: Mapping[str, Any], *positional: Any, **options: Any) -> list[str]:
+    takes = live_parameters(target)
+    assert takes is not None
+    return [str(error) for error in misfits("model", target.__name__, takes, positional, named, **options)]
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ({"width": 3}, []),
+        ({"width": 3, "depth": None, "rate": 1, "mode": "slow"}, []),
+        ({"widht": 3, "width": 3}, ["Model takes no argument 'widht' (model.widht). Did you mean 'width'?"]),
+        (
+            {"zzz": 3, "width": 3},
+            ["Model takes no argument 'zzz' (model.zzz). It takes: width, depth, mode, rate."],
+        ),
+        ({}, ["Model: missing a required argument: 'width' (model)."]),
+        ({"width": "3"}, ["model.width is '3', but it must be a whole number (model.width)."]),
+        ({"width": 3.0}, ["model.width is 3.0, but it must be a whole number (model.width)."]),
+        ({"width": True}, ["model.width is true, but it must be a whole number (model.width)."]),
+        ({"width": [3]}, ["model.width is [3], but it must be a whole number (model.width)."]),
+        ({"width": None}, ["model.width is null, but it must be a whole number (model.width)."]),
+        ({"width": 1, "rate": "x"}, ["model.rate is 'x', but it must be a number (model.rate)."]),
+        (
+            {"width": 1, "mode": "slwo"},
+            ["model.mode is 'slwo', but it must be one of fast, slow (model.mode). Did you mean 'slow'?"],
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told_with_their_key(named: dict[str, Any], expected: list[str]) -> None:
+    assert wrong(Model, named) == expected
+
+
+def test_what_comes_later_is_not_missed() -> None:
+    assert wrong(Model, {}, late=True) == []
+    assert wrong(Model, {"width": "x"}, late=True) != []
+
+
+def test_positional_arguments_fill_places_and_are_judged() -> None:
+    assert wrong(Model, {}, 3, 4) == []
+    assert wrong(Model, {}, "3") == ["model._args_.0 is '3', but it must be a whole number (model._args_.0)."]
+    assert wrong(Model, {"width": 3}, 3) == ["model.width is given in _args_ too (model.width). Give it once."]
+    assert wrong(Model, {}, 1, 2, 3) == ["Model takes at most 2 positional arguments, but _args_ has 3 (model._args_)."]
+
+
+def test_what_train_supplies_is_neither_missed_nor_given_twice() -> None:
+    first = object()
+    assert wrong(schedule, {"total_steps": 3, "odd": 1}, first, first=1) == []
+    assert wrong(schedule, {"warmup": 1}, first, first=1) == [
+        "schedule: missing a required argument: 'total_steps' (model)."
+    ]
+    assert wrong(schedule, {"total_steps": 1, "optimizer": 2}, first, first=1) == [
+        "schedule gets its 'optimizer' from train (model.optimizer). Leave model.optimizer out."
+    ]
+
+
+def test_live_annotations_are_read_as_written_ones() -> None:
+    def target(a: int | None, b: "float", c: Literal["x"], d: list[int], e: Any, f: int = None) -> None: ...  # type: ignore[assignment]  # noqa: UP037, RUF013
+
+    target.__annotations__ |= {"a": int | None, "d": list[int], "c": Literal["x"]}
+    takes = live_parameters(target)
+    assert takes is not None
+    assert [str(one.plain) for one in takes] == [
+        "a whole number or null", "a number", "one of x", "a list", "None", "a whole number or null",
+    ]  # fmt: skip
+
+
+def test_a_default_that_contradicts_the_annotation_makes_it_say_nothing() -> None:
+    def target(size: int = "auto") -> None: ...  # type: ignore[assignment]
+
+    takes = live_parameters(target)
+    assert takes is not None
+    assert takes[0].plain is None

@@ -1,0 +1,148 @@
+"""Starting a run again with a changed config: refused with nothing touched, and every way out that is named works."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import SMALL, environment
+from forks import Done, Forks
+
+
+@pytest.fixture(scope="module")
+def base(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a run called `base` was trained to step 20."""
+    folder = tmp_path_factory.mktemp("base")
+    assert forks.fit(folder, *SMALL, "name=base").code == 0
+    return folder
+
+
+@pytest.fixture
+def place(base: Path, tmp_path: Path) -> Path:
+    """A copy of that folder, to go on in."""
+    shutil.copytree(base, tmp_path / "place")
+    return tmp_path / "place"
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file below a folder with the digest of its bytes, and every folder."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        for path in folder.rglob("*")
+    }
+
+
+REFUSED = {
+    "model": ["model.hidden=[64]"],
+    "another model": ["model=cnn"],
+    "data": ["data.batch_size=8"],
+    "optimizer": ["optimizer.lr=0.5"],
+    "another optimizer": ["optimizer=sgd"],
+    "schedule": ["scheduler=null"],
+    "seed": ["seed=1"],
+    "kernels": ["deterministic=true"],
+    "precision": ["precision.dtype=bf16"],
+    "clipping": ["precision.clip_norm=1.0"],
+    "accumulation": ["loop.grad_accum_steps=2"],
+    "batches": ["loop.limit_train_batches=5"],
+    "callbacks": ["+callbacks.ema._target_=trainer_cli.callbacks.ema.EMA"],
+    "parameter groups": ["+param_groups.bias.lr=0.1"],
+    "a refused one among free ones": ["loop.max_duration=30", "seed=1", "checkpoint.max_checkpoints=1"],
+    "one that was not allowed": ["seed=1", "model.dropout=0.5", "resume_allow=[seed]"],
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_change_leaves_the_run_byte_for_byte_as_it_was(base: Path, forks: Forks, case: str) -> None:
+    before = tree(base)
+    done = forks.fit(base, *SMALL, "name=base", *REFUSED[case])
+    assert done.code == 2, done.err
+    assert "train: error: the config differs from the one that runs/base was trained with" in done.err
+    assert "  refused  " in done.err
+    assert tree(base) == before
+
+
+FREE = [
+    "loop.max_duration=30", "loop.eval_interval=5", "loop.eval_steps=1", "loop.log_interval=3", "loggers=jsonl",
+    "logging.console=plain", "checkpoint.save_interval=7", "checkpoint.max_checkpoints=2", "checkpoint.digest=sha256",
+    "data.num_workers=1", "device=cpu", "load.states=[all]", "validate.folder=elsewhere",
+]  # fmt: skip
+
+
+def test_what_may_change_goes_on_at_once(place: Path, forks: Forks) -> None:
+    done = forks.fit(place, *SMALL, "name=base", *FREE)
+    assert done.code == 0, done.err
+    assert "resuming at step 20" in done.err
+    assert "finished at step 30" in done.out
+
+
+def rates(run: Path) -> dict[int, float]:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {record["step"]: record["train/lr"] for record in records if "train/lr" in record}
+
+
+def test_a_rate_that_is_allowed_is_the_one_that_a_new_run_would_have(place: Path, forks: Forks) -> None:
+    longer = [*SMALL, "loop.max_duration=30", "optimizer.lr=0.5"]
+    before = rates(place / "runs/base")
+    done = forks.fit(place, *longer, "name=base", "resume_allow=[optimizer.lr]")
+    assert done.code == 0, done.err
+    assert forks.fit(place, *longer, "name=new").code == 0
+    after, new = rates(place / "runs/base"), rates(place / "runs/new")
+    assert {step: rate for step, rate in after.items() if step <= 20} == before
+    assert {step: rate for step, rate in after.items() if step > 20} == {25: new[25], 30: new[30]}
+    assert new[30] > 0
+
+
+def test_another_name_and_the_weights_of_this_run_are_a_way_out(place: Path, forks: Forks) -> None:
+    refused: Done = forks.fit(place, *SMALL, "name=base", "optimizer.lr=0.5")
+    assert "name=OTHER" in refused.err
+    assert "ckpt=runs/base@latest" in refused.err
+    before = tree(place / "runs/base")
+    done = forks.fit(place, *SMALL, "name=other", "optimizer.lr=0.5", "ckpt=runs/base@latest")
+    assert done.code == 0, done.err
+    assert json.loads((place / "runs/other/summary.json").read_text())["step"] == 20
+    assert tree(place / "runs/base") == before
+
+
+COMPARE = """
+import sys
+from trainer_cli.cli.main import main
+code = main(["config", *sys.argv[1:]])
+assert "torch" not in sys.modules
+sys.exit(code)
+"""
+
+
+def compared(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", COMPARE, *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize(
+    "other", ["runs/base", "runs/base@latest", "runs/base/checkpoints/step10", "runs/base/config.yaml"]
+)
+def test_a_config_is_compared_with_that_of_a_run_or_checkpoint(base: Path, other: str) -> None:
+    before = tree(base)
+    done = compared(base, "--diff", other, *SMALL, "name=base", "optimizer.lr=0.5")
+    assert done.returncode == 0, done.stderr
+    old, _, *changes = done.stdout.splitlines()
+    assert old.startswith("# old: runs/base/")
+    assert old.endswith("config.yaml")
+    assert changes == ["optimizer.lr: 0.003 -> 0.5  # command line: optimizer.lr=0.5"]
+    assert tree(base) == before
+
+
+def test_a_checkpoint_that_is_not_there_or_whose_config_is_damaged_is_told(place: Path) -> None:
+    gone = compared(place, "--diff", "runs/base@step11")
+    assert (gone.returncode, gone.stdout) == (3, "")
+    assert "there is none (--diff). runs/base/checkpoints holds step0, step10, step20." in gone.stderr
+    with (place / "runs/base/checkpoints/step20/config.yaml").open("a") as file:
+        file.write("seed: 9\n")
+    damaged = compared(place, "--diff", "runs/base/checkpoints/step20")
+    assert (damaged.returncode, damaged.stdout) == (3, "")
+    assert "config.yaml" in damaged.stderr

@@ -1,0 +1,113 @@
+"""Every kind of stop under every kind of training: bit-identical to going straight through.
+
+The suite runs a cover in which each pair of choices meets at least once; `TRAIN_MATRIX=full` runs the whole product
+(scripts/faults). Augmentation, dropout and batch norm are on in all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+from compare import assert_same_run
+from forks import Forks
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "stop": (
+        "mid-epoch", "epoch-end", "killed-in-accumulation", "after-evaluation", "sigterm", "twice", "second-epoch",
+    ),
+    "workers": ("0", "1", "2"),
+    "accumulate": ("1", "3"),
+    "dtype": ("fp32", "bf16"),
+    "optimizer": ("sgd", "adamw"),
+    "ema": ("off", "on"),
+}  # fmt: skip
+Cell = tuple[str, ...]
+
+TRAINING = (
+    "experiment=digits",
+    "model.channels=[4,8,8]",
+    "loop.limit_train_batches=13",
+    "loop.max_duration=3ep",
+    "loop.eval_steps=2",
+    "checkpoint.save_interval=1ep",
+    "+callbacks.interrupt._target_=interrupts.Interrupt",
+)
+"""Three epochs of 13 batches: 13 steps each or, of three batches, 5, of which the last has one batch only."""
+CADENCE = {
+    "1": ("loop.eval_interval=8", "loop.log_interval=3", "checkpoint.ephemeral_save_interval=4"),
+    "3": ("loop.eval_interval=3", "loop.log_interval=2", "checkpoint.ephemeral_save_interval=2"),
+}
+OPTIMIZER = {"sgd": ("optimizer=sgd", "optimizer.lr=0.05"), "adamw": ()}
+EMA = ("+callbacks.ema._target_=trainer_cli.callbacks.ema.EMA", "+callbacks.ema.decay=0.9")
+STOPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "mid-epoch": {"1": ("SIGUSR1 train 6 0",), "3": ("SIGUSR1 train 2 0",)},
+    "epoch-end": {"1": ("SIGINT train 12 0",), "3": ("SIGINT train 4 0",)},
+    "killed-in-accumulation": {"1": ("SIGKILL train 10 0",), "3": ("SIGKILL train 3 1",)},
+    "after-evaluation": {"1": ("SIGKILL train 8 0",), "3": ("SIGKILL train 6 0",)},
+    "sigterm": {"1": ("SIGTERM train 9 0",), "3": ("SIGTERM train 3 2",)},
+    "twice": {"1": ("SIGTERM train 7 0", "SIGTERM train 8 0"), "3": ("SIGTERM train 2 0", "SIGTERM train 3 0")},
+    "second-epoch": {"1": ("SIGKILL train 21 0",), "3": ("SIGTERM train 8 0",)},
+}
+"""When each stop comes, by the number of batches in a step: `Interrupt`'s words, one for each process."""
+
+
+def cover() -> list[Cell]:
+    """Few cells in which each pair of choices meets at least once: greedily the one with most pairs still to come."""
+    everything = list(product(*CHOICES.values()))
+    left = {pair for cell in everything for pair in combinations(enumerate(cell), 2)}
+    chosen = []
+    while left:
+        best = max(everything, key=lambda cell: len(left.intersection(combinations(enumerate(cell), 2))))
+        chosen.append(best)
+        left.difference_update(combinations(enumerate(best), 2))
+    return chosen
+
+
+CELLS = list(product(*CHOICES.values())) if os.environ.get("TRAIN_MATRIX") == "full" else cover()
+
+
+@pytest.fixture(scope="module")
+def straight(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The run that was never stopped, without workers: their number must not show."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def get(*training: str) -> Path:
+        if training not in made:
+            folder = tmp_path_factory.mktemp("straight")
+            done = forks.fit(folder, *training, "data.num_workers=0", "run_dir=run")
+            assert done.code == 0, done.err
+            made[training] = folder / "run"
+        return made[training]
+
+    return get
+
+
+@pytest.mark.parametrize("cell", CELLS, ids="_".join)
+def test_stop_and_resume_equals_going_straight_through(
+    cell: Cell, forks: Forks, straight: Callable[..., Path], tmp_path: Path
+) -> None:
+    stop, workers, accumulate, dtype, optimizer, ema = cell
+    training = (
+        *TRAINING,
+        *CADENCE[accumulate],
+        *OPTIMIZER[optimizer],
+        f"loop.grad_accum_steps={accumulate}",
+        f"precision={dtype}",
+        *(EMA if ema == "on" else ()),
+    )
+    for interrupt in STOPS[stop][accumulate]:
+        stopped = forks.fit(tmp_path, *training, f"data.num_workers={workers}", "run_dir=run", INTERRUPT=interrupt)
+        assert stopped.code == (-9 if interrupt.startswith("SIGKILL") else 75), stopped.err
+    resumed = forks.fit(tmp_path, *training, f"data.num_workers={workers}", "run_dir=run")
+    assert resumed.code == 0, resumed.err
+    assert_same_run(tmp_path / "run", straight(*training))
+
+
+def test_the_cover_holds_every_pair_of_choices() -> None:
+    met = {pair for cell in cover() for pair in combinations(enumerate(cell), 2)}
+    for (first, ones), (second, others) in combinations(enumerate(CHOICES.values()), 2):
+        assert all(((first, one), (second, other)) in met for one in ones for other in others)

@@ -1,0 +1,129 @@
+"""A sweep of real runs that meets failures, kills and signals is finished by the same command again."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import CODE, PROJECT, Running, hold, make_project, names, running, train
+from forks import Forks
+
+BREAKS = """
+class Line(torch.nn.Module):
+    def __init__(self, width=8, dropout=0.2):
+        if os.path.exists(f"broken-{width}"):
+            raise RuntimeError("the line is broken")
+"""
+SWEEP = (
+    "fit", "-m", "experiment=mine", "model.width=4,5,6", "seed=range(1,3)", "loggers=jsonl",
+    "loop.max_duration=20", "checkpoint.ephemeral_save_interval=3",
+)  # fmt: skip
+KEYS = [f"model.width={width},seed={seed}" for width in (4, 5, 6) for seed in (1, 2)]
+
+
+def summary(project: Path, key: str) -> dict[str, Any]:
+    """What the job says of itself; empty before it has."""
+    file = project / "runs/mine/sweep" / key / "summary.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return found
+
+
+def told(project: Path, column: str) -> dict[str, str]:
+    """KEY -> what sweep.csv has in that column, in its order."""
+    with (project / "runs/mine/sweep/sweep.csv").open() as file:
+        return {row["KEY"]: row[column] for row in csv.DictReader(file)}
+
+
+def until_a_job_was_told(sweep: Running) -> None:
+    """Wait until a job says that it has heard the signal."""
+    assert sweep.process.stderr is not None
+    assert any(line.startswith("SIGTERM: stopping after this step") for line in sweep.process.stderr)
+
+
+@pytest.mark.timeout(400)
+def test_six_jobs_of_which_one_fails_and_one_is_killed_are_finished_by_the_same_command_again(tmp_path: Path) -> None:
+    broken = CODE.replace("class Line(torch.nn.Module):\n    def __init__(self, width=8, dropout=0.2):\n", BREAKS[1:])
+    assert broken != CODE
+    project = make_project(tmp_path, **{"mine/parts.py": broken})
+    (project / "broken-5").touch()
+    held = hold(project, "train")
+    killed = KEYS[0]
+    with running(*SWEEP, "--jobs", "2", cwd=project) as sweep:
+        run = project / "runs/mine/sweep" / killed
+        sweep.wait_for(lambda: (run / "checkpoints/step6/manifest.json").exists(), "saving step 6")
+        # What becomes of the YAML now is no matter to jobs that have not begun.
+        (project / "configs/model/line.yaml").write_text("][")
+        (project / "broken-5").rename(project / "broken-6")
+        os.kill(summary(project, killed)["attempts"][0]["pid"], signal.SIGKILL)
+        held.unlink()
+        first = sweep.end()
+    assert first.code == 1, first.err
+    assert list(told(project, "status").values()) == ["killed", *["finished"] * 3, "failed", "failed"]
+    assert told(project, "reason")[killed] == "signal 9"
+    assert f"[{KEYS[1]}] committed step 20" in first.err
+    assert f"[{KEYS[4]}] RuntimeError: the line is broken" in first.err
+    (project / "configs/model/line.yaml").write_text(PROJECT["configs/model/line.yaml"])
+    (project / "broken-6").unlink()
+
+    again = train(*SWEEP, cwd=project)
+    assert again.code == 0, again.err
+    assert "resuming at step 6 from step6" in again.err
+    assert list(told(project, "status")) == KEYS
+    assert set(told(project, "status").values()) == {"finished"}
+    assert [len(summary(project, key)["attempts"]) for key in KEYS] == [2, 1, 1, 1, 1, 1]
+    for key in KEYS:
+        ends = summary(project, key)
+        assert ends["step"] == 20
+        assert float(told(project, "best val/loss")[key]) == ends["best_metrics"]["val/loss"]["value"]
+        assert float(told(project, "last val/far")[key]) == ends["last_metrics"]["val/far"]
+        assert names(project / told(project, "run_dir")[key] / "checkpoints")[-1] == "step20"
+    table = [line.split() for line in again.out[again.out.rindex("model.width") :].splitlines()[1:7]]
+    assert [[cell for cell in line if cell != "*"][:4] for line in table] == [
+        [width, seed, "finished", "20"] for width in "456" for seed in "12"
+    ]
+
+
+@pytest.mark.timeout(400)
+def test_a_stopped_sweep_and_one_whose_parent_is_killed_go_on(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    two = ("fit", "-m", "experiment=mine", "seed=1,2", "loggers=jsonl", "loop.max_duration=20")
+    held = hold(project, "train")
+    with running(*two, cwd=project) as sweep:
+        sweep.reach("train")
+        sweep.signal(signal.SIGTERM)
+        until_a_job_was_told(sweep)
+        held.unlink()
+        stopped = sweep.end()
+    assert stopped.code == 75, stopped.err
+    assert list(told(project, "status").values()) == ["stopped", "not begun"]
+    at = summary(project, "seed=1")["step"]
+    assert names(project / "runs/mine/sweep/seed=1/checkpoints")[-1] == f"step{at}"
+
+    held = hold(project, "train")
+    with running(*two, cwd=project) as sweep:
+        sweep.reach("train")
+        sweep.signal(signal.SIGKILL)
+        until_a_job_was_told(sweep)
+        held.unlink()
+        # The job holds the other end of our pipes until it has ended too.
+        assert sweep.end().code == -signal.SIGKILL
+    assert (summary(project, "seed=1")["status"], summary(project, "seed=1")["reason"]) == ("stopped", "SIGTERM")
+
+    last = train(*two, cwd=project)
+    assert last.code == 0, last.err
+    assert list(told(project, "status").values()) == ["finished", "finished"]
+    assert list(told(project, "attempts").values()) == ["3", "1"]
+
+
+def test_the_traceback_of_a_training_that_failed_is_in_its_log(tmp_path: Path, forks: Forks) -> None:
+    broken = CODE.replace("        x, y = batch\n", "        raise RuntimeError('no line through these')\n")
+    project = make_project(tmp_path, **{"mine/parts.py": broken})
+    assert forks.fit(project, "experiment=mine").code == 1
+    log = (project / "runs/mine/train.log").read_text()
+    assert "Traceback (most recent call last):" in log
+    assert "RuntimeError: no line through these" in log

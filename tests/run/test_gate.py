@@ -1,0 +1,76 @@
+"""The gate before a resume: what is told of a changed config, and how it says to go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.config.compose import Change, Composed, compose, diff
+from trainer_cli.errors import ConfigError
+from trainer_cli.run.resume import refuse_changes
+
+BASE = ["experiment=digits_mlp"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def old() -> Composed:
+    return compose(BASE, cwd=ROOT)
+
+
+def told(old: Composed, *changes: str) -> str:
+    """What the gate says of these changes; nothing where it lets them pass."""
+    new = compose([*BASE, *changes], cwd=ROOT)
+    return said(diff(old.raw, new.raw), new)
+
+
+def said(changes: list[Change], new: Composed) -> str:
+    try:
+        refuse_changes(changes, new.config.resume_allow, Path("runs/x"), new.origins)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_the_table_tells_each_change_where_it_comes_from_and_whether_it_may_be(old: Composed) -> None:
+    lines = told(old, "optimizer=sgd", "optimizer.lr=0.5", "~model.dropout", "loop.max_duration=30").splitlines()
+    assert lines[0] == "the config differs from the one that runs/x was trained with:"
+    verdicts = [line.split()[0] for line in lines[1:-1]]
+    assert verdicts == ["refused"] * (len(verdicts) - 1) + ["may"]
+    (lr,) = [line for line in lines if " optimizer.lr " in line]
+    assert lr.split("  ")[1] == "refused"
+    assert "0.003 -> 0.5" in lr
+    assert lr.endswith("command line: optimizer.lr=0.5")
+    (momentum,) = [line for line in lines if " optimizer.momentum " in line]
+    assert "(not set) -> 0.9" in momentum
+    assert momentum.endswith("configs/optimizer/sgd.yaml:5")
+    (betas,) = [line for line in lines if " optimizer.betas " in line]
+    assert betas.endswith("command line: optimizer=sgd")
+    (dropout,) = [line for line in lines if " model.dropout " in line]
+    assert dropout.endswith("command line: ~model.dropout")
+    assert lines[-2].startswith("  may change (where the run ends)")
+
+
+def test_the_ways_out_are_named(old: Composed) -> None:
+    text = told(old, "optimizer.lr=0.5", "seed=3", "loop.log_interval=7")
+    assert "add 'resume_allow=[seed,optimizer.lr]'" in text
+    assert "name=OTHER" in text
+    assert "ckpt=runs/x@latest" in text
+
+
+def test_what_may_change_passes_in_silence(old: Composed) -> None:
+    assert told(old, "loop.max_duration=30", "data.num_workers=2", "loggers=none", "device=cpu", "name=y") == ""
+
+
+@pytest.mark.parametrize("change", ["optimizer.lr=0.5", "~model.dropout", "optimizer=sgd", "seed=4", "scheduler=null"])
+def test_the_way_out_that_is_named_is_one(old: Composed, change: str) -> None:
+    way_out = told(old, change).partition("add '")[2].partition("'")[0]
+    assert told(old, change, way_out) == ""
+
+
+def test_a_key_that_needs_quotes_is_named_in_quotes(old: Composed) -> None:
+    changes = [Change(("param_groups", "*{norm,bias}*", "lr"), 0.1, 0.2), Change(("seed",), 0, 1)]
+    way_out = said(changes, old).partition("add '")[2].partition("'")[0]
+    assert way_out == 'resume_allow=["param_groups.*{norm,bias}*.lr",seed]'
+    assert said(changes, compose([*BASE, way_out], cwd=ROOT)) == ""

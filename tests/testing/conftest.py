@@ -1,0 +1,73 @@
+"""The check of a project that the tests plant faults in; its processes are forked, on any system."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.config.compose import compose
+from trainer_cli.testing.processes import Forked, Run
+from trainer_cli.testing.report import Report
+from trainer_cli.testing.resume import check_resume
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sound import EXPERIMENT, SOUND, Check
+
+
+class In:
+    """Runs probes in one folder by processes that many tests share."""
+
+    def __init__(self, forked: Forked, cwd: Path) -> None:
+        self._forked, self._cwd = forked, cwd
+
+    def __call__(self, plan: Path, output: Path) -> int:
+        return self._forked.run_in(self._cwd, plan, output)
+
+    def close(self) -> None:
+        """They go on for the next test."""
+
+
+@pytest.fixture(scope="session")
+def run_in() -> Iterator[Callable[[Path], Run]]:
+    """For a folder, what runs a probe there."""
+    forked = Forked(Path.cwd())
+    yield partial(In, forked)
+    forked.close()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes the project with more code in it, and returns its folder."""
+
+    def make(code: str) -> Path:
+        (tmp_path / "project/configs/experiment").mkdir(parents=True)
+        (tmp_path / "project/configs/experiment/mine.yaml").write_text(EXPERIMENT)
+        (tmp_path / "project/parts.py").write_text(SOUND + code)
+        return tmp_path / "project"
+
+    return make
+
+
+@pytest.fixture
+def check(
+    project: Callable[[str], Path], run_in: Callable[[Path], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Check]:
+    """The check of that project; nothing of it may be left in the temporary folder, nor in the project's runs."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+
+    def of(code: str = "", *overrides: str, steps: int = 12) -> Report:
+        folder = project(code)
+        monkeypatch.chdir(folder)
+        return check_resume(compose(["experiment=mine", *overrides]), steps=steps, run=run_in(folder))
+
+    yield of
+    assert not list(scratch.iterdir())
+    assert not (tmp_path / "project/runs").exists()

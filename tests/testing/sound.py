@@ -1,0 +1,57 @@
+"""A user's project whose resume is exact; the tests add faults to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trainer_cli.testing.report import Report
+
+Check = Callable[..., Report]
+"""The check of that project with this code added, and these overrides."""
+
+SOUND = '''
+import random, time
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer_cli import Callback
+
+
+class Points(torch.utils.data.Dataset):
+    """Points of a line; augmented by noise that is drawn for each sample."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        x = torch.tensor([index / 40, 1.0]) + 0.1 * torch.rand(2)
+        return x, x.sum() * 3
+
+
+class Data:
+    def __init__(self):
+        self.train, self.val = Points(), Points()
+
+
+class Line(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(2, 8), nn.Linear(8, 1)
+        self.dropout = nn.Dropout(0.2)
+
+    def guess(self, x):
+        return self.out(self.dropout(torch.relu(self.hidden(x)))).squeeze(1)
+
+    def forward(self, batch):
+        x, y = batch
+        return {"loss": ((self.guess(x) - y) ** 2).mean()}
+'''
+
+EXPERIMENT = """# @package _global_
+model: {_target_: parts.Line}
+data: {_target_: parts.Data, batch_size: 4}
+optimizer: {_target_: torch.optim.Adam, lr: 0.01}
+loop: {max_duration: 100st}
+"""

@@ -1,0 +1,103 @@
+"""Digests tell every bit apart, and see what objects hide; what cannot be compared is left out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from trainer_cli.testing.digests import Digests
+
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "one bit of a tensor": (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0 + 2**-22])),
+    "its type": (torch.zeros(2, dtype=torch.float16), torch.zeros(2, dtype=torch.bfloat16)),
+    "its shape": (torch.zeros(2, 3), torch.zeros(3, 2)),
+    "the sign of zero": (torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])),
+    "a scalar": (torch.tensor(1.0), torch.tensor(1.0 + 2**-23)),
+    "a sparse tensor": (torch.eye(2).to_sparse(), (2 * torch.eye(2)).to_sparse()),
+    "an array": (np.arange(3), np.arange(3) + 1),
+    "a number": (1, 2),
+    "true and one": (True, 1),
+    "a text": ("a" * 200, "a" * 199 + "b"),
+    "a list": ([1, 2], [2, 1]),
+    "a mapping of tensors": ({"a": torch.zeros(3)}, {"a": torch.ones(3)}),
+    "a generator of torch": (torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)),
+    "a generator of python": (random.Random(1), random.Random(2)),
+    "a generator of numpy": (np.random.default_rng(1), np.random.default_rng(2)),
+    "an old generator of numpy": (np.random.RandomState(1), np.random.RandomState(2)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_differs_has_another_digest(name: str) -> None:
+    digests = Digests()
+    one, other = (digests.one(value) for value in PAIRS[name])
+    assert one is not None
+    assert one != other
+    assert one == digests.one(PAIRS[name][0])
+
+
+def test_a_set_has_one_digest_whatever_its_order() -> None:
+    assert Digests().one({"b", "a", "c"}) == Digests().one({"c", "b", "a"})
+
+
+@pytest.mark.parametrize("value", [len, nn.Linear, object(), [print]], ids=str)
+def test_what_has_no_value_has_no_digest(value: Any) -> None:
+    assert Digests().one(value) is None
+
+
+def test_the_leaves_of_a_tree_have_names() -> None:
+    tree = {"x": torch.zeros(2), "y": [1, (2, "three")]}
+    assert list(dict(Digests().tree(tree, "batch"))) == ["batch.x", "batch.y[0]", "batch.y[1][0]", "batch.y[1][1]"]
+
+
+def test_a_tensor_that_was_changed_in_place_is_read_again() -> None:
+    model = nn.Linear(2, 2)
+    model.running = torch.zeros(3)
+    digests = Digests()
+    before = dict(digests.of_model(model))
+    assert dict(digests.of_model(model)) == before
+    model.running[0] = 1
+    after = dict(digests.of_model(model))
+    assert [name for name in before if before[name] != after[name]] == ["model.running"]
+
+
+def test_what_training_turns_on_and_off_is_seen() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    before = dict(Digests().of_model(model))
+    model[0].weight.requires_grad = False
+    model[1].eval()
+    after = dict(Digests().of_model(model))
+    changed = [name for name in before if before[name] != after[name]]
+    assert changed == ["model.1.training", "model.0.weight.requires_grad"]
+
+
+def test_a_users_object_is_looked_into(users_module: Callable[[str], Any]) -> None:
+    parts = users_module("class Noise:\n    def __init__(self):\n        self.count = 3\n        self.me = self\n")
+    model = nn.Linear(1, 1)
+    model.noise = parts.Noise()
+    assert dict(Digests().of_model(model))["model.noise.count"] == "3"
+
+
+def test_globals_of_a_users_module_are_seen(users_module: Callable[[str], Any]) -> None:
+    parts = users_module("import os\nfetched = 1\ndef f(): pass\n")
+    parts.fetched += 1
+    assert dict(Digests().of_modules())[f"{parts.__name__}.fetched"] == "2"
+
+
+@pytest.fixture
+def users_module(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """A module of the user's, with this code."""
+
+    def make(code: str) -> Any:
+        (tmp_path / "users_parts.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(__import__("sys").modules, "users_parts", raising=False)
+        return __import__("users_parts")
+
+    return make

@@ -1,0 +1,79 @@
+"""Processes of a check: how they end is told, and none outlives the check."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.config.compose import compose
+from trainer_cli.testing.freeze import freeze
+from trainer_cli.testing.plan import Plan
+from trainer_cli.testing.processes import Forked, Fresh, Run
+
+ENDLESS = """
+class Endless(Line):
+    def forward(self, batch):
+        import os
+        with open("pid.part", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename("pid.part", "pid")
+        while True:
+            time.sleep(0.01)
+"""
+KINDS = pytest.mark.parametrize("kind", [Forked, Fresh])
+
+
+def plan_of(folder: Path, *overrides: str) -> Path:
+    """The plan of one straight process."""
+    config = freeze(compose(["experiment=mine", *overrides], cwd=folder), folder, steps=6, plan=folder / "plan")
+    Plan(config, folder / "trace").write(folder / "plan")
+    return folder / "plan"
+
+
+def is_alive(pid: int) -> bool:
+    """True while a process, even one that nobody has waited for yet, is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@KINDS
+def test_a_process_tells_how_it_ended_and_what_it_said(
+    kind: Callable[[Path], Run], project: Callable[[str], Path]
+) -> None:
+    folder = project("class Picky(Line):\n    def __init__(self):\n        raise ValueError('not so')\n")
+    run = kind(folder)
+    try:
+        assert run(plan_of(folder, "model._target_=parts.Picky"), folder / "mistake") == 2
+        assert "not so" in (folder / "mistake").read_text()
+        assert run(plan_of(folder), folder / "output") == 0
+        assert "finished at step 6" in (folder / "output").read_text()
+    finally:
+        run.close()
+
+
+@KINDS
+def test_closing_kills_what_still_runs(kind: Callable[[Path], Run], project: Callable[[str], Path]) -> None:
+    folder = project(ENDLESS)
+    run = kind(folder)
+    codes: list[int] = []
+    plan = plan_of(folder, "model._target_=parts.Endless")
+    thread = threading.Thread(target=lambda: codes.append(run(plan, folder / "output")))
+    thread.start()
+    until = time.monotonic() + 100
+    while not (folder / "pid").exists():
+        assert time.monotonic() < until, (folder / "output").read_text()
+        time.sleep(0.01)
+    run.close()
+    thread.join(100)
+    assert codes == [-9]
+    while is_alive(int((folder / "pid").read_text())):
+        assert time.monotonic() < until
+        time.sleep(0.01)

@@ -1,0 +1,211 @@
+"""A resume check finds each planted fault, and names the first step, the state, the likely cause and the cure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from sound import Check
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A user's code with a fault in it, and what must be said of it."""
+
+    code: str
+    overrides: tuple[str, ...]
+    state: str
+    cause: str
+    cure: str
+
+
+FAULTS = {
+    "a dataset that is random at construction, unseeded": Fault(
+        """
+class Noisy(Points):
+    def __init__(self):
+        self.noise = np.random.default_rng().normal(size=40)
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, y + float(self.noise[index])
+
+
+class Random(Data):
+    def __init__(self):
+        self.train, self.val = Noisy(), Points()
+""",
+        ("data._target_=parts.Random",),
+        "batch[1]",
+        "not seeded, numpy.random.default_rng() at parts.py:",
+        "Seed it",
+    ),
+    "a module with a python counter": Fault(
+        """
+class Counting(Line):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def guess(self, x):
+        self.calls += self.training
+        return super().guess(x) * (1 + self.calls / 100)
+""",
+        ("model._target_=parts.Counting",),
+        "model.calls (a python attribute): 1 in the straight run, 0 here",
+        "no checkpoint holds it",
+        "register_buffer",
+    ),
+    "a callback without state": Fault(
+        """
+class Cooling(Callback):
+    def __init__(self):
+        self.steps = 0
+
+    def on_after_optimizer_step(self, trainer, model, optimizer):
+        self.steps += 1
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 / self.steps
+""",
+        ("+callbacks.cooling._target_=parts.Cooling",),
+        "callbacks.cooling.steps (an attribute of a callback)",
+        "no checkpoint holds it",
+        "state_dict()",
+    ),
+    "an optimizer with hidden state": Fault(
+        """
+class Heavy(torch.optim.SGD):
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.velocity = {}
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.velocity[p] = p.grad = p.grad + 0.5 * self.velocity.get(p, 0)
+        return super().step(closure)
+""",
+        ("optimizer._target_=parts.Heavy",),
+        "optimizer.velocity (an attribute of the optimizer)",
+        "no checkpoint holds it",
+        "self.state[parameter]",
+    ),
+    "an augmentation that depends on the worker": Fault(
+        """
+class Sharded(Points):
+    def __getitem__(self, index):
+        info = torch.utils.data.get_worker_info()
+        x, y = super().__getitem__(index)
+        return (x, y) if info is None else (x * (1 + info.id), y)
+
+
+class ByWorker(Data):
+    def __init__(self):
+        self.train, self.val = Sharded(), Points()
+""",
+        ("data._target_=parts.ByWorker", "data.num_workers=2"),
+        "batch[0]",
+        "with data.num_workers=0 all is exact, torch.utils.data.get_worker_info() at parts.py:",
+        "function of its index",
+    ),
+    "dropout from a generator that is not saved": Fault(
+        """
+class OwnDropout(Line):
+    def __init__(self):
+        super().__init__()
+        self.rng = torch.Generator().manual_seed(1)
+
+    def guess(self, x):
+        keep = torch.rand(x.shape, generator=self.rng) > 0.2
+        return super().guess(x * keep if self.training else x)
+""",
+        ("model._target_=parts.OwnDropout",),
+        "model.rng (a random generator)",
+        "no checkpoint holds it",
+        "get_extra_state",
+    ),
+    "dropout from a generator that is not seeded": Fault(
+        """
+class OwnDropout(Line):
+    def __init__(self):
+        super().__init__()
+        self.rng = torch.Generator()
+        self.rng.seed()
+
+    def guess(self, x):
+        keep = torch.rand(x.shape, generator=self.rng) > 0.2
+        return super().guess(x * keep if self.training else x)
+""",
+        ("model._target_=parts.OwnDropout",),
+        "model.rng (a random generator)",
+        "not seeded, torch.Generator.seed() at parts.py:",
+        "Seed it",
+    ),
+    "code that depends on the clock": Fault(
+        """
+class Hurried(Line):
+    def guess(self, x):
+        return super().guess(x) * (1 + time.perf_counter() % 1)
+""",
+        ("model._target_=parts.Hurried",),
+        "loss",
+        "depends on the clock, time.perf_counter() at parts.py:",
+        "Count steps",
+    ),
+    "numbers that follow the order of a set": Fault(
+        """
+class Vocabulary(Points):
+    def __init__(self):
+        self.numbers = {word: n for n, word in enumerate({f"word{n}" for n in range(40)})}
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, y + self.numbers[f"word{index}"]
+
+
+class Worded(Data):
+    def __init__(self):
+        self.train, self.val = Vocabulary(), Points()
+""",
+        ("data._target_=parts.Worded",),
+        "data.train.numbers (an attribute of the data)",
+        "differs from one process to the next",
+        "from the seed and the config alone",
+    ),
+    "a loader that shuffles by itself": Fault(
+        """
+class Shuffled:
+    def __init__(self):
+        self.points, self.rng = Points(), random.Random(0)
+
+    def __len__(self):
+        return 10
+
+    def __iter__(self):
+        order = list(range(40))
+        self.rng.shuffle(order)
+        for start in range(0, 40, 4):
+            yield torch.utils.data.default_collate([self.points[i] for i in order[start : start + 4]])
+
+
+class ByItself(Data):
+    def __init__(self):
+        self.train, self.val = Shuffled(), Points()
+""",
+        ("data._target_=parts.ByItself", "~data.batch_size"),
+        "data.train.rng (a random generator)",
+        "no checkpoint holds it",
+        "dataset instead of the loader",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_and_named(name: str, check: Check) -> None:
+    fault = FAULTS[name]
+    report = check(fault.code, *fault.overrides)
+    assert not report.exact
+    assert report.finding is not None
+    assert fault.state in report.finding.cause.state
+    assert fault.cause in report.finding.cause.cause
+    assert fault.cure in report.finding.cause.cure

@@ -1,0 +1,96 @@
+"""Two traces: where they first differ, and what of the hidden had differed just before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.testing.trace import Kind, Record, Trace, Writer, differences, read, told
+
+STRAIGHT = Trace(
+    [
+        record
+        for step in range(4)
+        for record in (
+            Record(Kind.state, step, 0, {"model.weight": f"w{step}"}),
+            Record(Kind.hidden, step, 0, {"model.calls": str(step)}),
+            Record(Kind.batch, step, 1, {"batch[0]": f"b{step}"}),
+            Record(Kind.loss, step, 1, {"loss": f"l{step}"}),
+        )
+    ]
+)
+
+
+def changed(begin: int, kind: Kind, step: int, value: str = "other") -> Trace:
+    """The straight trace from a record on, with one value changed."""
+    records = [
+        Record(one.kind, one.step, one.batch, dict.fromkeys(one.values, value))
+        if (one.kind, one.step) == (kind, step)
+        else one
+        for one in STRAIGHT.records[begin:]
+    ]
+    return Trace(records)
+
+
+@pytest.mark.parametrize("begin", [0, 4, 8])
+def test_equal_traces_have_no_difference(begin: int) -> None:
+    assert not list(differences(STRAIGHT, Trace(STRAIGHT.records[begin:]), resumed=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "moment", "at_step"),
+    [
+        (Kind.state, 1, "as restored, before step 2", 2),
+        (Kind.state, 2, "after step 2", 2),
+        (Kind.batch, 1, "step 2, batch", 2),
+        (Kind.loss, 3, "step 4, loss", 4),
+    ],
+)
+def test_a_difference_says_when(kind: Kind, step: int, moment: str, at_step: int) -> None:
+    difference = told(differences(STRAIGHT, changed(4, kind, step), resumed=True))
+    assert difference is not None
+    assert (difference.moment, difference.at_step) == (moment, at_step)
+
+
+def test_hidden_things_alone_are_no_verdict() -> None:
+    assert told(differences(STRAIGHT, changed(4, Kind.hidden, 2), resumed=True)) is None
+
+
+def test_a_difference_comes_with_the_hidden_one_of_its_step() -> None:
+    other = changed(4, Kind.loss, 2)
+    hidden = changed(4, Kind.hidden, 2, "0")
+    both = Trace([h if h.kind is Kind.hidden else o for h, o in zip(hidden.records, other.records, strict=True)])
+    difference = told(differences(STRAIGHT, both, resumed=True))
+    assert difference is not None
+    assert [(value.name, value.straight, value.found) for value in difference.hidden] == [("model.calls", "2", "0")]
+
+
+def test_a_moment_that_is_missing_is_a_difference() -> None:
+    other = Trace([record for record in STRAIGHT.records if (record.kind, record.step) != (Kind.batch, 2)])
+    difference = told(differences(STRAIGHT, other, resumed=False))
+    assert difference is not None
+    assert difference.values[0].name == "what happens"
+    assert (difference.kind, difference.step) == (Kind.loss, 2)
+
+
+def test_what_is_ignored_does_not_differ() -> None:
+    assert told(differences(STRAIGHT, changed(0, Kind.loss, 2), resumed=False, ignored={"loss"})) is None
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "trace")
+    writer.facts(device="cpu")
+    writer.record(Kind.loss, 3, 1, {"loss": "1.0"})
+    writer.stopped(step=3)
+    writer.close()
+    with (tmp_path / "trace").open("a") as file:
+        file.write('{"kind": "loss", "st')
+    found = read(tmp_path / "trace")
+    assert list(found.records) == [Record(Kind.loss, 3, 1, {"loss": "1.0"})]
+    assert (found.facts, found.stopped) == ({"device": "cpu"}, {"step": 3})
+    assert found.last_step == 4
+
+
+def test_a_process_that_wrote_nothing_has_an_empty_trace(tmp_path: Path) -> None:
+    assert read(tmp_path / "none") == Trace([])

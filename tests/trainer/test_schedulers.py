@@ -1,0 +1,255 @@
+"""Schedulers: by name, all of torch's gone on with exactly, settings of the config and positions of the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Line, StopAt, everything, loader, same, trainer
+from torch.optim import lr_scheduler as lr
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.checkpoint.format.codec import UnsavableState
+from trainer_cli.errors import UserError
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.schedulers import Schedulers, by_name
+from trainer_cli.trainer.schedules import WarmupCosine
+
+
+class Halving:
+    """A factor with a memory of its own."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, step: int) -> float:
+        self.calls += 1
+        return 0.5 ** (self.calls // 3)
+
+
+TORCHS: dict[str, Any] = {
+    "LambdaLR of a function": lambda o: lr.LambdaLR(o, lambda step: 1 / (step + 1)),
+    "LambdaLR of an object": lambda o: lr.LambdaLR(o, Halving()),
+    "MultiplicativeLR": lambda o: lr.MultiplicativeLR(o, lambda step: 0.9),
+    "StepLR": lambda o: lr.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr.MultiStepLR(o, [2, 3, 7]),
+    "ConstantLR": lambda o: lr.ConstantLR(o, total_iters=5),
+    "LinearLR": lambda o: lr.LinearLR(o, total_iters=6),
+    "ExponentialLR": lambda o: lr.ExponentialLR(o, 0.8),
+    "PolynomialLR": lambda o: lr.PolynomialLR(o, 7),
+    "CosineAnnealingLR": lambda o: lr.CosineAnnealingLR(o, 5),
+    "CosineAnnealingWarmRestarts": lambda o: lr.CosineAnnealingWarmRestarts(o, 2, 2),
+    "CyclicLR": lambda o: lr.CyclicLR(o, 0.01, 0.2, step_size_up=2),
+    "OneCycleLR": lambda o: lr.OneCycleLR(o, 0.2, total_steps=12),
+    "SequentialLR": lambda o: lr.SequentialLR(o, [lr.LinearLR(o, total_iters=3), lr.ExponentialLR(o, 0.7)], [5]),
+    "ChainedScheduler": lambda o: lr.ChainedScheduler([lr.LinearLR(o, total_iters=6), lr.ExponentialLR(o, 0.9)]),
+}
+
+
+class Rates(Callback):
+    """Writes down the learning rate that each step is made with."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, float] = {}
+
+    def on_before_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
+        self.of[trainer.progress.step + 1] = float(optimizer.param_groups[0]["lr"])
+
+
+def _sgd(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def _fit(folder: Path, schedulers: Any, *callbacks: Callback, length: int = 9) -> Any:
+    made = trainer(
+        Line,
+        optimizer=_sgd,
+        schedulers=schedulers,
+        callbacks=callbacks,
+        settings={"max_duration": length},
+        checkpoint=CheckpointerCallback(folder),
+    )
+    made.fit(loader())
+    return made
+
+
+@pytest.mark.parametrize("stop", [1, 4, 6])
+@pytest.mark.parametrize("kind", TORCHS)
+def test_every_scheduler_of_torch_goes_on_bit_for_bit(tmp_path: Path, kind: str, stop: int) -> None:
+    straight = _fit(tmp_path / "straight", TORCHS[kind])
+    _fit(tmp_path / "parts", TORCHS[kind], StopAt(stop))
+    resumed = _fit(tmp_path / "parts", TORCHS[kind])
+    assert resumed.loaded_step == stop
+    assert same(everything(straight), everything(resumed)) == []
+
+
+SEVERAL = {
+    "warm": lambda o: lr.LinearLR(o, total_iters=4),
+    "off": None,
+    "decay": lambda o: lr.ExponentialLR(o, 0.9),
+    "ours": lambda o: WarmupCosine(o, 9, warmup=2),
+    "last": lambda o: lr.ExponentialLR(o, 0.5),
+}
+
+
+def test_several_step_once_each_in_their_order_and_go_on_bit_for_bit(tmp_path: Path) -> None:
+    rates, more = Rates(), Rates()
+    straight = _fit(tmp_path / "straight", SEVERAL, rates)
+    assert list(straight.checkpoint_state()["schedulers"]) == ["warm", "decay", "ours", "last"]
+    _fit(tmp_path / "parts", SEVERAL, StopAt(4))
+    resumed = _fit(tmp_path / "parts", SEVERAL, more)
+    assert same(everything(straight), everything(resumed)) == []
+    assert more.of == {step: rate for step, rate in rates.of.items() if step > 4}
+
+
+def test_names_are_given_to_those_that_have_none() -> None:
+    assert list(by_name(3)) == ["scheduler"]
+    assert list(by_name([1, None, 2])) == ["scheduler", "scheduler_2"]
+    assert list(by_name({"a": 1, "b": None})) == ["a"]
+    assert by_name(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (None, "decay: not in this training"),
+        (TORCHS["StepLR"], "scheduler: missing in the checkpoint"),
+        ({"decays": TORCHS["ExponentialLR"]}, "decay: not in this training. Did you mean 'decays'?"),
+        ({"decay": TORCHS["StepLR"]}, r"decay: it is a torch.optim.lr_scheduler.StepLR, but the checkpoint has a"),
+        (
+            {"decay": TORCHS["ExponentialLR"], "more": TORCHS["StepLR"]},
+            "more: missing in the checkpoint",
+        ),
+    ],
+)
+def test_what_does_not_fit_by_name_or_kind_is_in_the_table(tmp_path: Path, now: Any, said: str) -> None:
+    _fit(tmp_path, {"decay": TORCHS["ExponentialLR"]}, length=1)
+    with pytest.raises(UserError) as caught:
+        _fit(tmp_path, now)
+    assert f"schedulers  {said}" in str(caught.value) or f"            {said}" in str(caught.value)
+
+
+def test_checkpoints_of_before_schedulers_had_names_stay_readable(tmp_path: Path) -> None:
+    class AsBefore(Callback):
+        def postprocess_checkpoint(self, trainer: Any, state: dict[str, Any]) -> None:
+            state["schedulers"] = [one["state"] for one in state["schedulers"].values()]
+
+    straight = _fit(tmp_path / "straight", TORCHS["OneCycleLR"])
+    _fit(tmp_path / "parts", TORCHS["OneCycleLR"], AsBefore(), StopAt(4))
+    assert same(everything(straight), everything(_fit(tmp_path / "parts", TORCHS["OneCycleLR"]))) == []
+    _fit(tmp_path / "one", TORCHS["OneCycleLR"], AsBefore(), StopAt(4))
+    with pytest.raises(UserError, match="schedulers  the checkpoint has 1, but here are 2"):
+        _fit(tmp_path / "one", [TORCHS["OneCycleLR"], TORCHS["StepLR"]])
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda steps: lambda o: WarmupCosine(o, steps, warmup=2),
+        lambda steps: lambda o: lr.OneCycleLR(o, 0.2, total_steps=steps),
+        lambda steps: lambda o: lr.LambdaLR(o, lambda step: 1 - step / steps),
+    ],
+    ids=["WarmupCosine", "OneCycleLR", "LambdaLR"],
+)
+def test_a_longer_training_goes_on_along_the_schedule_of_the_new_length(tmp_path: Path, made: Any) -> None:
+    """Settings are those of the config now, the position is the checkpoint's."""
+    rates, whole = Rates(), Rates()
+    _fit(tmp_path / "a", made(6), length=6)
+    assert _fit(tmp_path / "a", made(14), rates, length=14).loaded_step == 6
+    _fit(tmp_path / "b", made(14), whole, length=14)
+    # Torch's own set a rate only as they step, so the first step after the change is still made with the old one.
+    assert {step: rates.of[step] for step in range(8, 15)} == {step: whole.of[step] for step in range(8, 15)}
+
+
+def test_a_hard_stop_changes_nothing_of_what_a_schedule_sees(tmp_path: Path) -> None:
+    rates, whole = Rates(), Rates()
+    settings: dict[str, Any] = {"max_duration": 9, "hard_stop": 4}
+    for stop, callbacks in ((4, [rates]), (None, [rates])):
+        made = trainer(
+            schedulers=TORCHS["OneCycleLR"],
+            callbacks=callbacks,
+            settings={**settings, "hard_stop": stop},
+            checkpoint=CheckpointerCallback(tmp_path),
+        )
+        made.fit(loader())
+    trainer(schedulers=TORCHS["OneCycleLR"], callbacks=[whole], settings={"max_duration": 9}).fit(loader())
+    assert rates.of == whole.of
+
+
+def test_a_changed_setting_counts_from_the_resume_on_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rates = Rates()
+    _fit(tmp_path, lambda o: lr.ExponentialLR(o, 0.5), length=2)
+    with caplog.at_level("INFO"):
+        _fit(tmp_path, lambda o: lr.ExponentialLR(o, 0.1), rates, length=4)
+    assert rates.of == pytest.approx({3: 0.025, 4: 0.0025})
+    assert "schedule scheduler.gamma: 0.5 is 0.1 now, as configured" in caplog.text
+
+
+def test_a_second_fit_of_the_same_trainer_goes_on_along_the_same_schedule(tmp_path: Path) -> None:
+    whole, seen = Rates(), Rates()
+    _fit(tmp_path / "straight", TORCHS["StepLR"], whole)
+    made = trainer(
+        optimizer=_sgd,
+        schedulers=TORCHS["StepLR"],
+        callbacks=[seen, StopAt(4)],
+        settings={"max_duration": 9},
+        checkpoint=CheckpointerCallback(tmp_path / "parts"),
+    )
+    made.fit(loader())
+    made.stop_wish = None
+    assert made.fit(loader()).step == 9
+    assert seen.of == whole.of
+
+
+def test_a_setting_that_the_position_depends_on_is_refused_where_it_changed(tmp_path: Path) -> None:
+    def restarts(first: int) -> Any:
+        return lambda o: lr.CosineAnnealingWarmRestarts(o, first, 2)
+
+    _fit(tmp_path, restarts(2), length=4)
+    with pytest.raises(UserError, match=r"scheduler\.T_i: was 2 and is 3 now, but the training has moved it to 4"):
+        _fit(tmp_path, restarts(3))
+
+
+def test_a_saved_schedule_that_is_not_whole_is_in_the_table() -> None:
+    def made() -> Schedulers:
+        optimizer = torch.optim.SGD(Line().parameters(), lr=0.1)
+        return Schedulers({"x": TORCHS["SequentialLR"]}, optimizer)
+
+    saved = made().state_dict()
+    own = saved["x"]["state"]
+    own["last_epoch"] = "much"
+    own["more"] = 1
+    own["_schedulers"] = own["_schedulers"][:1]
+    del own["_schedulers"][0]["start_factor"]
+    other = made()
+    before = other.state_dict()
+    assert other.fit(saved, None).faults == [
+        "x.last_epoch: is a value in the checkpoint, but a number here",
+        "x._schedulers: has 1 schedules in the checkpoint, but 2 here",
+        "x.more: not in this schedule",
+    ]
+    assert same(other.state_dict(), before) == []
+
+
+def test_a_state_that_cannot_be_saved_is_refused_before_step_1_by_its_owners_name(tmp_path: Path) -> None:
+    class Odd:
+        def step(self) -> None: ...
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": {1, 2}}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    made = trainer(schedulers={"odd": Odd()}, checkpoint=CheckpointerCallback(tmp_path))
+    with pytest.raises(UnsavableState, match="schedulers/odd/state/seen is a set"):
+        made.fit(loader())
+    assert made.progress.step == 0
+
+
+def test_one_that_needs_a_metric_is_refused() -> None:
+    with pytest.raises(UserError, match="ReduceLROnPlateau needs a metric at each step"):
+        trainer(schedulers=lambda o: lr.ReduceLROnPlateau(o)).fit(loader())

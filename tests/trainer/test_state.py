@@ -1,0 +1,253 @@
+"""The whole state: what does not fit is one table by owner, nothing is taken then, and nothing is replaced or lost."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import Noisy, StopAt, everything, loader, same, trainer
+from torch import nn
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.ema import EMA
+from trainer_cli.checkpoint import snapshot
+from trainer_cli.errors import UserError
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.schedules import WarmupCosine
+from trainer_cli.trainer.step import Precision
+
+
+class Spoil(Callback):
+    """Changes the state just before it is saved; not where it is only tried, before the first step."""
+
+    def __init__(self, change: Any) -> None:
+        self.change = change
+
+    def postprocess_checkpoint(self, trainer: Any, state: dict[str, Any]) -> None:
+        if trainer.progress.step:
+            self.change(state)
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.01)
+
+
+def _trainer(folder: Path, *callbacks: Callback, length: int = 2, **more: Any) -> Any:
+    settings = {"max_duration": length, "eval_interval": None, "log_interval": 4}
+    return trainer(
+        **{
+            "model": Noisy,
+            "optimizer": _adamw,
+            "schedulers": {"ours": lambda optimizer: WarmupCosine(optimizer, 20)},
+            "precision": Precision("fp16", loss_scale=64),
+            "callbacks": {"ema": EMA(0.9), **{f"more_{index}": one for index, one in enumerate(callbacks)}},
+            "settings": settings,
+            "checkpoint": CheckpointerCallback(folder),
+            **more,
+        }
+    )
+
+
+def _spoil(state: dict[str, Any]) -> None:
+    name = "body.0.weight"
+    state["model"][name] = torch.zeros(9, 2)
+    state["optimizer"]["state"][name]["exp_avg"] = torch.zeros(8, 3)
+    state["optimizer"]["state"]["body.0.bias"]["exp_avg_sq"] = torch.zeros(8, dtype=torch.float64)
+    state["schedulers"]["more"] = state["schedulers"]["ours"]
+    state["schedulers"]["ours"] = {**state["schedulers"]["ours"], "state": {"step": "two"}}
+    del state["scaler"]["scale"]
+    state["callbacks"]["ema"]["average"][name] = torch.zeros(1)
+    state["progress"] = {**state["progress"], "laps": 3}
+    del state["loop"]["meter"]
+    del state["rng"]["numpy"]
+    state["data"]["length"] = 11
+
+
+def test_what_does_not_fit_is_one_table_by_owner_and_nothing_is_taken(tmp_path: Path) -> None:
+    _trainer(tmp_path, Spoil(_spoil), length=1).fit(loader())
+    made = _trainer(tmp_path)
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    before, generators = (
+        {name: value.clone() for name, value in made.model.state_dict().items()},
+        snapshot.capture_rng(),
+    )
+    with pytest.raises(UserError) as caught:
+        made.fit(loader())
+    assert str(caught.value) == (
+        f"{tmp_path}/step1 does not fit this training:\n"
+        "  model          body.0.weight: has shape (8, 2) in this model, but (9, 2) in the checkpoint\n"
+        "  optimizer      body.0.weight: its exp_avg has shape (8, 3) in the checkpoint, but the parameter (8, 2)\n"
+        "  optimizer      body.0.bias: its exp_avg_sq is torch.float64 in the checkpoint, "
+        "but the parameter is torch.float32\n"
+        "  schedulers     more: not in this training\n"
+        "  schedulers     ours.step: is a value in the checkpoint, but a number here\n"
+        "  scaler         scale: missing in the checkpoint\n"
+        "  progress       progress in the checkpoint does not fit this version: laps\n"
+        "  loop           meter: missing in the checkpoint\n"
+        "  rng            numpy: missing in the checkpoint\n"
+        "  callbacks.ema  body.0.weight: has shape (8, 2) in this model, but (1,) in the checkpoint\n"
+        "  data           the training data is not what the checkpoint was made with: length was 11 and is 10\n"
+        "Nothing was loaded. Go on with what the checkpoint was made with, or begin a new run from its weights with "
+        "ckpt=."
+    )
+    assert same(dict(made.model.state_dict()), before) == []
+    assert same(snapshot.capture_rng(), generators) == []
+    assert made.optimizer.state == {}
+    assert (made.progress.step, made.loop.owed_record) == (0, None)
+    assert made.callbacks["ema"].state_dict() == {"average": {}}
+    assert made.schedulers.state_dict()["ours"]["state"] == {"step": 0}
+
+
+@pytest.mark.parametrize("part", ["optimizer", "schedulers", "loop", "rng", "data"])
+def test_a_part_that_is_missing_whole_is_in_the_table(tmp_path: Path, part: str) -> None:
+    _trainer(tmp_path, Spoil(lambda state: state.pop(part)), length=1).fit(loader())
+    with pytest.raises(UserError, match=rf"  {part}  missing in the checkpoint"):
+        _trainer(tmp_path).fit(loader())
+
+
+@pytest.mark.parametrize("part", ["optimizer", "schedulers", "scaler", "loop", "data"])
+def test_a_part_of_another_form_is_in_the_table(tmp_path: Path, part: str) -> None:
+    _trainer(tmp_path, Spoil(lambda state: state.update({part: {"what": [1]}})), length=1).fit(loader())
+    with pytest.raises(UserError, match=rf"does not fit this training:\n  {part}  "):
+        _trainer(tmp_path).fit(loader())
+
+
+def test_the_whole_of_it_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """Everything at once: fp16, a schedule, an average, means begun, and evaluations."""
+    straight = _trainer(tmp_path / "a", length=7)
+    straight.fit(loader(22, 4), loader(6))
+    wanted = everything(straight)
+    for stop in (1, 3, 6):
+        part = _trainer(tmp_path / "b", StopAt(stop), length=7)
+        part.fit(loader(22, 4), loader(6))
+    resumed = _trainer(tmp_path / "b", length=7)
+    random.random(), np.random.randn(), torch.rand(3)
+    resumed.fit(loader(22, 4), loader(6))
+    found = everything(resumed)
+    assert resumed.loaded_step == 6
+    assert same(wanted, found) == []
+
+
+class Keeps(Callback):
+    """Keeps something."""
+
+    def __init__(self, seen: int = 0) -> None:
+        self.seen = seen
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+def test_a_callback_that_only_one_side_has_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fit(callbacks: dict[str, Callback], length: int) -> None:
+        trainer(callbacks=callbacks, settings={"max_duration": length}, checkpoint=CheckpointerCallback(tmp_path)).fit(
+            loader()
+        )
+
+    fit({"old": Keeps(), "both": Keeps(7)}, 1)
+    new, both = Keeps(3), Keeps()
+    fit({"both": both, "new": new, "none": Callback()}, 2)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "the checkpoint has state of a callback 'old', which is not here: it is dropped",
+        "callback 'new' keeps state, but the checkpoint has none of it: it begins anew",
+    ]
+    assert (both.seen, new.seen) == (7, 3)
+
+
+def test_two_of_one_class_keep_states_of_their_own(tmp_path: Path) -> None:
+    trainer(
+        callbacks=[Keeps(1), Keeps(2)], settings={"max_duration": 1}, checkpoint=CheckpointerCallback(tmp_path)
+    ).fit(loader())
+    again = [Keeps(), Keeps()]
+    trainer(callbacks=again, checkpoint=CheckpointerCallback(tmp_path)).fit(loader())
+    assert [one.seen for one in again] == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["setitem", "update", "ior"])
+@pytest.mark.parametrize("key", ["model", "mine"])
+def test_a_key_that_is_taken_is_refused_before_step_1(tmp_path: Path, key: str, how: str) -> None:
+    class Adds(Callback):
+        def on_save_checkpoint(self, trainer: Any, state: dict[str, Any]) -> None:
+            if how == "setitem":
+                state[key] = 1
+            elif how == "update":
+                state.update({key: 1})
+            else:
+                state |= {key: 1}
+
+    made = trainer(callbacks=[Adds(), Adds()], checkpoint=CheckpointerCallback(tmp_path))
+    with pytest.raises(UserError, match=f"has a '{key}' already, and it would be replaced") as caught:
+        made.fit(loader())
+    culprit = "Adds" if key == "model" else "Adds_2"
+    assert caught.value.__notes__[0] == f"in on_save_checkpoint of callback '{culprit}' (Adds)"
+    assert (made.progress.step, list(tmp_path.glob("step*"))) == (0, [])
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True)])
+def test_a_compiled_model_and_a_plain_one_go_on_from_each_other(tmp_path: Path, first: bool, second: bool) -> None:
+    def fit(compiled: bool, length: int, folder: str) -> Any:
+        made = _trainer(
+            tmp_path / folder,
+            length=length,
+            model=(lambda: torch.compile(Noisy(), backend="eager")) if compiled else Noisy,
+        )
+        made.fit(loader())
+        return everything(made)
+
+    straight = fit(False, 6, "straight")
+    fit(first, 3, "parts")
+    assert same(straight, fit(second, 6, "parts")) == []
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_the_prefixes_of_wrappers_are_understood_in_every_part(tmp_path: Path, prefix: str) -> None:
+    def wrap(state: dict[str, Any]) -> None:
+        def renamed(part: dict[str, Any]) -> dict[str, Any]:
+            return {prefix + name: value for name, value in part.items()}
+
+        optimizer = state["optimizer"]
+        state["model"] = renamed(state["model"])
+        optimizer["state"] = renamed(optimizer["state"])
+        optimizer["groups"] = [
+            {**group, "params": [prefix + name for name in group["params"]]} for group in optimizer["groups"]
+        ]
+        state["callbacks"]["ema"]["average"] = renamed(state["callbacks"]["ema"]["average"])
+
+    straight = _trainer(tmp_path / "straight", length=6)
+    straight.fit(loader())
+    wanted = everything(straight)
+    _trainer(tmp_path / "parts", Spoil(wrap), length=3).fit(loader())
+    resumed = _trainer(tmp_path / "parts", length=6)
+    resumed.fit(loader())
+    assert same(wanted, everything(resumed)) == []
+
+
+def test_weights_alone_that_do_not_fit_are_a_table_too(tmp_path: Path) -> None:
+    _trainer(tmp_path / "a", Spoil(_spoil), length=1).fit(loader())
+    with pytest.raises(UserError, match=r"step1 does not fit this training:\n  model  body\.0\.weight: has shape"):
+        _trainer(tmp_path / "b").fit(loader(), ckpt_path=tmp_path / "a" / "step1", states=("model",))
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_a_loader_without_length_has_one_length_everywhere(limit: int | None) -> None:
+    from tiny import Unsized
+
+    made = trainer(settings={"max_duration": "2ep", "limit_train_batches": limit})
+    made.fit(Unsized(5))
+    per_epoch = None if limit is None else 2
+    assert (made.loop.steps_per_epoch, made.loop.total_steps) == (per_epoch, None if limit is None else 4)
+    assert made.progress.step == (10 if limit is None else 4)
+
+
+def test_a_part_of_what_has_no_length_is_refused() -> None:
+    from tiny import Unsized
+
+    with pytest.raises(UserError, match="limit_train_batches is a fraction, but the train loader has no length"):
+        trainer(settings={"limit_train_batches": 0.5}).fit(Unsized(5))

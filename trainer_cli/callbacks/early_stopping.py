@@ -1,0 +1,118 @@
+"""EarlyStopping: ends the run once a metric has not become better for a while."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.errors import ConfigError
+from trainer_cli.trainer.duration import Duration, Unit
+from trainer_cli.trainer.hooks import Callback
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.loops import TrainingLoop
+    from trainer_cli.trainer.progress import Progress
+    from trainer_cli.trainer.trainer import Trainer
+
+_COUNTS = {
+    Unit.STEP: "step", Unit.EPOCH: "epoch", Unit.SAMPLE: "samples", Unit.TOKEN: "tokens", Unit.SECOND: "seconds",
+}  # fmt: skip
+
+
+class EarlyStopping(Callback):
+    """Looks at each evaluation, and finishes the run where `patience` has passed since the best one.
+
+    NaN is never the best. A run that was ended so is finished: started again it does nothing. Under a larger
+    `max_duration` it goes on, up to the next evaluation that is not better; under another metric or patience too.
+
+    Args:
+        metric: `LOADER/NAME` as it is logged, such as `val/loss`.
+        mode: `min` where less is better, `max` where more is.
+        patience: a duration; an int means optimizer steps.
+        min_delta: what is better by no more than this is not better.
+    """
+
+    def __init__(
+        self, metric: str = "val/loss", mode: str = "min", patience: int | str = "3ep", min_delta: float = 0.0
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise ConfigError(f"mode is {mode!r}, but it is min or max")
+        if not (math.isfinite(min_delta) and min_delta >= 0):
+            raise ConfigError(f"min_delta is {min_delta}, but it must be a finite number of at least 0")
+        self.metric, self.mode, self.min_delta = metric, mode, float(min_delta)
+        self.patience = Duration.parse(patience)
+        self.best: float | None = None
+        self.since: dict[str, int | float] | None = None
+        """Where the best evaluation was; the first, as long as none had a number."""
+        self._stopped: dict[str, Any] | None = None
+        self._steps_per_epoch: int | None = None
+        self._max_duration = ""
+
+    def wanted_metrics(self) -> Mapping[str, str]:
+        return {"metric": self.metric}
+
+    def on_fit_start(
+        self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
+    ) -> None:
+        self._steps_per_epoch = loop.steps_per_epoch
+        self._max_duration = str(Duration.parse(loop.settings.max_duration))
+        stopped, self._stopped = self._stopped, None
+        if stopped is not None and stopped["step"] == trainer.progress.step and stopped["rule"] == self._rule():
+            self._stop(trainer, stopped["reason"])
+
+    def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        value, now = metrics.get(self.metric, math.nan), trainer.progress
+        better = self._is_better(value)
+        if better:
+            self.best = value
+        if better or self.since is None:
+            self.since = self._place(now)
+        elif self._passed(now, self.since) >= self.patience.value:
+            if self.best is None:
+                reason = f"{self.metric} has been no number for {self.patience}"
+            else:
+                than = "below" if self.mode == "min" else "above"
+                by = f" by more than {self.min_delta:g}" if self.min_delta else ""
+                reason = (
+                    f"{self.metric} has not been {than} {self.best:.6g} (step {self.since['step']}){by} "
+                    f"for {self.patience}"
+                )
+            self._stop(trainer, reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value and where it was, and how this ended the run, if it did."""
+        return {"best": self.best, "since": self.since, "stopped": self._stopped}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.since, self._stopped = state["best"], state["since"], state["stopped"]
+
+    def _stop(self, trainer: Trainer, reason: str) -> None:
+        self._stopped = {"step": trainer.progress.step, "reason": reason, "rule": self._rule()}
+        trainer.stop(reason)
+
+    def _rule(self) -> list[str | float]:
+        """What decided: where this is the same, the run is as finished as it was."""
+        return [self.metric, self.mode, str(self.patience), self.min_delta, self._max_duration]
+
+    def _is_better(self, value: float) -> bool:
+        if math.isnan(value):
+            return False
+        if self.best is None:
+            return True
+        return value < self.best - self.min_delta if self.mode == "min" else value > self.best + self.min_delta
+
+    def _place(self, now: Progress) -> dict[str, int | float]:
+        """The step, and the count that `patience` is in; no clock where none was asked for."""
+        counts = now.state_dict()
+        return {name: counts[name] for name in ("step", _COUNTS[self.patience.unit])}
+
+    def _passed(self, now: Progress, since: dict[str, int | float]) -> Fraction:
+        """How much has passed, in the unit of `patience`; part epochs where it is known how long one is."""
+        unit, per_epoch = self.patience.unit, self._steps_per_epoch
+        if unit is Unit.EPOCH and per_epoch is not None:
+            return Fraction(now.step - since["step"]) / per_epoch
+        count = now.state_dict()[_COUNTS[unit]]
+        # A patience in another unit than that of the checkpoint begins to count when it is first asked.
+        return Fraction(count - since.setdefault(_COUNTS[unit], count))

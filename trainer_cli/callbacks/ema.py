@@ -1,0 +1,156 @@
+"""EMA: evaluates a moving average of the weights, which is steadier than the weights of any one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer_cli.checkpoint.snapshot import clean_name, plain_name, unwrapped
+from trainer_cli.errors import ConfigError
+from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.hooks import Callback
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from trainer_cli.trainer.loops import TrainingLoop
+    from trainer_cli.trainer.trainer import Trainer
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class EMA(Callback):
+    """Keeps `average = decay * average + (1 - decay) * weights`, and evaluates the average in place of the weights.
+
+    Every validation loader and every downstream evaluation sees the average; training never does. Averaged is every
+    parameter that is trained (tied ones once), in 32 bits where it has 16; frozen parameters and buffers, such as
+    the statistics of batch norm, are those of the model. The average is in every checkpoint, and `train validate`
+    evaluates it too. A run that begins with weights of another (`ckpt=`) averages from those on.
+
+    Args:
+        decay: how much of the average stays at each update.
+        every: optimizer steps from one update to the next, counted from the run's beginning.
+        start: steps, or a duration in steps or epochs, at whose end the average begins as a copy of the weights;
+            until then the weights themselves are evaluated.
+    """
+
+    evaluates = True
+
+    def __init__(self, decay: float = 0.999, every: int = 1, start: int | str = 0) -> None:
+        if isinstance(decay, bool) or not 0 <= decay < 1:
+            raise ConfigError(f"decay is {decay}, but it must be at least 0 and less than 1")
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ConfigError(f"every is {every!r}, but it is a whole number of steps, at least 1")
+        self.decay, self.every = float(decay), every
+        self.start = None if start == 0 else Duration.parse(start)
+        self._start_step = 0
+        self._model: nn.Module | None = None
+        self._average: dict[str, Tensor] = {}
+        """By clean name; empty until the average begins."""
+        self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._halves: tuple[list[Tensor], list[Tensor]] = ([], [])
+
+    def setup(self, trainer: Trainer) -> None:
+        self._model = trainer.model
+
+    def on_fit_start(
+        self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
+    ) -> None:
+        steps = 0 if self.start is None else self.start.steps(loop.steps_per_epoch)
+        if steps is None:
+            raise ConfigError(f"EMA: start is {self.start}, which cannot be told in steps", cure="Give it in steps.")
+        self._start_step = steps
+        if not self._average and trainer.progress.step >= steps:
+            self._begin()
+
+    def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        step = trainer.progress.step + 1
+        if not self._average:
+            if step >= self._start_step:
+                self._begin()
+        elif step % self.every == 0:
+            averages, parameters = self._pairs
+            share = 1.0 - self.decay
+            with torch.no_grad():
+                if averages:
+                    torch._foreach_lerp_(averages, parameters, share)
+                for average, parameter in zip(*self._halves, strict=True):
+                    average.lerp_(parameter.float(), share)
+
+    def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
+        if self._average:
+            stack.enter_context(self._in_place_of_the_weights())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average by parameter name; none before it begins."""
+        return {"average": dict(self._average)}
+
+    def check_state(self, state: dict[str, Any]) -> Iterable[str]:
+        trained = self._trained()
+        saved = {plain_name(name, trained): value for name, value in (state.get("average") or {}).items()}
+        for name, value in saved.items():
+            if name not in trained:
+                yield f"{name}: averaged in the checkpoint, but not trained here"
+            elif value.shape != trained[name].shape:
+                yield (
+                    f"{name}: has shape {tuple(trained[name].shape)} in this model, "
+                    f"but {tuple(value.shape)} in the checkpoint"
+                )
+            elif value.dtype != _averaged(trained[name].dtype):
+                yield f"{name}: is {value.dtype} in the checkpoint, but {_averaged(trained[name].dtype)} here"
+        if saved:
+            yield from (f"{name}: missing in the checkpoint" for name in trained if name not in saved)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        trained = self._trained()
+        saved = {plain_name(name, trained): value for name, value in (state.get("average") or {}).items()}
+        self._average = {}
+        for name in saved:
+            like = trained[name]
+            self._average[name] = torch.empty_like(like, dtype=saved[name].dtype, requires_grad=False).copy_(
+                saved[name]
+            )
+        self._pair_up()
+
+    def _begin(self) -> None:
+        self._average = {
+            name: parameter.detach().to(_averaged(parameter.dtype), copy=True)
+            for name, parameter in self._trained().items()
+        }
+        self._pair_up()
+
+    def _pair_up(self) -> None:
+        trained = self._trained()
+        self._pairs, self._halves = ([], []), ([], [])
+        for name, average in self._average.items():
+            averages, parameters = self._halves if trained[name].dtype in _HALF else self._pairs
+            averages.append(average)
+            parameters.append(trained[name])
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        assert self._model is not None, "a callback's setup comes first"
+        named = unwrapped(self._model).named_parameters()
+        return {clean_name(name): parameter for name, parameter in named if parameter.requires_grad}
+
+    @contextmanager
+    def _in_place_of_the_weights(self) -> Iterator[None]:
+        """The average in the model's parameters; the weights come back bit for bit, whatever happens meanwhile."""
+        averages = [*self._pairs[0], *self._halves[0]]
+        parameters = [*self._pairs[1], *self._halves[1]]
+        with torch.no_grad():
+            weights = [parameter.detach().clone() for parameter in parameters]
+        try:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, averages)
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, weights)
+
+
+def _averaged(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _HALF else dtype

@@ -1,0 +1,91 @@
+"""What was probably meant by a command that cannot be read: the likeliest mistakes, each with its cure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trainer_cli.cli.choices import EXPERIMENT, Choices, keys, sections
+from trainer_cli.config.suggest import did_you_mean, nearest
+from trainer_cli.errors import UserError
+
+_PATH_SIGNS = ("/", "*", "@")
+_ELSEWHERE = {
+    **dict.fromkeys(("epochs", "max_epochs", "num_epochs"), "loop.max_duration={}ep"),
+    **dict.fromkeys(("steps", "max_steps", "num_steps"), "loop.max_duration={}st"),
+}
+"""What other trainers' flags are called here."""
+
+
+def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserError:
+    """A first word that is no verb: an override without one, an experiment, a flag, or a misspelling."""
+    whole = " ".join(arguments)
+    if "=" in word and not word.startswith("-"):
+        return UserError(f"{word!r} stands where a verb belongs", cure=f"Did you mean 'train fit {whole}'?")
+    if word.startswith("-"):
+        return UserError(f"{word!r} stands where a verb belongs", cure="Write train VERB first; see train --help.")
+    known = list(verbs)
+    cure = did_you_mean(word, known).strip()
+    if not cure and word in Choices.of().options(EXPERIMENT):
+        rest = " ".join([f"experiment={word}", *arguments[1:]])
+        return UserError(f"{word!r} is an experiment, and no verb", cure=f"Did you mean 'train fit {rest}'?")
+    return UserError(f"there is no verb {word!r}", cure=cure or f"There are: {', '.join(known)}.")
+
+
+def no_flag(flag: str, arguments: Sequence[str], flags: Iterable[str], *, verb: str, overrides: bool) -> UserError:
+    """A flag that the verb does not have: mostly a key written as one (`--experiment digits`)."""
+    name, equals, value = flag.partition("=")
+    what = f"train {verb} has no flag {name}"
+    key = name.lstrip("-").replace("-", "_")
+    if overrides and key:
+        if not equals:
+            rest = arguments[arguments.index(flag) + 1 :] if flag in arguments else ()
+            value = rest[0] if rest and not rest[0].startswith("-") and "=" not in rest[0] else "VALUE"
+        settings = [*Choices.of().settings("config", arguments), *keys()]
+        if key in settings or key in Choices.of().groups:
+            return UserError(what, cure=f"Did you mean '{key}={value}'?")
+        if key in _ELSEWHERE:
+            return UserError(what, cure=f"Did you mean '{_ELSEWHERE[key].format(value)}'?")
+        owners = [setting for setting in settings if setting.rpartition(".")[2] == key]
+        if owners:
+            listed = " or ".join(f"'{owner}={value}'" for owner in owners[:3])
+            return UserError(what, cure=f"Did you mean {listed}?")
+    cure = did_you_mean(name, flags).strip()
+    if not cure and overrides:
+        cure = f"Values are given as key=value, without dashes. See train {verb} --help."
+    return UserError(what, cure=cure or f"See train {verb} --help.")
+
+
+def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None) -> UserError | None:
+    """The cure for the first word among overrides that sets nothing, where one suggests itself."""
+    index = next((i for i, word in enumerate(words) if "=" not in word and word.strip("~") == word), None)
+    if index is None:
+        return None
+    word = words[index]
+    following = words[index + 1] if index + 1 < len(words) and "=" not in words[index + 1] else None
+    meant = _meant(word, following, Choices.of(config_dir), verb)
+    if meant is None:
+        return None
+    return UserError(f"{word!r} stands where key=value belongs", where="command line", cure=meant)
+
+
+def _meant(word: str, following: str | None, choices: Choices, verb: str) -> str | None:
+    name = word.lstrip("+-")
+    if following is not None and (name in choices.groups or name in keys()) and name not in sections():
+        return f"Did you mean '{name}={following}'?"
+    if groups := choices.groups_with(name):
+        return f"Did you mean {' or '.join(repr(f'{group}={name}') for group in groups)}?"
+    path = Path(word)
+    if path.suffix == ".yaml" and (groups := choices.groups_with(path.stem)):
+        return f"Did you mean '{path.parent.name if path.parent.name in groups else groups[0]}={path.stem}'?"
+    if verb == "validate" and any(sign in word for sign in _PATH_SIGNS):
+        return (
+            "Write ckpt='GLOB', in quotes, so that the shell leaves the glob alone."
+            if following
+            else (f"Did you mean 'ckpt={word}'?")
+        )
+    if name in choices.groups or name in keys():
+        return f"Write {name}=VALUE."
+    if near := nearest(name, choices.options(EXPERIMENT)):
+        return f"Did you mean 'experiment={near}'?"
+    return None

@@ -1,0 +1,114 @@
+"""What `train config` shows of a config: every key, what differs from another config, where each value comes from."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trainer_cli.config import check
+from trainer_cli.config.compose import compose, diff, from_yaml
+from trainer_cli.config.describe import fields
+from trainer_cli.config.difference import shown
+from trainer_cli.config.origins import Origins
+from trainer_cli.config.overrides import KeyPath
+from trainer_cli.errors import UserError
+
+_RESOLVER = re.compile(r"\$\{[^${}]*:")
+_HIDDEN = "(hidden)"
+
+
+def every_field() -> Iterator[str]:
+    """Every key of the schema as YAML, with its default, its meaning, and whether it may change on a resume."""
+    for one in fields():
+        indent = "  " * (len(one.path) - 1)
+        if one.is_section:
+            yield f"{indent}# {one.meaning}"
+            yield f"{indent}{one.path[-1]}:"
+        else:
+            resume = " May change on a resume." if one.may_change else ""
+            yield f"{f'{indent}{one.path[-1]}: {shown(one.default)}':<36}  # {one.meaning}{resume}"
+
+
+def difference(other: str, overrides: Sequence[str], places: Mapping[str, Any]) -> Iterator[str]:
+    """The changed keys, each with its old and new value and what set the new one."""
+    from trainer_cli.run.recover import config_file  # The parts of a checkpoint come with it.
+
+    file = config_file(other) if other else None
+    words = [] if file is not None else _overrides(other)
+    old = from_yaml(file, trusted=True, **places) if file is not None else compose(words, **places)
+    new = compose(overrides, **places)
+    changes = diff(old.raw, new.raw)
+    if not changes:
+        yield "no difference"
+        return
+    yield f"# old: {file or shlex.join(words) or 'no overrides'}"
+    yield f"# new: {shlex.join(overrides) or 'no overrides'}"
+    yield from _commented([(str(change), str(change.origin(new.origins) or "")) for change in changes])
+
+
+def _overrides(text: str) -> list[str]:
+    """The overrides of another composition, as a shell would split them."""
+    cure = "Name a run directory, a checkpoint or RUN@latest, or put overrides in quotes: --diff 'model=cnn seed=1'."
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"cannot read {text!r}: {error}", where="--diff", cure=cure) from None
+    if any("=" not in word and not word.startswith("~") for word in words):
+        raise UserError(f"there is no {text!r}, and it is no list of overrides", where="--diff", cure=cure)
+    return words
+
+
+def provenance(overrides: Sequence[str], places: Mapping[str, Any]) -> Iterator[str]:
+    """The YAML with the origin of each value after it, and who chose the option of each group."""
+    composed = compose(overrides, **places)
+    origins = composed.origins
+    values = check.contents(composed.raw)
+    for section, choice in origins.choices.items():
+        if section[0] not in values:
+            yield f"# {choice.origin}"
+    yield from _commented(list(_rows(origins, values, (), OmegaConf.create(_without_resolvers(values)))))
+
+
+def _rows(origins: Origins, values: Mapping[Any, Any], path: KeyPath, resolving: Any) -> Iterator[tuple[str, str]]:
+    indent = "  " * len(path)
+    for key, value in values.items():
+        here = (*path, str(key))
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{shown(key)}:", str(origins.chosen(here, value) or "")
+            yield from _rows(origins, value, here, resolving[key])
+        else:
+            comes_to = f" ({found})" if (found := _resolved(resolving, key, value)) else ""
+            yield f"{indent}{shown(key)}: {shown(value)}", f"{origins.exact(here)}{comes_to}"
+
+
+def _without_resolvers(value: Any) -> Any:
+    """The values without what a resolver would give: `${oc.env:…}` may be a secret."""
+    if isinstance(value, Mapping):
+        return {key: _without_resolvers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_resolvers(item) for item in value]
+    return _HIDDEN if isinstance(value, str) and _RESOLVER.search(value) else value
+
+
+def _resolved(resolving: Any, key: Any, value: Any) -> str:
+    """What a value with interpolations of other keys comes to; nothing where it has none, or a resolver is asked."""
+    if "${" not in str(value):
+        return ""
+    try:
+        node = resolving[key]
+        found = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    except OmegaConfBaseException:
+        return ""
+    return "" if _HIDDEN in str(found) else shown(found)
+
+
+def _commented(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Lines with a comment after each, in one column as far as that is wide enough."""
+    width = min(60, max(len(text) for text, _ in rows))
+    for text, comment in rows:
+        yield f"{text:<{width}}  # {comment}" if comment else text

@@ -1,0 +1,204 @@
+"""Every node with `_target_` against what its target takes, found in files and syntax trees: torch stays unloaded.
+
+What cannot be told here is left to the live check (run/build.py), which judges by the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.config import check
+from trainer_cli.config.kinds import MISSING
+from trainer_cli.config.origins import Origins
+from trainer_cli.config.parameters import misfits
+from trainer_cli.config.schema import CheckpointConfig, TrainConfig
+from trainer_cli.config.statics import Absent, Broken, Found, Statics
+from trainer_cli.config.targets import Trust, absent, check_definition, check_name, check_path, no_factory
+from trainer_cli.errors import ConfigError
+from trainer_cli.trainer.duration import Duration
+
+SECTIONS = ("model", "data", "optimizer", "scheduler", "callbacks", "loggers")
+"""Where components stand."""
+EVALUATED = ("model", "data", "callbacks")
+"""Those that are made only to evaluate."""
+SPECIAL = ("_target_", "_partial_", "_args_")
+DATA_KEYS = ("batch_size", "val_batch_size", "num_workers", "collate_fn", "persistent_workers", "worker_timeout")
+"""Keys under `data` that belong to our loaders, and not to the object that is made."""
+FROM_DATA = "from_data"
+SAVER = "checkpoint"
+SAVER_KEYS = (*(field.name for field in fields(CheckpointConfig)), "folder", "identity")
+"""What a CheckpointerCallback is given besides its own node."""
+
+_SOMETHING = object()
+"""A value that comes from elsewhere."""
+
+
+def mistakes(
+    config: TrainConfig, origins: Origins, roots: Iterable[Path], trust: Trust, sections: Collection[str] = SECTIONS
+) -> Iterator[ConfigError]:
+    """What is wrong with the components of a config, interpolations resolved, each with its key and place.
+
+    The root of the project comes first in `roots`; only `sections` are judged.
+    """
+    judge = _Judge(Statics(roots), trust)
+    for error in chain.from_iterable(judge.section(name, getattr(config, name)) for name in sections):
+        where = error.where or ""
+        yield ConfigError(error.what, where=check.place(where, error.what, origins), cure=error.cure)
+
+
+def check_keys(node: Mapping[str, Any], where: str) -> Iterator[ConfigError]:
+    """Refuse keys of a node that look special and are not, and `_args_` that are no list."""
+    for key in map(str, node):
+        if key.startswith("_") and key.endswith("_") and key not in SPECIAL:
+            yield ConfigError(f"{where}.{key} is not known", where=where, cure=f"Known: {', '.join(SPECIAL)}.")
+    if not isinstance(node.get("_args_", []), list | tuple):
+        yield ConfigError(f"{where}._args_ is {node['_args_']!r}, but it must be a list", where=f"{where}._args_")
+
+
+def no_node(value: Any, where: str) -> ConfigError:
+    """The error for a component that is no node."""
+    return ConfigError(
+        f"{where} is {value!r}, but it must be a node with `_target_`",
+        where=where,
+        cure=f"Choose one with {where.split('.', 1)[0]}=NAME; `train list` shows them.",
+    )
+
+
+def schedules(scheduler: Any) -> list[tuple[str, Any]]:
+    """Key and node of each schedule: `scheduler` is null, a node, or a mapping of names to nodes."""
+    if scheduler is None or is_node(scheduler) or not isinstance(scheduler, Mapping):
+        return [] if scheduler is None else [("scheduler", scheduler)]
+    return [(f"scheduler.{name}", node) for name, node in scheduler.items() if node is not None]
+
+
+def in_steps(value: Any) -> bool:
+    """Whether a schedule's argument is a duration such as `1ep`, which is turned into steps."""
+    if not isinstance(value, str):
+        return False
+    try:
+        Duration.parse(value)
+    except ValueError:
+        return False
+    return True
+
+
+def is_node(value: Any) -> bool:
+    """Whether a value describes an object to make."""
+    return isinstance(value, Mapping) and "_target_" in value
+
+
+class _Judge:
+    """Goes through a config's components; the errors' `where` is the key alone."""
+
+    def __init__(self, statics: Statics, trust: Trust) -> None:
+        self.statics = statics
+        self.trust = trust
+
+    def section(self, name: str, value: Any) -> Iterator[ConfigError]:
+        """What is wrong in one section."""
+        match name:
+            case "model":
+                yield from self._component(name, value, elsewhere=(MISSING, FROM_DATA))
+            case "data":
+                yield from self._data(value)
+            case "optimizer":
+                yield from self._component(name, value, first=1)
+            case "scheduler":
+                for where, node in schedules(value):
+                    yield from self._component(where, node, first=1, schedule=True)
+            case "callbacks" | "loggers":
+                for key, node in value.items():
+                    given = SAVER_KEYS if (name, key) == ("callbacks", SAVER) else ()
+                    yield from self._component(f"{name}.{key}", node, given=given)
+
+    def _data(self, node: Any) -> Iterator[ConfigError]:
+        if not is_node(node):
+            return
+        yield from self._component("data", {key: value for key, value in node.items() if key not in DATA_KEYS})
+        collate, where = node.get("collate_fn"), "data.collate_fn"
+        if isinstance(collate, str):
+            yield from self._target(collate, where)[1]
+        else:
+            yield from self._inside(where, collate)
+
+    def _component(self, where: str, node: Any, **supplied: Any) -> Iterator[ConfigError]:
+        if is_node(node):
+            yield from self._node(where, node, **supplied)
+
+    def _node(
+        self,
+        where: str,
+        node: Mapping[str, Any],
+        *,
+        first: int = 0,
+        given: Sequence[str] = (),
+        elsewhere: tuple[str, ...] = (MISSING,),
+        schedule: bool = False,
+    ) -> Iterator[ConfigError]:
+        """Judge a node and all that are in it.
+
+        `first` positional and `given` named arguments, and those whose value is one of `elsewhere`, come from there.
+        """
+        wrong = list(check_keys(node, where))
+        yield from wrong
+        found, refused = self._target(node["_target_"], f"{where}._target_")
+        yield from refused
+        own = {str(key): value for key, value in node.items() if key not in SPECIAL}
+        positional = [] if wrong else list(node.get("_args_", []))
+        if found is not None and found.parameters is not None and not wrong:
+            named = {**dict.fromkeys(given, _SOMETHING), **own}
+            named = {key: _SOMETHING if value in elsewhere else value for key, value in named.items()}
+            if schedule:
+                named = {key: 1 if in_steps(value) else value for key, value in named.items()}
+                if any(one.name == "total_steps" and one.by_name for one in found.parameters):
+                    named.setdefault("total_steps", _SOMETHING)
+            yield from misfits(
+                where,
+                found.name,
+                found.parameters,
+                [*[_SOMETHING] * first, *positional],
+                named,
+                first=first,
+                late=bool(node.get("_partial_")),
+            )
+        for key, value in own.items():
+            yield from self._inside(f"{where}.{key}", value)
+        yield from self._inside(f"{where}._args_", positional)
+
+    def _inside(self, where: str, value: Any) -> Iterator[ConfigError]:
+        if is_node(value):
+            yield from self._node(where, value)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                yield from self._inside(f"{where}.{key}", item)
+        elif isinstance(value, list | tuple):
+            for index, item in enumerate(value):
+                yield from self._inside(f"{where}.{index}", item)
+
+    def _target(self, path: Any, where: str) -> tuple[Found | None, list[ConfigError]]:
+        """What a target is, where that can be told, and what is wrong with it."""
+        if path == MISSING:
+            return None, []
+        try:
+            check_path(path, where)
+            check_name(path, where, self.trust)
+        except ConfigError as error:
+            return None, [error]
+        match self.statics.look_up(path):
+            case Found(kind="class" | "function" as kind, made_in=module) as found:
+                try:
+                    check_definition(path, where, self.trust, module, found.name, is_class=kind == "class")
+                except ConfigError as error:
+                    return None, [error]
+                return found, []
+            case Found(kind=kind):
+                return None, [no_factory(path, f"a {kind}", where)]
+            case Absent(what, part, names):
+                return None, [absent(path, where, what, part, names)]
+            case Broken(problem, file, line):
+                return None, [ConfigError(f"_target_ {path} cannot be imported: {file}:{line}: {problem}", where=where)]
+        return None, []

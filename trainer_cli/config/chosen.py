@@ -1,0 +1,99 @@
+"""Which option of each group a composition took, and who chose it: the command line, or a line of a defaults list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from hydra._internal.defaults_list import DefaultsList
+from hydra.core.override_parser.types import Override
+
+from trainer_cli.config import locate
+from trainer_cli.config.origins import Choice, Origin, label
+from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, line_of
+from trainer_cli.config.place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An entry of a defaults list: `option` of `group`, or none of it."""
+
+    group: str
+    option: str | None
+    origin: Origin
+    is_override: bool
+
+
+def chosen(
+    place: Place, listed: DefaultsList, overrides: Sequence[Override], read: Callable[[Path], yaml.Node | None]
+) -> dict[KeyPath, Choice]:
+    """Section -> the choice of its group. An option that goes to the tree's root stands under `(group,)`.
+
+    `read` gives the YAML document of a file that was merged.
+    """
+    defaults = listed.defaults
+    files = {name: file for one in defaults if (file := locate.find(place.dirs, name := one.config_path or ""))}
+    entries = [
+        _Entry(group, option, Origin(f"{label(file, place.cwd)}:{line}", f"{group}={option or 'null'}"), is_override)
+        for name, file in files.items()
+        for group, option, line, is_override in _listed(read(file), name.rpartition("/")[0])
+    ]
+    # An override stands before what it overrides; of several the first wins, as in Hydra.
+    entries.sort(key=lambda entry: not entry.is_override)
+    groups = [override for override in overrides if place.is_group(override)]
+    # experiment=x is rewritten to +experiment=x; a person wrote the one or the other.
+    said = {path: line_of(override).removeprefix("+") for override in groups for path in _paths(override)}
+    found: dict[KeyPath, Choice] = {}
+    for one in defaults:
+        group = (one.config_path or "").rpartition("/")[0]
+        file = files.get(one.config_path or "")
+        if not group or file is None:
+            continue
+        package = one.package or ""
+        section = _path(group if package in ("", "_global_") else package)
+        by = _who(one.config_path or "", said, entries)
+        if by is not None:
+            found[section] = Choice(by, label(file, place.cwd))
+    # What is left chose nothing: null, or ~group.
+    for override in groups:
+        found.setdefault(_path(override.key_or_group), Choice(Origin(COMMAND_LINE, line_of(override))))
+    for entry in entries:
+        if entry.option is None:
+            found.setdefault(_path(entry.group), Choice(entry.origin))
+    # A run that is not named is called after its experiment.
+    experiments = [choice for section, choice in found.items() if section[0] == "experiment"]
+    return {**found, ("name",): experiments[-1]} if experiments else found
+
+
+def _path(name: str) -> KeyPath:
+    return tuple(name.replace("/", ".").split("."))
+
+
+def _paths(override: Override) -> list[str]:
+    """The files that a choice on the command line names."""
+    value = None if override.is_delete() else override.value()
+    options = value if isinstance(value, list) else [value]
+    return [f"{override.key_or_group}/{str(one).removesuffix('.yaml')}" for one in options if one is not None]
+
+
+def _who(path: str, said: dict[str, str], entries: Sequence[_Entry]) -> Origin | None:
+    """Who chose a file: the command line, or the first entry that names it."""
+    if path in said:
+        return Origin(COMMAND_LINE, said[path])
+    return next((entry.origin for entry in entries if f"{entry.group}/{entry.option}" == path), None)
+
+
+def _listed(node: yaml.Node | None, folder: str) -> Iterator[tuple[str, str | None, int, bool]]:
+    """Group, option, line, and whether it overrides, of each entry; a relative group is one within `folder`."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    lists = [value for key, value in pairs if key.value == "defaults" and isinstance(value, yaml.SequenceNode)]
+    for entry in (entry for one in lists for entry in one.value if isinstance(entry, yaml.MappingNode)):
+        for key, value in entry.value:
+            words = str(key.value).split() or [""]
+            name = words[-1].partition("@")[0]
+            group = name[1:] if name.startswith("/") else f"{folder}/{name}".lstrip("/")
+            for item in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                option = None if item.tag == "tag:yaml.org,2002:null" else str(item.value).removesuffix(".yaml")
+                yield group, option, key.start_mark.line + 1, "override" in words

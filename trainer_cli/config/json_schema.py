@@ -1,0 +1,161 @@
+"""The config's tree as JSON Schema (draft 2020-12), so that editors complete, explain and check YAML.
+
+The document itself describes a primary config and an experiment; `#/$defs/GROUP.yaml` describes an option of a group.
+Written to configs/train.schema.json by `train config --schema > configs/train.schema.json`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any, Union, get_args, get_origin
+
+from trainer_cli.config.describe import Described, fields
+from trainer_cli.trainer.duration import Unit
+
+Schema = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+INTERPOLATION: Schema = {"$ref": "#/$defs/interpolation"}
+NODE: Schema = {"$ref": "#/$defs/node"}
+NULL: Schema = {"type": "null"}
+_MAPPING_OF_NODES: Schema = {"type": "object", "additionalProperties": {"anyOf": [NODE, NULL, INTERPOLATION]}}
+_TEXT: Schema = {"type": "string"}
+
+_ANY: Mapping[str, Schema] = {
+    "ckpt": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, NULL]},
+    "model": {"anyOf": [NODE, NULL]},
+    "data": {"anyOf": [NODE, NULL]},
+    "optimizer": {"anyOf": [NODE, NULL]},
+    "scheduler": {"anyOf": [NODE, _MAPPING_OF_NODES, NULL]},
+    "loop.limit_train_batches": {
+        "anyOf": [{"type": "integer", "minimum": 1}, {"type": "number", "exclusiveMinimum": 0, "maximum": 1}, NULL]
+    },
+    "precision.loss_scale": {"anyOf": [{"const": "dynamic"}, {"type": "number", "exclusiveMinimum": 0}]},
+}
+"""What the keys hold whose annotation, `Any`, does not tell."""
+_NARROWER: Mapping[str, Schema] = {
+    "load.states": {"enum": [["model"], ["all"]]},
+    "checkpoint.fixed_steps": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "integer", "minimum": 0}, INTERPOLATION]},
+    },
+    "param_groups": {"type": "object", "additionalProperties": {"type": "object"}},
+    "callbacks": _MAPPING_OF_NODES,
+    "loggers": _MAPPING_OF_NODES,
+}
+"""What the keys hold that take less than their annotation tells."""
+_WHOLE = r"\d+(e\+?\d{1,3})?"
+_PART = r"\d+(\.\d+)?"
+_UNITS: Mapping[Unit, str] = {
+    Unit.STEP: rf"{_WHOLE} *(st|steps?)",
+    Unit.EPOCH: rf"{_PART}(e\+?\d{{1,3}})? *(ep|epochs?)",
+    Unit.SAMPLE: rf"{_WHOLE} *(sp|samples?)",
+    Unit.TOKEN: rf"{_WHOLE} *(tok|tokens?)",
+    Unit.SECOND: rf"({_PART} *(d|h|min|m|sec|s) *)+",
+}
+
+
+def json_schema() -> Schema:
+    """The whole document."""
+    described = fields()
+    properties = {one.path[0]: _with_words(one, _of(one)) for one in described if len(one.path) == 1}
+    lists = {key: {"$ref": f"#/$defs/{key}"} for key in ("defaults", "hydra")}
+    return {
+        "$schema": DIALECT,
+        "$comment": "Made by `train config --schema`.",
+        "type": "object",
+        "properties": {**lists, **properties},
+        "additionalProperties": False,
+        "$defs": {
+            "defaults": {"type": "array", "description": "What is merged into this file: options of groups."},
+            "hydra": {"type": "object", "description": "Hydra's own settings; `searchpath` counts."},
+            "interpolation": {"type": "string", "pattern": r"\$\{|^\?\?\?$"},
+            "node": {
+                "type": "object",
+                "description": "A class or function, and its arguments.",
+                "properties": {"_target_": {"type": "string", "description": "Dotted path of a class or function."}},
+            },
+            **{one.path[0]: _section(described, one.path) for one in described if one.is_section},
+            **{f"{one.path[0]}.yaml": _file(one) for one in described if len(one.path) == 1 and _is_group(one)},
+        },
+    }
+
+
+def _is_group(one: Described) -> bool:
+    """Whether a folder of options can stand for it: a section, a component, or a mapping of them."""
+    return one.is_section or NODE in _ANY.get(one.key, {}).get("anyOf", ()) or get_origin(one.kind) is dict
+
+
+def _file(one: Described) -> Schema:
+    """An option of a group: what its section holds, and a defaults list."""
+    own: Schema = {"properties": {}, "additionalProperties": True}
+    if one.is_section:
+        names = [below.path[1] for below in fields() if below.path[:1] == one.path and len(below.path) == 2]
+        kept = {name: {"$ref": f"#/$defs/{one.key}/properties/{name}"} for name in names}
+        own = {"properties": kept, "additionalProperties": False}
+    elif one.key in _NARROWER:
+        own = {**_NARROWER[one.key], "properties": {}}
+    else:
+        own["properties"] = {"_target_": {"$ref": "#/$defs/node/properties/_target_"}}
+    defaults = {"defaults": {"$ref": "#/$defs/defaults"}}
+    return {"type": "object", "description": one.meaning, **own, "properties": {**defaults, **own["properties"]}}
+
+
+def _section(described: Iterable[Described], path: tuple[str, ...]) -> Schema:
+    inside = [one for one in described if one.path[:-1] == path]
+    return {
+        "type": "object",
+        "properties": {one.path[-1]: _with_words(one, _of(one)) for one in inside},
+        "additionalProperties": False,
+    }
+
+
+def _of(one: Described) -> Schema:
+    """What a key may hold."""
+    if one.is_section:
+        return {"$ref": f"#/$defs/{one.key}"}
+    if "units" in one.rules:
+        found = _duration(one.rules["units"], null=one.rules["null"])
+    elif one.key in _ANY:
+        found = _ANY[one.key]
+    elif one.key in _NARROWER:
+        found = _NARROWER[one.key]
+    else:
+        found = _kind(one.kind, one.rules.get("at_least"))
+    return _or_interpolation(found)
+
+
+def _or_interpolation(found: Schema) -> Schema:
+    alternatives = found.get("anyOf", [found])
+    return found if _TEXT in alternatives or not found else {"anyOf": [*alternatives, INTERPOLATION]}
+
+
+def _kind(kind: Any, least: float | None) -> Schema:
+    bound = {} if least is None else {"minimum": least}
+    if get_origin(kind) in (Union, types.UnionType):
+        return {"anyOf": [NULL if one is type(None) else _kind(one, least) for one in get_args(kind)]}
+    if get_origin(kind) is list:
+        return {"type": "array", "items": _or_interpolation(_kind(get_args(kind)[0], least))}
+    if get_origin(kind) is dict:
+        return {"type": "object"}
+    if kind is Any:
+        return {}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return {"enum": [member.value for member in kind]}
+    names = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    return {"type": names[kind], **bound}
+
+
+def _duration(units: Iterable[Unit], *, null: bool) -> Schema:
+    allowed = tuple(units)
+    pattern = "|".join(_UNITS[unit] for unit in allowed)
+    steps = [{"type": "integer", "minimum": 1}] if Unit.STEP in allowed else []
+    text = {"type": "string", "pattern": f"^(?=.*[1-9]) *({pattern}) *$"}
+    return {"anyOf": [*steps, text, *([NULL] if null else [])]}
+
+
+def _with_words(one: Described, found: Schema) -> Schema:
+    words = {"description": f"{one.meaning} May change on a resume." if one.may_change else one.meaning}
+    return words | found if one.is_section else words | found | {"default": one.default}

@@ -1,0 +1,236 @@
+"""One command line with several values, as jobs: the overrides of each, and the KEY that names it.
+
+    optimizer.lr=0.1,0.01 model.width=range(8,17,8)    four jobs; the key written last varies fastest
+    model.width=8,optimizer.lr=0.1                     the KEY of the first: what is swept, sorted by key
+
+A KEY depends on nothing but the job's own swept values, so the same values find the same directory again, in
+whatever order, command or company. It holds lower-case letters, digits and `= - _ . ,` only. Where that, or the
+length, does not let a value be written as it is, the KEY ends in a digest of the exact values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import (
+    ChoiceSweep,
+    Glob,
+    IntervalSweep,
+    Override,
+    Quote,
+    QuotedString,
+    RangeSweep,
+)
+from hydra.errors import HydraException
+
+from trainer_cli.config.overrides import COMMAND_LINE, raise_all, read
+from trainer_cli.errors import ConfigError
+
+MOST_JOBS = 10_000
+"""More than this is a slip of the pen."""
+LONGEST_KEY = 120
+_DIGEST = re.compile(r"-[0-9a-f]{12}$")
+_RUN_DIR = "run_dir"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a sweep: its KEY, all of its overrides, and its swept values as text, in the order written."""
+
+    key: str
+    overrides: tuple[str, ...]
+    swept: Mapping[str, str]
+
+
+def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None]) -> list[Job]:
+    """The product of all swept values, in the order written. `options` gives those of a group; None: it is none.
+
+    Raises:
+        ConfigError: nothing is swept, or something cannot be; several mistakes together.
+    """
+    parsed = [_parsed(argument) for argument in arguments]
+    swept = [override for override in parsed if override is not None]
+    raise_all(list(_mistakes(arguments, swept)))
+    read([argument for argument, override in zip(arguments, parsed, strict=True) if override is None])
+    if not swept:
+        raise ConfigError(
+            "-m, but nothing is swept",
+            where=COMMAND_LINE,
+            cure="Give a key several values, as in optimizer.lr=0.1,0.01 or seed=range(3), or leave -m out.",
+        )
+    values: list[list[Any]] = []
+    mistakes: list[ConfigError] = []
+    for override in swept:
+        try:
+            values.append(_values(override, options))
+        except ConfigError as error:
+            mistakes.append(error)
+    raise_all(mistakes)
+    count = math.prod(map(len, values))
+    if count > MOST_JOBS:
+        raise ConfigError(f"this is a sweep of {count:,} jobs", where=COMMAND_LINE, cure=f"At most {MOST_JOBS:,}.")
+    return [_job(arguments, parsed, combination) for combination in itertools.product(*values)]
+
+
+def key_of(swept: Mapping[str, Any]) -> str:
+    """The KEY of swept keys (without `+`) and their values: a safe name of one file, the same on every system."""
+    parts = sorted((name, text_of(value)) for name, value in swept.items())
+    slugs = [(re.sub(r"[^A-Za-z0-9_.-]", "-", name), re.sub(r"[^A-Za-z0-9_.-]", "-", text)) for name, text in parts]
+    readable = ",".join("=".join(slug) for slug in slugs).lower()
+    exact = ",".join("=".join(part) for part in parts)
+    # Upper case gets a digest, since some file systems hold `A` and `a` for one name; and so does what only looks
+    # as if it had one.
+    if readable == exact and len(readable) <= LONGEST_KEY and not _DIGEST.search(readable):
+        return readable
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+    return f"{readable[: LONGEST_KEY - 13]}-{digest}"
+
+
+def text_of(value: Any) -> str:
+    """A value as Hydra's grammar writes it, quoted only where it must be; two values never have the same text."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return repr(value).replace("e+", "e")
+    if isinstance(value, list):
+        return f"[{','.join(map(text_of, value))}]"
+    if isinstance(value, dict):
+        # The grammar has no quotes for the keys of a mapping.
+        items = (f"{Override._get_value_element_as_str(key)}:{text_of(item)}" for key, item in value.items())
+        return f"{{{','.join(items)}}}"
+    if isinstance(value, str):
+        return value if _is_plain(value) else QuotedString(value, Quote.single).with_quotes()
+    return str(value)
+
+
+def _parsed(argument: str) -> Override | None:
+    """The override, where it gives several values."""
+    key = argument.partition("=")[0].lstrip("+")
+    if key == "ckpt":
+        return None
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except (HydraException, ValueError):
+        return None
+    return override if override.is_sweep_override() else None
+
+
+def _mistakes(arguments: Sequence[str], swept: Sequence[Override]) -> Iterator[ConfigError]:
+    keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
+    if _RUN_DIR in keys:
+        yield ConfigError(
+            "run_dir= and -m: each job of a sweep has a directory of its own, runs/NAME/sweep/KEY",
+            where=COMMAND_LINE,
+            cure="Leave run_dir= out; name=NAME chooses where.",
+        )
+    for argument, key in zip(arguments, keys, strict=True):
+        if key.endswith("+") and _parsed(argument.replace("+=", "=", 1)) is not None:
+            cure = f"Sweep whole lists: {key[:-1]}=[a],[a,b]."
+            yield ConfigError(f"{argument}: what is added to a list is not swept", where=COMMAND_LINE, cure=cure)
+    for override in swept:
+        key = override.get_key_element().lstrip("+~")
+        if override.is_delete():
+            yield ConfigError(f"{override.input_line}: a removal takes no values to sweep", where=COMMAND_LINE)
+        elif keys.count(key) > 1:
+            cure = "Give all its values at once."
+            yield ConfigError(f"{key} is swept, and given again", where=COMMAND_LINE, cure=cure)
+
+
+def _values(override: Override, options: Callable[[str], Sequence[str] | None]) -> list[Any]:
+    """All values of a swept override, plain; duplicates refused."""
+    line, sweep = override.input_line, override.value()
+    if isinstance(sweep, IntervalSweep):
+        raise ConfigError(
+            f"{line}: an interval has no end of values",
+            where=COMMAND_LINE,
+            cure="List them (a,b,c), or use range(START,STOP,STEP).",
+        )
+    if isinstance(sweep, Glob):
+        values = _globbed(override, sweep, options(override.key_or_group))
+    elif isinstance(sweep, RangeSweep):
+        values = _range(sweep, line or "")
+    else:
+        assert isinstance(sweep, ChoiceSweep)
+        values = [Override._convert_value(value) for value in sweep.list]
+    if not values:
+        raise ConfigError(f"{line} gives no value at all", where=COMMAND_LINE)
+    texts = [text_of(value) for value in values]
+    twice = sorted({text for text in texts if texts.count(text) > 1})
+    if twice:
+        raise ConfigError(f"{line} gives {', '.join(twice)} twice", where=COMMAND_LINE, cure="Name each value once.")
+    if getattr(sweep, "shuffle", False):
+        # The same command gives the same order again.
+        random.Random(line).shuffle(values)
+    return values
+
+
+def _globbed(override: Override, glob: Glob, known: Sequence[str] | None) -> list[Any]:
+    """The options of a group that fit; `*` does not cross a `/`."""
+    line = override.input_line
+    if known is None:
+        raise ConfigError(
+            f"{line}: glob() chooses among the options of a group, and {override.key_or_group} is none",
+            where=COMMAND_LINE,
+            cure="List the values: a,b,c.",
+        )
+
+    def fits(name: str, patterns: Sequence[str]) -> bool:
+        return any(fnmatchcase(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns)
+
+    found = [name for name in known if fits(name, glob.include) and not fits(name, glob.exclude)]
+    if not found:
+        raise ConfigError(f"{line} fits nothing", where=COMMAND_LINE, cure=f"There are: {', '.join(known) or 'none'}.")
+    return found
+
+
+def _range(sweep: RangeSweep, line: str) -> list[Any]:
+    """The numbers of a range, counted as written: three steps of 0.1 are 0.3."""
+    assert sweep.start is not None
+    assert sweep.stop is not None
+    ends = (sweep.start, sweep.stop, sweep.step)
+    if not all(math.isfinite(end) for end in ends) or sweep.step == 0:
+        raise ConfigError(f"{line} has no end", where=COMMAND_LINE, cure="range(START,STOP,STEP) leaves out STOP.")
+    start, stop, step = (Decimal(repr(end)) for end in ends)
+    count = max(0, math.ceil((stop - start) / step))
+    if count > MOST_JOBS:
+        raise ConfigError(f"{line} gives {count:,} values", where=COMMAND_LINE, cure=f"At most {MOST_JOBS:,}.")
+    whole = all(isinstance(end, int) for end in ends)
+    numbers = [start + index * step for index in range(count)]
+    return [int(number) if whole else float(number) for number in numbers]
+
+
+def _job(arguments: Sequence[str], parsed: Sequence[Override | None], combination: tuple[Any, ...]) -> Job:
+    values = iter(combination)
+    overrides: list[str] = []
+    swept: dict[str, Any] = {}
+    for argument, override in zip(arguments, parsed, strict=True):
+        if override is None:
+            overrides.append(argument)
+        else:
+            key, value = override.get_key_element(), next(values)
+            swept[key.lstrip("+")] = value
+            overrides.append(f"{key}={text_of(value)}")
+    return Job(key_of(swept), tuple(overrides), {key: text_of(value) for key, value in swept.items()})
+
+
+def _is_plain(text: str) -> bool:
+    """Whether Hydra reads a text without quotes as that very text."""
+    if not re.fullmatch(r"[\w./:@%+-]+", text):
+        return False
+    try:
+        return OverridesParser.create().parse_override(f"x={text}").value() == text
+    except (HydraException, ValueError):
+        return False

@@ -1,0 +1,189 @@
+"""Several sources of training data in fixed proportions, in an order that can be resumed anywhere.
+
+Positions run on over epochs. Each block of `BLOCK` of them holds the same number of samples of each source, by the
+largest remainder of its weight; within the block a keyed permutation arranges them. Each source is walked without
+replacement, in a new order each time it is through, however our epochs fall. So what stands at a position is a pure
+function of (seed, position), and costs no more far inside than at the beginning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+from trainer_cli.data.loader import MapDataset
+from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
+from trainer_cli.data.position import type_name
+from trainer_cli.errors import UserError
+
+BLOCK = 1000
+"""Positions over which proportions are exact: weights count in thousandths of their sum."""
+
+_OWN_SEEDS = 1 << 40  # an epoch that no training reaches: its seeds are for orders
+
+
+class Mixture:
+    """Data whose `train` is drawn from several sources by weight, and whose `val` is every source's own.
+
+    Args:
+        sources: name -> data object with `train`, a dataset with a length, and perhaps `val`.
+        weights: name -> share of the training samples; shares need not add up to one.
+        epoch_samples: samples that we call an epoch. Null: as many as all sources have together.
+
+    Any other attribute, such as `vocab_size`, is that of the sources where all of them agree.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, Any], weights: Mapping[str, float], epoch_samples: int | None = None
+    ) -> None:
+        if not isinstance(sources, Mapping) or not isinstance(weights, Mapping) or not sources:
+            raise UserError("data.sources and data.weights must be mappings with a name for each source", where="data")
+        if lacking := sorted(set(map(str, sources)) ^ set(map(str, weights))):
+            raise UserError(
+                f"data.sources has {', '.join(sources)}, but data.weights has {', '.join(weights)}",
+                where="data.weights",
+                cure=f"Give both or neither of {', '.join(lacking)}.",
+            )
+        self.sources = dict(sources)
+        parts = {name: _trainable(name, source) for name, source in sources.items()}
+        self.train = MixedDataset(parts, [weights[name] for name in sources], epoch_samples)
+        self.val: dict[str, Any] = {}
+        for name, source in sources.items():
+            val = getattr(source, "val", None)
+            if isinstance(val, Mapping):
+                self.val.update({f"{name}_{inner}": one for inner, one in val.items()})
+            elif val is not None:
+                self.val[str(name)] = val
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "sources":
+            raise AttributeError(name)
+        values = [getattr(source, name) for source in self.sources.values()]
+        if any(value != values[0] for value in values):
+            raise AttributeError(f"the sources differ in '{name}': {', '.join(map(str, values))}")
+        return values[0]
+
+
+class MixedDataset:
+    """Samples of several datasets; keys are (number of the dataset, its own key)."""
+
+    order_version = f"mixture-1 {ORDER_VERSION}"
+
+    def __init__(
+        self, datasets: Mapping[str, MapDataset], weights: Sequence[float], epoch_samples: int | None = None
+    ) -> None:
+        self.datasets = list(datasets.values())
+        self.lengths = [len(dataset) for dataset in self.datasets]
+        self.quotas = tuple(quotas(dict(zip(datasets, weights, strict=True)), BLOCK))
+        if epoch_samples is not None and (
+            isinstance(epoch_samples, bool) or not isinstance(epoch_samples, int) or epoch_samples < 1
+        ):
+            raise UserError(
+                f"data.epoch_samples is {epoch_samples!r}, but it must be a whole number of at least 1, or null",
+                where="data.epoch_samples",
+            )
+        self.length = sum(self.lengths) if epoch_samples is None else epoch_samples
+        self.deterministic = all(getattr(dataset, "deterministic", False) for dataset in self.datasets)
+        facts = [
+            (name, length, quota, getattr(dataset, "fingerprint", None), getattr(dataset, "order_version", None))
+            for (name, dataset), length, quota in zip(datasets.items(), self.lengths, self.quotas, strict=True)
+        ]
+        self.fingerprint = blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+        if (collate := _common_collate(self.datasets)) is not None:
+            self.collate = collate
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, key: tuple[int, Any]) -> Any:
+        number, own = key
+        return self.datasets[number][own]
+
+    def sample_keys(self, seed: int, epoch: int, start: int, stop: int) -> list[tuple[int, Any]]:
+        """The dataset, and the key in it, at each of these positions of an epoch."""
+        keys: list[tuple[int, Any]] = []
+        first, end = epoch * self.length + start, epoch * self.length + stop
+        order_seed = sample_seed(seed, _OWN_SEEDS, 0)
+        while first < end:
+            block, inside = divmod(first, BLOCK)
+            taken = min(end - first, BLOCK - inside)
+            for number, nth in _arrangement(order_seed, block, self.quotas)[inside : inside + taken]:
+                keys.append((number, self._key(seed, number, block * self.quotas[number] + nth)))
+            first += taken
+        return keys
+
+    def _key(self, seed: int, number: int, draw: int) -> Any:
+        """The key of a dataset's sample at its `draw`-th turn, counted from the beginning of the training."""
+        dataset, length = self.datasets[number], self.lengths[number]
+        epoch, place = divmod(draw, length)
+        own_seed = sample_seed(seed, _OWN_SEEDS, 1 + number)
+        if (own_order := getattr(dataset, "sample_keys", None)) is not None:
+            return own_order(own_seed, epoch, place, place + 1)[0]
+        return sample_indices(own_seed, epoch, place, place + 1, length)[0]
+
+
+def quotas(weights: Mapping[str, float], block: int) -> list[int]:
+    """How many of `block` positions belong to each name, by the largest remainder.
+
+    Raises:
+        UserError: a weight is no positive number, or so small that nothing of a block would be its.
+    """
+    for name, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise UserError(
+                f"data.weights.{name} is {weight!r}, but it must be a number above 0",
+                where=f"data.weights.{name}",
+                cure="Leave out a source that is not wanted.",
+            )
+    total = math.fsum(weights.values())
+    exact = [block * weight / total for weight in weights.values()]
+    shares = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda number: (shares[number] - exact[number], number))
+    for number in by_remainder[: block - sum(shares)]:
+        shares[number] += 1
+    for name, share in zip(weights, shares, strict=True):
+        if share == 0:
+            raise UserError(
+                f"data.weights.{name} is {weights[name]!r} of {total:g}, less than one in {block:,}",
+                where=f"data.weights.{name}",
+                cure="Give it more weight, or leave the source out.",
+            )
+    return shares
+
+
+@lru_cache(maxsize=4)
+def _arrangement(seed: int, block: int, quotas: tuple[int, ...]) -> list[tuple[int, int]]:
+    """For each position of a block, whose it is, and the how manieth of that source in the block."""
+    owners = [number for number, quota in enumerate(quotas) for _ in range(quota)]
+    given = [0] * len(quotas)
+    arranged = []
+    for place in sample_indices(seed, block, 0, len(owners), len(owners)):
+        number = owners[place]
+        arranged.append((number, given[number]))
+        given[number] += 1
+    return arranged
+
+
+def _trainable(name: str, source: Any) -> MapDataset:
+    train: Any = getattr(source, "train", None)
+    if not hasattr(train, "__getitem__") or not hasattr(train, "__len__"):
+        raise UserError(
+            f"the train part of {name} ({type_name(source)}) is {type_name(train)}, which is no dataset with a length",
+            where=f"data.sources.{name}",
+        )
+    if len(train) == 0:
+        raise UserError(f"the train part of {name} is empty", where=f"data.sources.{name}")
+    dataset: MapDataset = train
+    return dataset
+
+
+def _common_collate(datasets: Sequence[MapDataset]) -> Callable[[list[Any]], Any] | None:
+    """What all of them make batches with, where they say so."""
+    own: list[Any] = [getattr(dataset, "collate", None) for dataset in datasets]
+    if any(one is not own[0] for one in own):
+        raise UserError("the sources make batches in different ways", where="data.sources", cure="Set data.collate_fn.")
+    collate: Callable[[list[Any]], Any] | None = own[0]
+    return collate

@@ -1,0 +1,281 @@
+"""Batches of an iterable dataset: where it knows where it stands, a resume goes on there, in every worker.
+
+Each batch brings the state of the dataset that made it, so what is saved is where the training is, however far
+the workers have read ahead. A dataset that does not know is read again up to that place.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from torch.utils.data import default_collate
+
+from trainer_cli.data.loader import pinned
+from trainer_cli.data.order import sample_seed
+from trainer_cli.data.position import STATE_VERSION, check_counts, check_same, type_name
+from trainer_cli.data.randomness import kept_random_state, seed_random
+from trainer_cli.data.workers import AHEAD, Workers
+from trainer_cli.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class Ask(NamedTuple):
+    """The next batch of a pass over an epoch; at its first, `start` is where the dataset is put."""
+
+    turn: int
+    epoch: int
+    number: int
+    start: Any
+
+
+class Answer(NamedTuple):
+    """A batch, if there was one, the dataset's state after it, and whether the dataset has come to its end."""
+
+    batch: Any
+    found: bool
+    state: Any
+    ended: bool
+
+
+@dataclass(slots=True)
+class Place:
+    """Where one worker's dataset stands."""
+
+    state: Any
+    batches: int = 0
+    ended: bool = False
+
+
+class StreamLoader:
+    """Batches of an IterableDataset, from here or from workers in turn.
+
+    One with `state_dict` and `load_state_dict` is put where it stood; of any other, a resume replays the batches
+    of the epoch that were seen already. Every epoch begins with the dataset in the state in which it was given;
+    one with `set_epoch` is told the epoch first. Before each batch the random generators are seeded from (seed,
+    epoch, number of the batch). As usual, it is the dataset that shares its samples among workers, by
+    `torch.utils.data.get_worker_info()`.
+
+    Args:
+        persistent_workers: workers live over epochs. Not given: where the dataset has a state to go back to; else
+            each epoch begins with new copies of it.
+    """
+
+    stateful = True
+    """Whoever asks for a batch ahead must ask for the state before."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 32,
+        *,
+        seed: int,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+        pin_memory: bool = False,
+        persistent_workers: bool | None = None,
+        worker_timeout_s: float | None = None,
+    ) -> None:
+        check_counts(batch_size=batch_size, num_workers=num_workers)
+        self.batch_size = batch_size
+        self.seed = seed
+        self.num_workers = num_workers
+        self.drop_last = drop_last
+        self.pin_memory = pin_memory
+        self.fingerprint: str | None = getattr(dataset, "fingerprint", None)
+        self.source = StreamSource(dataset, seed, batch_size, collate_fn, drop_last=drop_last)
+        self.workers = Workers(
+            self.source,
+            num_workers,
+            seed=sample_seed(seed, 0, 0),
+            persistent=self.source.stateful if persistent_workers is None else persistent_workers,
+            timeout_s=worker_timeout_s,
+        )
+        self._turn = 0
+        self._position = 0, 0
+        self._next = 0
+        self._places = self._beginning()
+        self._told = False
+
+    @property
+    def promise(self) -> str:
+        """What its resume can promise, in a sentence."""
+        if not self.source.stateful:
+            return (
+                f"{type_name(self.source.dataset)} has no position of its own, so a resume replays the batches of the "
+                "epoch that were already seen and drops them; it is exact if the dataset gives the same samples each "
+                "time it is started with the same random seeds, and has no memory of earlier epochs."
+            )
+        several = f", in each of its {self.num_workers} workers" if self.num_workers > 1 else ""
+        return (
+            f"{type_name(self.source.dataset)} saves and loads its own position, so a resume goes on where it "
+            f"stood{several}; it is exact if that position is all that its samples depend on."
+        )
+
+    def __len__(self) -> int:
+        """Batches of an epoch. TypeError where the dataset cannot tell, or workers share it in ways of its own."""
+        if self.num_workers > 1:
+            raise TypeError("how many batches several workers make of an iterable dataset is known at its end")
+        whole, over = divmod(len(self.source.dataset), self.batch_size)
+        return whole + (over > 0 and not self.drop_last)
+
+    def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
+        """The batches of an epoch after its first `batch` batches. `samples` is not needed here."""
+        if batch < 0:
+            raise ValueError(f"an epoch cannot be entered {-batch} batches before its start")
+        skip = 0
+        if (epoch, batch) != self._position or batch == 0:
+            skip = batch
+            self._position, self._next, self._places = (epoch, 0), 0, self._beginning()
+        self._turn += 1
+        return self._batches(epoch, skip)
+
+    def close(self) -> None:
+        """End the persistent workers. A later `iterate` starts new ones."""
+        self.workers.close()
+
+    def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
+        """Where the data stands: the state of the dataset in each worker. Of the batch given last, or a beginning."""
+        places, following = (self._beginning(), 0) if batch == 0 else (self._places, self._next)
+        if batch and (epoch, batch) != self._position:
+            raise ValueError(f"the data stands at {self._position}, not at {(epoch, batch)}")
+        return {
+            "version": STATE_VERSION,
+            "order": "stream" if self.source.stateful else "stream, replayed",
+            "seed": self.seed,
+            "epoch": epoch,
+            "batch": batch,
+            "fingerprint": self.fingerprint,
+            "next": following,
+            "workers": [asdict(place) for place in places],
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a position in other data, and one inside an epoch that other workers share; keep it for `iterate`.
+
+        Raises:
+            UserError: saying what differs.
+        """
+        check_same(self.state_dict(0), state, ("version", "order", "seed", "fingerprint"))
+        epoch, batch, count = state["epoch"], state["batch"], len(state["workers"])
+        name = type_name(self.source.dataset)
+        if count != len(self._places):
+            if batch:
+                raise UserError(
+                    f"the checkpoint is from the middle of an epoch of {name} that {count} workers share in their own "
+                    f"way, but data.num_workers is {self.num_workers}: go on with data.num_workers={count} "
+                    "(at the end of an epoch it may change)",
+                    where="data.num_workers",
+                )
+            if not self._told:
+                self._told = True
+                log.warning(
+                    "data.num_workers was %d and is %d: %s shares its samples in another way from here on, so the "
+                    "results differ from those of going on with %d",
+                    count, self.num_workers, name, count,
+                )  # fmt: skip
+        elif batch and self.source.stateful:
+            self._position, self._next = (epoch, batch), state["next"]
+            self._places = [Place(**place) for place in state["workers"]]
+
+    def _beginning(self) -> list[Place]:
+        return [Place(self.source.initial) for _ in range(max(1, self.num_workers))]
+
+    def _batches(self, epoch: int, skip: int) -> Generator[Any, None, None]:
+        turn, asked = self._turn, [place.batches for place in self._places]
+        starts: list[Any] = [place.state for place in self._places]
+        with self.workers.lent() if self.num_workers else nullcontext() as pool:
+
+            def ask(worker: int) -> Ask:
+                # Only the first one carries the state: it may be large, and a busy worker does not read.
+                start, starts[worker] = starts[worker], None
+                asked[worker] += 1
+                return Ask(turn, epoch, (asked[worker] - 1) * len(starts) + worker, start)
+
+            if pool is not None:
+                for worker in [number for number, place in enumerate(self._places) if not place.ended] * AHEAD:
+                    pool.send(worker, ask(worker))
+            while not all(place.ended for place in self._places):
+                worker = self._next
+                place = self._places[worker]
+                self._next = (worker + 1) % len(starts)
+                if place.ended:
+                    continue
+                if pool is None:
+                    with kept_random_state():
+                        answer = self.source.fetch(ask(worker))
+                else:
+                    answer = pool.receive(worker)
+                    if not answer.ended:
+                        pool.send(worker, ask(worker))
+                self._places[worker] = Place(answer.state, place.batches + answer.found, answer.ended)
+                if answer.found:
+                    self._position = epoch, self._position[1] + 1
+                    if self._position[1] > skip:
+                        yield pinned(answer.batch) if self.pin_memory else answer.batch
+
+
+class StreamSource:
+    """An iterable dataset that is put where it is wanted, and makes one batch after the other. Workers get a copy."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        seed: int,
+        batch_size: int,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        *,
+        drop_last: bool,
+    ) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.batch_size = batch_size
+        self.collate = collate_fn or default_collate
+        self.drop_last = drop_last
+        self.stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
+        self.initial = self._state()
+        self._turn = 0
+        self._iterator: Iterator[Any] = iter(())
+
+    def fetch(self, ask: Ask, at: Callable[[int], None] | None = None) -> Answer:
+        """The next batch. An error of the dataset keeps its type and says which batch it was."""
+        seed_random(sample_seed(self.seed, ask.epoch, ask.number + 1))
+        samples: list[Any] = []
+        ended = False
+        try:
+            if ask.turn != self._turn:
+                self._start(ask)
+            while len(samples) < self.batch_size and not ended:
+                if at is not None:
+                    at(len(samples))
+                try:
+                    samples.append(next(self._iterator))
+                except StopIteration:
+                    ended = True
+            found = len(samples) == self.batch_size or (bool(samples) and not self.drop_last)
+            batch = self.collate(samples) if found else None
+        except Exception as error:
+            error.add_note(f"while loading {self.tell(ask, len(samples))}")
+            raise
+        return Answer(batch, found, self._state(), ended)
+
+    def tell(self, ask: Ask, place: int | None) -> str:
+        """What is loaded."""
+        return f"sample {place or 0} of batch {ask.number} of epoch {ask.epoch}"
+
+    def _state(self) -> Any:
+        return copy.deepcopy(self.dataset.state_dict()) if self.stateful else None
+
+    def _start(self, ask: Ask) -> None:
+        self._turn = ask.turn
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(ask.epoch)
+        if self.stateful:
+            self.dataset.load_state_dict(copy.deepcopy(ask.start))
+        self._iterator = iter(self.dataset)

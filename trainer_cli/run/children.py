@@ -1,0 +1,148 @@
+"""Processes that one process runs beside itself: their output, their end, and that none outlives it unnoticed.
+
+Each child's stdin is a pipe whose other end the parent alone holds. When the parent is gone, however it went, the
+pipe ends, and a child that called `stop_with_parent` is told to stop as by SIGTERM: it saves and exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO
+
+_LOOK_AFTER_S = 0.05
+_CHUNK_BYTES = 1 << 16
+_DIES_IN_S = 10.0
+
+
+class Children:
+    """The processes that run now, each under a name. With `prefixed`, each line of their output begins with it."""
+
+    def __init__(self, *, prefixed: bool) -> None:
+        self._prefixed = prefixed
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._processes
+
+    def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start a process in our process group, so that a terminal's Ctrl-C and Ctrl-Z reach it as they do us."""
+        output = subprocess.PIPE if self._prefixed else None
+        process = subprocess.Popen(command, env=dict(env), stdin=subprocess.PIPE, stdout=output, stderr=output)
+        self._processes[name] = process
+        for pipe, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                self._selector.register(pipe, selectors.EVENT_READ, _Lines(name, pipe, sink))
+
+    def wait(self) -> Iterator[tuple[str, int]]:
+        """Pass on what is said for a moment; then name each process that has ended, with its code."""
+        if self._selector.get_map():
+            for key, _ in self._selector.select(_LOOK_AFTER_S):
+                if not key.data.pass_on():
+                    self._selector.unregister(key.fileobj)
+        else:
+            time.sleep(_LOOK_AFTER_S)
+        for name, process in list(self._processes.items()):
+            code = process.poll()
+            if code is not None:
+                self._forget(name, process)
+                yield name, code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send every process a signal."""
+        for process in self._processes.values():
+            process.send_signal(number)
+
+    def kill(self) -> None:
+        """End every process at once."""
+        for name, process in list(self._processes.items()):
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_DIES_IN_S)
+            self._forget(name, process)
+
+    def _forget(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        del self._processes[name]
+        for pipe in (process.stdout, process.stderr):
+            if pipe is None:
+                continue
+            if pipe in self._selector.get_map():
+                key = self._selector.unregister(pipe)
+                key.data.finish()
+            pipe.close()
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+class _Lines:
+    """Whole lines from a pipe to a stream, each with its name in front."""
+
+    def __init__(self, name: str, pipe: IO[bytes], sink: IO[str]) -> None:
+        self._prefix = f"[{name}] "
+        self._pipe = pipe
+        self._sink = sink
+        self._rest = b""
+
+    def pass_on(self) -> bool:
+        """Pass on what is there; False at the end."""
+        chunk = self._read()
+        if chunk is not None:
+            self._take(chunk)
+        return chunk != b""
+
+    def finish(self) -> None:
+        """Pass on all that was written, and wait for no more: a grandchild may hold the pipe open for ever."""
+        while chunk := self._read():
+            self._take(chunk)
+        self._take(b"")
+
+    def _read(self) -> bytes | None:
+        """What is there; None: nothing just now; empty: it has ended."""
+        try:
+            return os.read(self._pipe.fileno(), _CHUNK_BYTES)
+        except BlockingIOError:
+            return None
+
+    def _take(self, chunk: bytes) -> None:
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        if rest and (not chunk or len(rest) > _CHUNK_BYTES):
+            lines.append(rest)
+            rest = b""
+        self._rest = rest
+        if lines:
+            text = "".join(f"{self._prefix}{line.decode(errors='replace')}".rstrip() + "\n" for line in lines)
+            # A reader that went away silences the display and nothing else.
+            with contextlib.suppress(OSError):
+                self._sink.write(text)
+                self._sink.flush()
+
+
+def stop_with_parent() -> None:
+    """Have this process told to stop, as by SIGTERM, when its stdin ends. Nothing else reads it from now on."""
+    watched = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(watched, 1):
+                pass
+        # To the main thread, so that it wakes from whatever it waits for.
+        signal.pthread_kill(main, signal.SIGTERM)
+
+    threading.Thread(target=watch, name="stop-with-parent", daemon=True).start()

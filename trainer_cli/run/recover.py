@@ -1,0 +1,48 @@
+"""The config that something on disk was trained with: a run directory, a checkpoint, or `RUN@latest`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer_cli.checkpoint.format.verified import read_verified
+from trainer_cli.checkpoint.naming import CONFIG_FILE
+from trainer_cli.checkpoint.soundness import catalog_of
+from trainer_cli.errors import CheckpointError, TrainError
+from trainer_cli.run.rundir import RunDir
+from trainer_cli.run.select import select_one
+
+
+def config_file(name: str) -> Path | None:
+    """The config of the run directory, checkpoint or file that is named; None where the name is of no such thing.
+
+    Raises:
+        CheckpointError: no such checkpoint, one that is damaged, or one that carries no config.
+        UserError: a folder that is neither run nor checkpoint.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    if RunDir(path).config_file.is_file() and not (path / "manifest.json").is_file():
+        return RunDir(path).config_file
+    if not path.is_dir() and ("=" in name or "@" not in name):
+        return None
+    try:
+        checkpoint = select_one(name)
+        source, _ = config_of(checkpoint)
+    except TrainError as error:
+        error.where = "--diff"
+        raise
+    if not source:
+        raise CheckpointError(f"{checkpoint} carries no {CONFIG_FILE}")
+    return Path(source)
+
+
+def config_of(checkpoint: Path) -> tuple[Path | str, str]:
+    """The file that says which experiment a checkpoint is of, and its text; both empty where there is none."""
+    catalog = catalog_of(checkpoint.parent)
+    manifest = catalog.entry(checkpoint.name).manifest
+    if manifest is not None and CONFIG_FILE in manifest.files:
+        with catalog.storage.reading(checkpoint.name) as folder:
+            return checkpoint / CONFIG_FILE, read_verified(folder, manifest, CONFIG_FILE).decode()
+    beside = RunDir(checkpoint.parent.parent)
+    return (beside.config_file, beside.read_config()) if beside.config_file.is_file() else ("", "")

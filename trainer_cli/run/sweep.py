@@ -1,0 +1,195 @@
+"""The story of `train fit -m`.
+
+    the command line as jobs; every job's config composed and checked, those of runs that exist against them
+    only now: make the sweep's folder, lock it, freeze the config of each job that is not finished
+    run the jobs, each in a process of its own, in order, so many at a time
+    after each, and at the end: how all of them stand, read from their directories
+
+Each job is a run in `runs/NAME/sweep/KEY`, so the same command again starts those that are not finished, and each
+of them goes on by itself. A job that fails does not hide the others. A signal is for all that run: they save and
+exit, and no other begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trainer_cli
+from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.loggers.files import replace
+from trainer_cli.run import report
+from trainer_cli.run.children import Children
+from trainer_cli.run.rundir import RunDir
+from trainer_cli.run.signals import StopSignals
+from trainer_cli.run.sweep_plan import Planned, folder_of, plan
+from trainer_cli.run.sweep_table import Standing, note_failure, standing, table, write_csv
+
+log = logging.getLogger(__name__)
+
+_SAVED = (ExitCode.STOPPED_EARLY, ExitCode.INTERRUPTED)
+
+
+def sweep(
+    arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config", at_once: int = 1
+) -> int:
+    """Run every job of the command line, and return the exit code."""
+    if at_once < 1:
+        raise UserError(f"--jobs is {at_once}, but it must be at least 1")
+    planned = plan(arguments, config_dir=config_dir, config_name=config_name)
+    report.to_console(planned[0].level)
+    options = ["--config-dir", str(config_dir)] if config_dir is not None else []
+
+    def command(one: Planned, frozen: Path) -> list[str]:
+        # As with the installed script, the current folder is on the path only where this package stands in it.
+        root = Path(trainer_cli.__file__).parents[1]
+        alone = [] if root == Path.cwd() else ["-P"]
+        fit = ["-m", "trainer_cli", "fit", *options, "--frozen", str(frozen), *one.job.overrides]
+        return [sys.executable, *alone, *fit]
+
+    return Sweep(planned, command, at_once, _cores()).run()
+
+
+@dataclass(slots=True)
+class Sweep:
+    """The jobs of one command, from the lock to the last table."""
+
+    planned: Sequence[Planned]
+    command: Callable[[Planned, Path], Sequence[str]]
+    """What runs a job, whose config is in that file."""
+    at_once: int
+    cores: int
+    """How many there are for all jobs together."""
+    codes: dict[str, int] = field(default_factory=dict)
+    """Exit codes of the jobs that ended in this command."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the lock, sweep.csv and the frozen configs are: beside the jobs, where they have one base."""
+        return folder_of([one.base for one in self.planned])
+
+    def run(self) -> int:
+        """Run what is not finished, show how all stand, and return the exit code."""
+        try:
+            (self.folder / ".jobs").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.folder} cannot be made: {error.strerror}") from error
+        with RunDir(self.folder).lock() as lock:
+            lock.name_holder()
+            waiting = [one for one in self.planned if not one.done]
+            for one in waiting:
+                replace(self._file(one, "yaml"), [one.frozen.encode()])
+            finished = len(self.planned) - len(waiting)
+            log.info("%d jobs in %s%s", len(self.planned), self.folder, f", {finished} finished" if finished else "")
+            children = Children(prefixed=self.at_once > 1)
+            with StopSignals("the running jobs stop after this step, and no other begins") as signals:
+                try:
+                    self._work(waiting, children, signals, self._environment(len(waiting)))
+                except KeyboardInterrupt:
+                    children.kill()
+                    raise
+                finally:
+                    # What still runs after an error of ours stops by itself, as we do (run/children.py).
+                    self._write(children)
+            rows = self._rows(children)
+            print(f"\n{table(rows)}\nresults: {self.folder / 'sweep.csv'}")
+            if any(not row.finished for row in rows):
+                print("next: the same command again goes on, and tries what failed.")
+            sys.stdout.flush()
+            left = any(one.job.key not in self.codes for one in waiting)
+            return exit_code(list(self.codes.values()), stopped=signals.wish is not None, left=left)
+
+    def _work(
+        self, waiting: Sequence[Planned], children: Children, signals: StopSignals, env: Mapping[str, str]
+    ) -> None:
+        """Start the jobs in order, so many at a time, until all have ended or a signal says stop."""
+        self._write(children)
+        by_key = {one.job.key: one for one in waiting}
+        queue = list(waiting)
+        passed_on = False
+        while queue or children:
+            while queue and len(children) < self.at_once and signals.wish is None:
+                self._start(queue.pop(0), children, env)
+            if signals.wish is not None:
+                queue.clear()
+                if not passed_on:
+                    # Ctrl-C too: where the terminal has sent it to a job already, another would be the second.
+                    children.signal(signal.SIGTERM)
+                    passed_on = True
+            for key, code in children.wait():
+                if passed_on and code in (-signal.SIGTERM, -signal.SIGINT):
+                    # It had not come so far as to listen to signals, and had nothing to save.
+                    code = ExitCode.STOPPED_EARLY
+                self._ended(by_key[key], code)
+                self._write(children)
+
+    def _start(self, one: Planned, children: Children, env: Mapping[str, str]) -> None:
+        number = [other.job.key for other in self.planned].index(one.job.key) + 1
+        log.info("[%d/%d] %s", number, len(self.planned), one.job.key)
+        with contextlib.suppress(FileNotFoundError):
+            self._file(one, "failure").unlink()
+        children.start(one.job.key, self.command(one, self._file(one, "yaml")), env)
+
+    def _ended(self, one: Planned, code: int) -> None:
+        self.codes[one.job.key] = code
+        if code not in (ExitCode.DONE, *_SAVED):
+            note_failure(self._file(one, "failure"), code, one.run)
+            log.error("%s failed: %s", one.job.key, f"signal {-code}" if code < 0 else f"exit code {code}")
+
+    def _environment(self, count: int) -> dict[str, str]:
+        """The environment of a job: ours, with its share of the cores where several run at once."""
+        env = dict(os.environ)
+        side_by_side = min(self.at_once, count)
+        if self.at_once > 1:
+            env["PYTHONUNBUFFERED"] = "1"
+        if side_by_side > 1 and "OMP_NUM_THREADS" not in env:
+            threads = max(1, self.cores // side_by_side)
+            env["OMP_NUM_THREADS"] = str(threads)
+            log.info("%d jobs at a time, each with OMP_NUM_THREADS=%d", side_by_side, threads)
+        return env
+
+    def _file(self, one: Planned, suffix: str) -> Path:
+        return self.folder / ".jobs" / f"{one.job.key}.{suffix}"
+
+    def _rows(self, children: Children) -> list[Standing]:
+        return [
+            standing(
+                one.job.key,
+                one.job.swept,
+                one.run,
+                self._file(one, "failure"),
+                runs_now=one.job.key in children,
+            )
+            for one in self.planned
+        ]
+
+    def _write(self, children: Children) -> None:
+        file = self.folder / "sweep.csv"
+        try:
+            write_csv(file, self._rows(children))
+        except OSError as error:
+            # A full disk, most likely; the jobs know best what it means to them.
+            log.error("%s could not be written: %s", file, error)
+
+
+def exit_code(codes: Sequence[int], *, stopped: bool, left: bool) -> ExitCode:
+    """The sweep's exit code from those of the jobs that ended; `left`: some never began."""
+    early = left or any(code in _SAVED for code in codes)
+    failures = [code for code in codes if code not in (ExitCode.DONE, *_SAVED)]
+    if stopped and early:
+        return ExitCode.STOPPED_EARLY
+    if failures:
+        return ExitCode.USER if all(code == ExitCode.USER for code in failures) else ExitCode.FAILED
+    return ExitCode.STOPPED_EARLY if early else ExitCode.DONE
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

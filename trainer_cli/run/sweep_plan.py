@@ -1,0 +1,127 @@
+"""What a sweep is going to run: every job's config composed and checked, before anything is written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_cli.config import locate
+from trainer_cli.config.compose import Composed, compose, diff, from_yaml
+from trainer_cli.config.frozen import freeze, run_dir_of
+from trainer_cli.config.overrides import COMMAND_LINE, raise_all
+from trainer_cli.config.place import Place
+from trainer_cli.config.sweep import Job, jobs
+from trainer_cli.errors import ConfigError, TrainError, UserError
+from trainer_cli.run.resume import refuse_changes, reopens
+from trainer_cli.run.rundir import RunDir, RunStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A job whose config has been checked, before anything of it is written."""
+
+    job: Job
+    run: RunDir
+    base: Path
+    """The directory that the run would have by itself."""
+    frozen: str
+    reopened: bool
+    """Whether a finished run goes on, under a longer config."""
+    level: str
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do, by what the run's directory says."""
+        return not self.reopened and self.run.read_summary().get("status") == RunStatus.finished
+
+
+def plan(
+    arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config", cwd: Path | None = None
+) -> list[Planned]:
+    """All jobs in order, each composed and checked; nothing is written.
+
+    Raises:
+        ConfigError: every mistake of every job, with the values that it is about; or jobs that do not differ.
+    """
+    place = Place.of(config_dir, config_name, cwd)
+
+    def options(group: str) -> list[str] | None:
+        return list(locate.options(place.dirs, group)) if locate.is_group(place.dirs, group) else None
+
+    planned: list[Planned] = []
+    mistakes: dict[str, list[tuple[Job, TrainError]]] = {}
+    found = jobs(arguments, options)
+    for job in found:
+        try:
+            composed = compose(job.overrides, config_dir=config_dir, config_name=config_name, cwd=cwd)
+            planned.append(_planned(job, composed))
+        except TrainError as error:
+            mistakes.setdefault(str(error), []).append((job, error))
+    for same in mistakes.values():
+        if len(same) == len(found):
+            raise same[0][1]
+    raise_all([_of_jobs(same) for same in mistakes.values()])
+    _refuse_equal(planned)
+    return planned
+
+
+def folder_of(bases: Sequence[Path]) -> Path:
+    """`BASE/sweep`; where the jobs have several bases, `COMMON/A,B/sweep`, from what differs between them."""
+    different = sorted(set(bases))
+    if len(different) == 1:
+        return different[0] / "sweep"
+    common = Path(os.path.commonpath(different))
+    ends = [re.sub(r"[^A-Za-z0-9_.-]", "-", str(base.relative_to(common))) for base in different]
+    name = ",".join(ends)
+    if len(name) > 100:
+        digest = hashlib.sha256("\n".join(map(str, different)).encode()).hexdigest()[:12]
+        name = f"{name[:87]}-{digest}"
+    return common / name / "sweep"
+
+
+def _planned(job: Job, composed: Composed) -> Planned:
+    config = composed.config
+    if config.resume not in ("auto", "must", "never"):
+        raise UserError(
+            f"resume={config.resume} is one run, and a sweep is many",
+            where="resume",
+            cure="Leave resume= out: the same command again goes on.",
+        )
+    end = f"sweep/{job.key}"
+    run = RunDir(Path(config.run_dir) / end)
+    reopened = False
+    if run.exists_as_run():
+        stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
+        refuse_changes(diff(stored.raw, composed.raw), config.resume_allow, run.path, composed.origins)
+        reopened = reopens(stored.config.loop, config.loop)
+    frozen = freeze(composed, f"{run_dir_of(composed).rstrip('/')}/{end}")
+    return Planned(job, run, Path(config.run_dir), frozen, reopened, config.logging.level)
+
+
+def _of_jobs(same: Sequence[tuple[Job, TrainError]]) -> ConfigError:
+    """One mistake, with the swept values of the first job that has it."""
+    job, error = same[0]
+    more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+    return ConfigError(f"{_told(job)}{more}: {error}")
+
+
+def _told(job: Job) -> str:
+    return " ".join(f"{key}={text}" for key, text in job.swept.items())
+
+
+def _refuse_equal(planned: Sequence[Planned]) -> None:
+    """Refuse jobs whose configs do not differ: the swept key does nothing, or is set again by another."""
+    seen: dict[str, Job] = {}
+    for one in planned:
+        text = re.sub(r"(?m)^run_dir: .*\n", "", one.frozen, count=1)
+        other = seen.setdefault(text, one.job)
+        if other is not one.job:
+            raise ConfigError(
+                f"{_told(other)} and {_told(one.job)} give the same config",
+                where=COMMAND_LINE,
+                cure="Sweep a key that nothing else sets.",
+            )

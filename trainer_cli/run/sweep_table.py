@@ -1,0 +1,154 @@
+"""How the jobs of a sweep stand: read from their run directories each time, as a table and as sweep.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.errors import RunDirectoryError
+from trainer_cli.loggers.files import replace
+from trainer_cli.run.rundir import RunDir, RunStatus, write_json
+
+NOT_BEGUN = "not begun"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How one job stands."""
+
+    key: str
+    swept: Mapping[str, str]
+    run_dir: Path
+    status: str
+    reason: str = ""
+    step: int | None = None
+    seconds: float | None = None
+    attempts: int = 0
+    best: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Validation metric -> its best value, the step of it, and whether best is `min` or `max`."""
+    last: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.status == RunStatus.finished
+
+
+def standing(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, runs_now: bool) -> Standing:
+    """How a job stands by what is on the disk. `failure` is where `note_failure` told of its last end."""
+    summary = run.read_summary()
+    attempts = len(run.attempts)
+    status, reason = str(summary.get("status") or NOT_BEGUN), str(summary.get("reason") or "")
+    if runs_now:
+        status, reason = RunStatus.running, ""
+    elif status == RunStatus.running and not _is_held(run):
+        status, reason = RunStatus.killed, "the process ended without a word"
+    if status not in (RunStatus.running, RunStatus.finished, RunStatus.failed):
+        # It ended before it could say so in its own directory, which may not even be there.
+        code = _failure(failure, attempts)
+        if code is not None:
+            status = RunStatus.killed if code < 0 else RunStatus.failed
+            reason = f"signal {-code}" if code < 0 else f"exit code {code}"
+    step, seconds = summary.get("step"), summary.get("wall_time_s")
+    best, last = summary.get("best_metrics"), summary.get("last_metrics")
+    return Standing(
+        key,
+        swept,
+        run.path,
+        status,
+        reason,
+        step if isinstance(step, int) else None,
+        float(seconds) if isinstance(seconds, int | float) else None,
+        attempts,
+        best if isinstance(best, dict) else {},
+        last if isinstance(last, dict) else {},
+    )
+
+
+def note_failure(file: Path, code: int, run: RunDir) -> None:
+    """Keep that a job failed, for as long as its directory tells of no later attempt."""
+    write_json(file, {"exit_code": code, "attempts": len(run.attempts)})
+
+
+def _failure(file: Path, attempts: int) -> int | None:
+    try:
+        found = json.loads(file.read_bytes())
+        return int(found["exit_code"]) if found["attempts"] == attempts else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_held(run: RunDir) -> bool:
+    """Whether a process trains there now."""
+    try:
+        run.lock().release()
+    except RunDirectoryError:
+        return True
+    return False
+
+
+def write_csv(file: Path, rows: Sequence[Standing]) -> None:
+    """Replace the file: a row for each job, in the order of the sweep."""
+    keys = _keys(rows)
+    metrics = _metrics(rows)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    told = [f"{which} {name}" for name in metrics for which in ("best", "last")]
+    writer.writerow(["KEY", *keys, "status", "step", *told, "seconds", "attempts", "reason", "run_dir"])
+    for row in rows:
+        swept = [row.swept.get(key, "") for key in keys]
+        values = [value for name in metrics for value in (_best(row, name), row.last.get(name))]
+        cells = [row.key, *swept, row.status, row.step, *values, row.seconds, row.attempts, row.reason, row.run_dir]
+        writer.writerow(["" if cell is None else cell for cell in cells])
+    replace(file, [text.getvalue().encode()])
+
+
+def table(rows: Sequence[Standing]) -> str:
+    """The rows for a screen: swept values, status, step, the best of each metric, seconds; why some failed."""
+    keys, metrics = _keys(rows), _metrics(rows)
+    winner = _winner(rows, metrics[0]) if metrics else None
+    lines = [["", *keys, "status", "step", *(f"best {name}" for name in metrics), "seconds"]]
+    for row in rows:
+        numbers = ["" if (value := _best(row, name)) is None else f"{value:.4g}" for name in metrics]
+        step = "" if row.step is None else str(row.step)
+        seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
+        swept = [row.swept.get(key, "") for key in keys]
+        lines.append(["*" if row is winner else "", *swept, row.status, step, *numbers, seconds])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    left = range(len(keys) + 2)
+    shown = []
+    for line in lines:
+        cells = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
+        shown.append("  ".join(cells).rstrip())
+    if winner is not None:
+        shown.append(f"* best {metrics[0]}")
+    shown += [f"{row.status}: {row.key}: {row.reason}" for row in rows if not row.finished and row.reason]
+    return "\n".join(shown)
+
+
+def _keys(rows: Sequence[Standing]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row.swept))
+
+
+def _metrics(rows: Sequence[Standing]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in (*row.best, *row.last)))
+
+
+def _best(row: Standing, name: str) -> float | None:
+    value = row.best.get(name, {}).get("value")
+    return value if isinstance(value, int | float) else None
+
+
+def _winner(rows: Sequence[Standing], name: str) -> Standing | None:
+    """The job with the best value of a metric; of equal ones the first."""
+    told = [(value, row) for row in rows if (value := _best(row, name)) is not None and math.isfinite(value)]
+    if not told:
+        return None
+    smaller = told[0][1].best[name].get("mode") == "min"
+    return (min if smaller else max)(told, key=lambda one: one[0])[1]

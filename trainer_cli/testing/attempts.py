@@ -1,0 +1,137 @@
+"""One run of a resume check, stopped and started again: its processes one after the other, and what they show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.config.compose import Composed
+from trainer_cli.errors import ExitCode, TrainError, UserError
+from trainer_cli.testing import calls, trace
+from trainer_cli.testing.calls import Call
+from trainer_cli.testing.freeze import freeze
+from trainer_cli.testing.plan import SAVED_STEP, Plan, Stop, When
+from trainer_cli.testing.probe import ERROR
+from trainer_cli.testing.processes import Run
+from trainer_cli.testing.trace import Trace
+
+_KILLED = -9
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One process: where it was to be stopped, how it ended, and what it wrote down."""
+
+    stop: Stop | None
+    code: int
+    trace: Trace
+    output: str
+
+    @property
+    def came(self) -> bool:
+        """It was stopped as planned, or reached the end where no stop was planned."""
+        if self.stop is None:
+            return self.code == ExitCode.DONE
+        return self.code == (_KILLED if self.stop.when is When.accumulating else ExitCode.STOPPED_EARLY)
+
+    @property
+    def failed(self) -> bool:
+        """It ended neither by its stop nor at the training's end."""
+        return not self.came and self.code != ExitCode.DONE
+
+    @property
+    def message(self) -> str:
+        """What it said when it failed: the error in one message, or the last line of a traceback."""
+        _, found, message = self.output.rpartition(ERROR)
+        if found:
+            return re.sub(r",? ?\(?[^\s(]*/config\.yaml:\d+\)?", "", message).strip()
+        lines = [line for line in self.output.splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"it ended with exit code {self.code}"
+
+    def error(self) -> TrainError:
+        """Its failure as an error of this process."""
+        if self.code == ExitCode.USER:
+            return UserError(self.message)
+        error = TrainError(f"the training fails without any stop:\n{self.output.strip()}\n")
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A run and its stops. `attempts` ends where one did not come to its planned end."""
+
+    stops: Sequence[Stop]
+    attempts: Sequence[Attempt]
+    calls: Sequence[Call] = ()
+
+    @property
+    def planned(self) -> list[Stop | None]:
+        """The stop of each attempt; the last has none."""
+        return planned(self.stops)
+
+    def around(self, stop: Stop) -> list[Attempt]:
+        """The attempt that ends with this stop, and those up to the one that trains on, as far as they were made."""
+        first = self.planned.index(stop)
+        return list(self.attempts[first : first + 2 + stop.twice])
+
+
+def planned(stops: Sequence[Stop]) -> list[Stop | None]:
+    """The stop of each attempt that a run needs."""
+    found: list[Stop | None] = []
+    for stop in stops:
+        found += [stop, Stop(When.at_once)] if stop.twice else [stop]
+    return [*found, None]
+
+
+class Runner:
+    """Makes runs of one experiment in a scratch folder."""
+
+    def __init__(
+        self,
+        composed: Composed,
+        scratch: Path,
+        steps: int,
+        config_dir: Path | None,
+        run: Run,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._composed, self._scratch, self._steps = composed, scratch, steps
+        self._config_dir = None if config_dir is None else config_dir.resolve()
+        self._run, self._tell = run, tell
+        self.started = 0
+
+    def chain(
+        self,
+        name: str,
+        stops: Sequence[Stop] = (),
+        *,
+        notes: bool = False,
+        goes_on: Callable[[Chain], bool] = lambda chain: True,
+        **changes: Any,
+    ) -> Chain:
+        """Make a run with these stops.
+
+        `notes`: calls of clocks and unseeded generators are noted. `goes_on` is asked after each process whether the
+        next stop is worth trying. `changes` are values of the config, as in `freeze`.
+        """
+        folder = self._scratch / name
+        folder.mkdir()
+        saved = [SAVED_STEP] if any(stop.when is When.accumulating for stop in stops) else []
+        plan_file, noted = folder / "plan.json", folder / "calls.jsonl"
+        config = freeze(self._composed, folder, steps=self._steps, plan=plan_file, fixed_steps=saved, **changes)
+        attempts: list[Attempt] = []
+        for number, stop in enumerate(planned(stops)):
+            plan = Plan(config, folder / f"trace{number}.jsonl", self._config_dir, stop, noted if notes else None)
+            plan.write(plan_file)
+            output = folder / f"output{number}.txt"
+            self.started += 1
+            self._tell(f"process {self.started}: {name}")
+            code = self._run(plan_file, output)
+            text = output.read_text("utf-8", errors="replace")
+            attempts.append(Attempt(stop, code, trace.read(plan.trace), text))
+            if not attempts[-1].came or not goes_on(Chain(stops, attempts)):
+                break
+        return Chain(stops, attempts, calls.read(noted))

@@ -1,0 +1,254 @@
+"""From what differs to what is wrong and what helps: pure, and in the words of the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer_cli.testing.calls import Asks, Call
+from trainer_cli.testing.trace import Difference, Kind, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known of a difference."""
+
+    difference: Difference
+    repeats: bool
+    """Two runs that nobody stopped differ as well."""
+    resumed: bool = True
+    """It is there in a process that went on from a checkpoint."""
+    calls: Sequence[Call] = ()
+    workers: int = 0
+    exact_without_workers: bool | None = None
+    """What the same check said with `data.num_workers=0`; None: it was not asked."""
+    exact_if_deterministic: bool | None = None
+    """Whether two runs are equal with `deterministic=true`; None: it was not asked."""
+    loader: str | None = None
+    """The class of a loader that the user brought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The state that differs first, the likely cause, and what helps: a sentence each."""
+
+    state: str
+    cause: str
+    cure: str
+
+
+_ORDER = {
+    Kind.batch: ("data", "globals", "callbacks", "model", "optimizer"),
+    Kind.evaluation: ("model", "data", "globals", "callbacks", "optimizer"),
+    Kind.loss: ("model", "globals", "callbacks", "data", "optimizer"),
+    Kind.gradients: ("model", "globals", "callbacks", "optimizer", "data"),
+    Kind.state: ("optimizer", "callbacks", "globals", "model", "data"),
+    Kind.hidden: ("model", "optimizer", "callbacks", "data", "globals"),
+}
+"""Whose hidden state explains best what differs."""
+
+_SAVE = {
+    "model": "Keep it in a buffer (register_buffer), or save it with get_extra_state and set_extra_state.",
+    "generator of model": (
+        "Draw from torch's own generator, which is saved; or save the state of this one with get_extra_state "
+        "(generator.get_state()) and set it back in set_extra_state."
+    ),
+    "optimizer": "Keep it in self.state[parameter] or in a parameter group: state_dict() saves these.",
+    "callbacks": "Return it from the callback's state_dict(), and take it back in load_state_dict().",
+    "data": "Make each sample a function of its index, and draw from torch, numpy or random: they are seeded for each.",
+    "loader": (
+        "Let data hold the dataset instead of the loader, whose order is then ours; or give the loader state_dict() "
+        "and load_state_dict()."
+    ),
+    "globals": "Keep it in a module, the optimizer or a callback, and save it there.",
+}
+_CALLED = {
+    "model": "a python attribute",
+    "optimizer": "an attribute of the optimizer",
+    "callbacks": "an attribute of a callback",
+    "data": "an attribute of the data",
+    "globals": "a global variable",
+}
+
+
+def explain(evidence: Evidence) -> Cause:
+    """The likely cause of a difference."""
+    if evidence.repeats:
+        return _in_every_run(evidence)
+    if not evidence.resumed:
+        return Cause(
+            shown(evidence.difference.values),
+            "it changes when a checkpoint is saved, so a state_dict() or a hook of saving changes what it tells of",
+            "Let state_dict(), on_save_checkpoint and get_extra_state return what there is, and change nothing.",
+        )
+    return _after_a_resume(evidence)
+
+
+def owner(name: str) -> str:
+    """To which part of a training a hidden thing belongs."""
+    top = name.partition(".")[0]
+    return top if top in _CALLED else "globals"
+
+
+def saving(value: Value, loader: str | None = None) -> str:
+    """How a hidden thing would be saved."""
+    whose = owner(value.name)
+    if value.name.endswith((".requires_grad", ".training")):
+        return "Set it from trainer.progress.step in on_train_start, so that a resume sets it too."
+    if whose == "model" and is_generator(value):
+        return _SAVE["generator of model"]
+    return _SAVE["loader" if whose == "data" and loader is not None else whose]
+
+
+def is_generator(value: Value) -> bool:
+    """True for a random generator."""
+    return any(text.startswith("generator ") for text in (value.straight, value.found))
+
+
+def is_state(value: Value) -> bool:
+    """True for what is kept to be used again; counts and caches of data, and of modules, mostly are not."""
+    return is_generator(value) or owner(value.name) in ("model", "optimizer", "callbacks")
+
+
+def shown(values: Sequence[Value]) -> str:
+    """The names that differ, the first few."""
+    names = ", ".join(value.name for value in values[:3])
+    more = len(values) - 3
+    return f"{names} and {more} more" if more > 0 else names
+
+
+def described(value: Value) -> str:
+    """What it is, and both its values where they are short."""
+    what = "a random generator" if is_generator(value) else _CALLED[owner(value.name)]
+    if is_generator(value) or " " in value.straight + value.found:
+        return f"{value.name} ({what})"
+    return f"{value.name} ({what}): {value.straight} in the straight run, {value.found} here"
+
+
+def best_hidden(difference: Difference) -> Value | None:
+    """The hidden thing that explains the difference best."""
+    order = _ORDER[difference.kind]
+    if difference.kind is Kind.evaluation and difference.values[0].name.startswith("batch"):
+        order = _ORDER[Kind.batch]
+    ranked = sorted(difference.hidden, key=lambda value: (order.index(owner(value.name)), not is_generator(value)))
+    return ranked[0] if ranked else None
+
+
+def _in_every_run(evidence: Evidence) -> Cause:
+    difference = evidence.difference
+    hidden = best_hidden(difference)
+    state = shown(difference.values)
+    chance = _of(evidence.calls, Asks.chance)
+    clock = _of(evidence.calls, Asks.clock)
+    if chance:
+        return Cause(
+            f"{hidden.name} (a random generator)" if hidden is not None and is_generator(hidden) else state,
+            f"two runs that nobody stopped differ too: a generator is not seeded, {_listed(chance)}",
+            "Seed it, for example from an argument; torch, numpy and random are seeded before data and model are made.",
+        )
+    if clock:
+        return Cause(
+            state,
+            f"two runs that nobody stopped differ too: what is computed depends on the clock, {_listed(clock)}",
+            "Count steps (trainer.progress.step) instead of time, or save what was measured.",
+        )
+    if evidence.exact_if_deterministic:
+        return Cause(
+            state,
+            "two runs that nobody stopped differ too, but not with deterministic=true: a kernel sums in no fixed order",
+            "Train with deterministic=true where you need the same bits.",
+        )
+    if hidden is not None:
+        return Cause(
+            described(hidden),
+            "two runs that nobody stopped differ too, and this differs from one process to the next",
+            "Make it from the seed and the config alone.",
+        )
+    return Cause(
+        state,
+        "two runs that nobody stopped differ too, and no call of a clock or of an unseeded generator was seen in your "
+        "files: perhaps the order of a set, a file that changes, or a library",
+        "Look at what makes this value; deterministic=true did not help.",
+    )
+
+
+def _after_a_resume(evidence: Evidence) -> Cause:
+    difference = evidence.difference
+    first = difference.values[0].name
+    state = shown(difference.values)
+    if difference.restored and difference.kind is Kind.state:
+        return _not_restored(first, state)
+    hidden = best_hidden(difference)
+    of_data = difference.kind is Kind.batch or first.startswith("batch")
+    worker = _of(evidence.calls, Asks.worker)
+    if of_data and evidence.exact_without_workers and evidence.workers:
+        told = f", {_listed(worker)}" if worker else ""
+        return Cause(
+            state,
+            f"samples depend on the worker that makes them: with data.num_workers=0 all is exact{told}",
+            "Make each sample a function of its index, and draw from torch, numpy or random: they are seeded for each.",
+        )
+    if hidden is not None:
+        return Cause(
+            described(hidden),
+            "it changes in training, and no checkpoint holds it",
+            saving(hidden, evidence.loader),
+        )
+    if of_data and evidence.loader is not None:
+        return Cause(
+            state,
+            f"{evidence.loader} gives other batches when it is started anew: it has an order or a memory of its own",
+            _SAVE["loader"],
+        )
+    if calls := [*_of(evidence.calls, Asks.chance), *_of(evidence.calls, Asks.clock)]:
+        return Cause(
+            state,
+            f"what is computed may depend on {_listed(calls)}",
+            "Seed it, or count steps instead of time, or save it.",
+        )
+    return Cause(
+        state,
+        "nothing that a checkpoint lacks was seen to differ: perhaps a variable in a closure, a file, a library, "
+        "or a kernel that sums in no fixed order (try deterministic=true)",
+        "Move what changes in training into a buffer, the optimizer's state, or a callback's state_dict().",
+    )
+
+
+def _not_restored(name: str, state: str) -> Cause:
+    section = name.partition(".")[0]
+    if section == "model":
+        if name.endswith(NOT_PERSISTENT):
+            return Cause(
+                state, "the buffer is not in the checkpoint (persistent=False), yet training changes it",
+                "Register it with persistent=True.",
+            )  # fmt: skip
+        return Cause(
+            state, "it was in the checkpoint, and something changed it after it was loaded",
+            "Look at load_state_dict, set_extra_state and on_load_checkpoint, and at what on_fit_start does.",
+        )  # fmt: skip
+    if section == "random":
+        return Cause(
+            state, "random numbers are drawn when training begins, once more after each start",
+            "Draw them in __init__ or setup; what is drawn before the first step is put back.",
+        )  # fmt: skip
+    return Cause(
+        state,
+        f"what state_dict() of {_part(name)} gives does not bring back what it had",
+        "Give all that changes in state_dict(), and take all of it back in load_state_dict().",
+    )
+
+
+def _part(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "callbacks" else parts[0]
+
+
+NOT_PERSISTENT = " (not persistent)"
+
+
+def _of(calls: Sequence[Call], asks: Asks) -> list[Call]:
+    return [call for call in calls if call.asks is asks]
+
+
+def _listed(calls: Sequence[Call]) -> str:
+    return ", ".join(f"{call.what} at {call.where}" for call in calls[:3])

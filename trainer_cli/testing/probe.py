@@ -1,0 +1,68 @@
+"""One process of a resume check: the user's training, recorded; and the interpreter that such processes fork from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from contextlib import ExitStack
+
+from trainer_cli.errors import ExitCode, TrainError
+from trainer_cli.testing.plan import Plan
+
+ERROR = "train: error: "
+
+
+def main(path: str) -> int:
+    """Do what the plan in a file says, and return the exit code of the fit."""
+    from trainer_cli.config.compose import from_yaml
+    from trainer_cli.run.fit import fit
+
+    plan = Plan.read(path)
+    try:
+        composed = from_yaml(plan.config, trusted=True, config_dir=plan.config_dir)
+        with ExitStack() as stack:
+            if plan.calls is not None:
+                from trainer_cli.testing.calls import noted
+
+                stack.enter_context(noted(plan.calls, composed.project_root))
+            return fit(composed)
+    except TrainError as error:
+        print(f"{ERROR}{error}", file=sys.stderr)
+        return int(error.exit_code)
+    except Exception:
+        traceback.print_exc()
+        return int(ExitCode.FAILED)
+
+
+def serve() -> None:
+    """Import everything, then become each probe that a line of JSON asks for; answer with its exit code.
+
+    No thread may run and no tensor be computed here: the children could not go on with either.
+    """
+    import torch._dynamo  # noqa: F401  the first optimizer imports it
+
+    import trainer_cli.config.compose
+    import trainer_cli.run.build
+    import trainer_cli.run.fit
+    import trainer_cli.testing.recorder  # noqa: F401
+
+    for line in sys.stdin:
+        asked = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            code = int(ExitCode.FAILED)
+            try:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                file = os.open(asked["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                os.dup2(file, 1)
+                os.dup2(file, 2)
+                os.chdir(asked["cwd"])
+                code = main(asked["plan"])
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)

@@ -1,0 +1,123 @@
+"""Runs the processes of a resume check, and leaves none behind.
+
+Where the system forks well, each is forked from one of two interpreters that have imported torch and this package, and
+nothing else: a fresh start in a fraction of the time. The two differ in what differs from process to process, such as
+the order of sets, and take turns, so that what depends on it is found. Elsewhere each is an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class Run(Protocol):
+    """Runs one process to its end."""
+
+    def __call__(self, plan: Path, output: Path) -> int:
+        """The exit code, or minus the signal that killed it; what it says goes to `output`."""
+        ...
+
+    def close(self) -> None:
+        """Kill what still runs, data workers included."""
+        ...
+
+
+def processes(cwd: Path) -> Run:
+    """What runs them in a folder on this system."""
+    # On macOS a fork of a process that has loaded its frameworks may not use them.
+    return Forked(cwd) if sys.platform == "linux" else Fresh(cwd)
+
+
+class Forked:
+    """Forks of two interpreters, one probe at a time from each."""
+
+    def __init__(self, cwd: Path) -> None:
+        self._cwd = cwd
+        self._servers = [_interpreter("serve()", cwd, pipes=True) for _ in range(2)]
+        self._free: queue.Queue[subprocess.Popen[bytes]] = queue.Queue()
+        for server in self._servers:
+            self._free.put(server)
+
+    def __call__(self, plan: Path, output: Path) -> int:
+        return self.run_in(self._cwd, plan, output)
+
+    def run_in(self, cwd: Path, plan: Path, output: Path) -> int:
+        """Run it in another folder."""
+        server = self._free.get()
+        try:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            asked = {"plan": str(plan), "output": str(output), "cwd": str(cwd)}
+            output.touch()
+            with suppress(BrokenPipeError):
+                server.stdin.write(json.dumps(asked).encode() + b"\n")
+                server.stdin.flush()
+            answer = server.stdout.readline()
+            # Without one it was killed with what it ran.
+            return int(answer) if answer else -int(signal.SIGKILL)
+        finally:
+            self._free.put(server)
+
+    def close(self) -> None:
+        for server in self._servers:
+            _kill(server)
+            for pipe in (server.stdin, server.stdout):
+                with suppress(OSError, AttributeError):
+                    pipe.close()  # type: ignore[union-attr]
+
+
+class Fresh:
+    """An interpreter for each."""
+
+    def __init__(self, cwd: Path) -> None:
+        self._cwd = cwd
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __call__(self, plan: Path, output: Path) -> int:
+        with output.open("wb") as file, self._lock:
+            if self._closed:
+                return -int(signal.SIGKILL)
+            process = _interpreter(f"sys.exit(main({str(plan)!r}))", self._cwd, output=file.fileno())
+            self._running.add(process)
+        code = process.wait()
+        self._running.discard(process)
+        return code
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for process in list(self._running):
+                _kill(process)
+
+
+def _interpreter(call: str, cwd: Path, *, pipes: bool = False, output: int | None = None) -> subprocess.Popen[bytes]:
+    """A process group of its own, so that Ctrl-C is heard here alone, and all of it can be ended."""
+    # At the end of the path the package shadows nothing.
+    script = f"import sys; sys.path.append({str(_ROOT)!r}); from trainer_cli.testing.probe import main, serve; {call}"
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", script],
+        cwd=cwd,
+        stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+        stdout=subprocess.PIPE if pipes else output,
+        stderr=None if pipes else subprocess.STDOUT,
+        process_group=0,
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,182 @@
+"""The callback of a probe: writes down everything by digest, and stops its own process where the plan says."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.testing.causes import NOT_PERSISTENT
+from trainer_cli.testing.digests import Digests
+from trainer_cli.testing.plan import Plan, When
+from trainer_cli.testing.trace import Kind, Writer
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.state import capture
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from trainer_cli.trainer.loops import TrainingLoop
+    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.validation import ValidationLoop
+
+_OURS = "trainer_cli"
+_CLOCK = ("progress.seconds", "progress.last_seconds")
+
+
+class Recorder(Callback):
+    """Stands first among the callbacks, so that it sees each moment before any other has changed it.
+
+    Args:
+        plan: the file that says where to write the trace, and where to stop.
+    """
+
+    def __init__(self, plan: str) -> None:
+        self._plan = Plan.read(plan)
+        self._trace = Writer(self._plan.trace)
+        self._digests = Digests()
+        self._step = -1
+        self._batch = 0
+        self._first_step = 0
+        self._loaders: dict[str, Any] = {}
+        self._plain_optimizer = frozenset[str]()
+
+    def on_fit_start(
+        self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
+    ) -> None:
+        self._loaders = {"train": train_loader, **val_loaders}
+        self._first_evaluated = next(iter(val_loaders), None)
+        self._first_step = trainer.progress.step
+        own = getattr(train_loader, "loader", None)
+        self._trace.facts(
+            device=str(trainer.device),
+            threads=torch.get_num_threads(),
+            steps_per_epoch=loop.steps_per_epoch,
+            loader=None if own is None else type(own).__name__,
+        )
+        if self._is_wanted(trainer, When.at_once):
+            self._send(trainer, signal.SIGTERM)
+
+    def on_train_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step != self._step:
+            self._step, self._batch = trainer.progress.step, 0
+            self._write_state(trainer)
+        self._batch += 1
+        self._trace.record(Kind.batch, self._step, self._batch, dict(self._digests.tree(batch, "batch")))
+
+    def on_before_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
+        self._trace.record(Kind.loss, self._step, self._batch, dict(self._digests.tree(loss, "loss")))
+
+    def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
+        stop = self._plan.stop
+        if stop is not None and stop.when is When.accumulating and trainer.progress.step >= stop.after:
+            accumulates = trainer.loop.settings.grad_accum_steps > 1
+            if self._batch > 1 or not accumulates or trainer.progress.step >= stop.by:
+                self._send(trainer, signal.SIGKILL)
+
+    def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        gradients = {f"gradient of {name}": value.grad for name, value in model.named_parameters()}
+        values = {name: str(self._digests.one(value)) for name, value in gradients.items()}
+        self._trace.record(Kind.gradients, self._step, self._batch, values)
+
+    def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        progress = trainer.progress
+        if progress.step == self._step:
+            return
+        inside = progress.batch > 0
+        if (
+            (self._is_wanted(trainer, When.mid_epoch) and inside)
+            or (self._is_wanted(trainer, When.second_epoch) and inside and progress.epoch > 0)
+            or (self._is_wanted(trainer, When.epoch_end) and not inside)
+            or self._is_late(trainer)
+        ):
+            self._send(trainer, signal.SIGTERM)
+
+    def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
+        self._evaluated = next((name for name, own in self._loaders.items() if own is val_loader), "val")
+        self._seen = 0
+        if self._evaluated == self._first_evaluated:
+            self._write_state(trainer, moment=1)
+
+    def on_validate_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
+        self._seen += 1
+        values = dict(self._digests.tree(batch, f"batch of {self._evaluated}"))
+        self._trace.record(Kind.evaluation, trainer.progress.step, self._seen, values)
+
+    def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
+        values = dict(self._digests.tree(loop.metrics, self._evaluated))
+        self._trace.record(Kind.evaluation, trainer.progress.step, self._seen + 1, values)
+
+    def run_validation(self, trainer: Trainer, is_last: bool) -> None:
+        if not is_last and self._is_wanted(trainer, When.evaluated):
+            self._send(trainer, signal.SIGTERM)
+
+    def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        if trainer.stop_wish is None:
+            self._write_state(trainer)
+
+    def finalize(self) -> None:
+        self._trace.close()
+
+    def _write_state(self, trainer: Trainer, moment: int = 0) -> None:
+        """All that there is between two steps: before the next one, or before the evaluation."""
+        step = trainer.progress.step
+        self._trace.record(Kind.state, step, moment, dict(self._state(trainer)))
+        self._trace.record(Kind.hidden, step, moment, dict(self._hidden(trainer)))
+
+    def _state(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
+        """All that a checkpoint would hold, and the buffers that it would not."""
+        state = capture(trainer, None)
+        # What the next attempt still owes is written down where it is made good.
+        state.get("loop", {}).pop("owed_record", None)
+        for part, value in state.pop("rng").items():
+            yield f"random.{part}", self._digests.whole(value)
+        for section, value in state.items():
+            yield from (leaf for leaf in self._digests.tree(value, section) if leaf[0] not in _CLOCK)
+        for name, buffer in trainer.model.named_buffers():
+            if name not in state["model"]:
+                yield f"model.{name}{NOT_PERSISTENT}", str(self._digests.one(buffer))
+
+    def _hidden(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
+        """What no checkpoint holds."""
+        digests = self._digests
+        yield from digests.of_model(trainer.model)
+        if trainer.optimizer is not None:
+            yield from digests.of_object(trainer.optimizer, "optimizer", self._torchs_own(trainer))
+        for name, callback in trainer.callbacks.items():
+            if type(callback).__module__.partition(".")[0] != _OURS and not isinstance(callback, CheckpointerCallback):
+                yield from digests.of_object(callback, f"callbacks.{name}")
+        seen: set[int] = set()
+        for name, loader in self._loaders.items():
+            yield from digests.of_data(loader, f"data.{name}", seen)
+        yield from digests.of_modules()
+
+    def _torchs_own(self, trainer: Trainer) -> frozenset[str]:
+        """Attributes that every optimizer has, or gets from a schedule."""
+        if not self._plain_optimizer:
+            plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
+            self._plain_optimizer = frozenset({*vars(plain), "_opt_called", "_step_count"})
+        return self._plain_optimizer
+
+    def _is_wanted(self, trainer: Trainer, when: When) -> bool:
+        stop = self._plan.stop
+        return stop is not None and stop.when is when and trainer.progress.step - self._first_step >= stop.after
+
+    def _is_late(self, trainer: Trainer) -> bool:
+        stop = self._plan.stop
+        return (
+            stop is not None
+            and stop.when not in (When.accumulating, When.at_once)
+            and trainer.progress.step >= max(stop.by, self._first_step + 1)
+        )
+
+    def _send(self, trainer: Trainer, number: signal.Signals) -> None:
+        progress = trainer.progress
+        self._trace.stopped(step=progress.step, epoch=progress.epoch, batch=progress.batch, micro=self._batch)
+        os.kill(os.getpid(), number)

@@ -1,0 +1,176 @@
+"""Proof that stop-and-resume equals going straight through, bit for bit, on the user's own experiment.
+
+    the config is composed once, with settings of the check on top: short epochs, a run directory of its own
+    one process goes straight through, and writes down a digest of everything at every step
+    other runs are stopped and started again, each in two or three places; what they write down must be the same
+    where it is not: one more straight run, which notes calls of clocks and unseeded generators, then a cause
+
+Every process begins with nothing but the files that the one before it left, as after a crash.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.config.compose import Composed, compose
+from trainer_cli.errors import UserError
+from trainer_cli.testing.attempts import Chain, Runner
+from trainer_cli.testing.calls import Asks
+from trainer_cli.testing.causes import Evidence, described, explain, saving, shown
+from trainer_cli.testing.findings import Comparison, Found, failure, title_of
+from trainer_cli.testing.plan import SAVED_STEP, Stop, When, chains
+from trainer_cli.testing.processes import Run, processes
+from trainer_cli.testing.report import Finding, Report
+from trainer_cli.testing.trace import Kind
+
+STEPS = 12
+LEAST_STEPS = 6
+
+
+def assert_resume_is_exact(*overrides: str, project: Path | str | None = None, steps: int | None = None) -> None:
+    """Fail, with the table, unless training stopped and resumed equals training straight through.
+
+    `project` is the directory that holds `configs/`; by default the current one.
+
+    Raises:
+        AssertionError: it does not; the message is what `train check resume` prints.
+        TrainError: the experiment cannot be composed, or does not train at all.
+    """
+    cwd = None if project is None else Path(project).resolve()
+    report = check_resume(compose(overrides, cwd=cwd), steps=steps or STEPS, cwd=cwd)
+    if not report.exact:
+        raise AssertionError(f"a resume is not exact\n\n{report}")
+
+
+def check_resume(
+    composed: Composed,
+    *,
+    steps: int = STEPS,
+    config_dir: Path | None = None,
+    cwd: Path | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+    run: Run | None = None,
+) -> Report:
+    """Stop and resume an experiment in every way, and compare with going straight through.
+
+    Raises:
+        TrainError: the experiment does not train even without a stop; with its own message.
+        UserError: it has too few steps to be stopped.
+    """
+    if steps < LEAST_STEPS:
+        raise UserError(f"a check of {steps} steps proves nothing", cure=f"Use at least {LEAST_STEPS}.")
+    began = time.monotonic()
+    scratch = Path(tempfile.mkdtemp(prefix="train-check-"))
+    run = run or processes(cwd or Path.cwd())
+    runner = Runner(composed, scratch, steps, config_dir, run, tell)
+    try:
+        report = _checked(composed, runner, steps)
+        return replace(report, processes=runner.started, seconds=round(time.monotonic() - began, 1))
+    finally:
+        run.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
+    attempt = runner.chain("straight").attempts[0]
+    if attempt.failed:
+        raise attempt.error()
+    straight = attempt.trace
+    if straight.last_step < LEAST_STEPS:
+        raise UserError(
+            f"the training ends after {straight.last_step} steps, but a check needs {LEAST_STEPS}",
+            where="loop.max_duration",
+        )
+    jobs = 2 if straight.facts["device"] == "cpu" and (os.cpu_count() or 1) > 1 else 1
+    comparison = Comparison(straight)
+    goes_on = comparison.is_worth_going_on
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        works = [
+            pool.submit(runner.chain, f"run{number}", stops, goes_on=goes_on)
+            for number, stops in enumerate(chains(steps))
+        ]
+        made = [work.result() for work in works]
+    finally:
+        # Nobody waits here on Ctrl-C: the processes are killed first.
+        pool.shutdown(wait=False, cancel_futures=True)
+    finding, remarks = failure(made), []
+    if any(map(comparison.found, made)) or any(map(comparison.lasting, made)):
+        repeat = runner.chain("repeat", notes=True)
+        again = repeat.attempts[0].trace
+        comparison = Comparison.with_noise(straight, again)
+        difference = comparison.first(again, resumed=False, with_noise=True)
+        found = [one for chain in made for one in comparison.found(chain)]
+        if difference is not None:
+            finding = _explained(composed, runner, Found(difference, repeat, None), repeat, repeats=True)
+        elif found:
+            first = min(found, key=lambda one: one.difference.at_step)
+            finding = _explained(composed, runner, first, repeat, repeats=_before_any_save(first))
+        else:
+            remarks = [
+                f"{described(value)}; it changes in training, and no checkpoint holds it. In these {steps} steps no "
+                f"number depended on it. {saving(value, straight.facts['loader'])}"
+                for chain in made[:1]
+                for value in comparison.lasting(chain)
+            ]
+    return Report(
+        name=composed.config.name or "default",
+        steps=straight.last_step,
+        steps_per_epoch=straight.facts["steps_per_epoch"],
+        device=straight.facts["device"],
+        rows=[row for chain in made for row in comparison.rows(chain)],
+        finding=finding,
+        remarks=remarks,
+    )
+
+
+def _explained(composed: Composed, runner: Runner, found: Found, repeat: Chain, *, repeats: bool) -> Finding:
+    """The cause of a difference; where more must be known for it, the processes that tell it are run."""
+    difference = found.difference
+    data = composed.config.data
+    workers = int(data.get("num_workers") or 0)
+    evidence = Evidence(
+        difference=difference,
+        repeats=repeats,
+        resumed=found.stop is not None,
+        calls=repeat.calls,
+        workers=workers,
+        loader=repeat.attempts[0].trace.facts.get("loader"),
+    )
+    if repeats and not any(call.asks in (Asks.chance, Asks.clock) for call in repeat.calls):
+        evidence = replace(evidence, exact_if_deterministic=_is_exact(runner, "deterministic", (), deterministic=True))
+    if not repeats and workers and difference.values[0].name.startswith("batch"):
+        exact = _is_exact(runner, "workers", found.chain.stops, data__num_workers=0)
+        evidence = replace(evidence, exact_without_workers=exact)
+    after = f"after a run was {title_of(found.stop)}" if found.stop is not None else "without any stop"
+    values = difference.values[0]
+    shows = f"{values.name} {values.straight} in the straight run, {values.found} here"
+    if len(difference.values) > 1 or len(shows) > 100:
+        shows = shown(difference.values)
+    return Finding(after, difference.at_step, difference.moment, shows, explain(evidence))
+
+
+def _is_exact(runner: Runner, name: str, stops: Sequence[Stop], **changes: Any) -> bool | None:
+    """Whether the same, with these changes, is exact; None where it does not even train."""
+    straight = runner.chain(f"{name}-straight", **changes)
+    other = runner.chain(f"{name}-other", stops, **changes)
+    if straight.attempts[0].failed:
+        return None
+    return not Comparison(straight.attempts[0].trace).found(other)
+
+
+def _before_any_save(found: Found) -> bool:
+    """It differed before anything was stopped or saved, although another straight run did not."""
+    if found.stop is not None:
+        return False
+    saves = any(stop.when is When.accumulating for stop in found.chain.stops)
+    difference = found.difference
+    return not saves or difference.at_step < SAVED_STEP + (difference.kind is not Kind.state)

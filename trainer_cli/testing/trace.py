@@ -1,0 +1,191 @@
+"""What a probe writes down at each moment of a training, and where two such traces first differ.
+
+A trace is a file of JSON lines in causal order, so the first line that differs is where it began:
+
+    before each step   state (all that a checkpoint holds), then hidden (what it does not hold)
+    for each batch     batch, loss
+    then               gradients, and the state before the next step
+    at an evaluation   its batches and its metrics
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class Kind(StrEnum):
+    """What a record tells of."""
+
+    state = "state"
+    hidden = "hidden"
+    """Python attributes, generators and other things that are in no checkpoint. Evidence, never a verdict."""
+    batch = "batch"
+    loss = "loss"
+    gradients = "gradients"
+    evaluation = "evaluation"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Digests by name, at one moment. `step` counts the steps made; `batch` those of the step, or the evaluation."""
+
+    kind: Kind
+    step: int
+    batch: int
+    values: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[Kind, int, int]:
+        """Which moment it is: the same in every run of the training."""
+        return self.kind, self.step, self.batch
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """All that a process wrote down. `facts` are of its start, `stopped` of the place where it was stopped."""
+
+    records: Sequence[Record] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    stopped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def last_step(self) -> int:
+        """The last step of which it tells."""
+        after = (Kind.state, Kind.hidden, Kind.evaluation)
+        return max((record.step + (record.kind not in after) for record in self.records), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One thing that differs. Numbers and short texts are told as they are, all else as digests."""
+
+    name: str
+    straight: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What differs at one moment, and what of the hidden had differed just before."""
+
+    kind: Kind
+    step: int
+    batch: int
+    restored: bool
+    """It is there at the very first moment after a resume."""
+    values: tuple[Value, ...]
+    hidden: tuple[Value, ...] = ()
+
+    @property
+    def at_step(self) -> int:
+        """The step, counted from 1, that shows it first."""
+        return (
+            self.step
+            if self.kind is Kind.evaluation or (self.kind is Kind.state and not self.restored)
+            else (self.step + 1)
+        )
+
+    @property
+    def moment(self) -> str:
+        """When, in words."""
+        if self.kind is Kind.evaluation:
+            return f"the evaluation after step {self.step}"
+        if self.kind is Kind.state:
+            return f"as restored, before step {self.step + 1}" if self.restored else f"after step {self.step}"
+        return f"step {self.step + 1}, {self.kind}"
+
+
+class Writer:
+    """Writes a trace, each line whole before anything else happens: the process may be killed at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def facts(self, **facts: Any) -> None:
+        """What this process is."""
+        self._write({"facts": facts})
+
+    def record(self, kind: Kind, step: int, batch: int, values: Mapping[str, str]) -> None:
+        """One moment."""
+        self._write({"kind": kind, "step": step, "batch": batch, "values": values})
+
+    def stopped(self, **place: int) -> None:
+        """Where this process is about to be stopped."""
+        self._write({"stopped": place})
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        self._file.close()
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+
+
+def read(path: Path) -> Trace:
+    """The trace in a file; what a kill cut short is left out."""
+    records: list[Record] = []
+    facts: dict[str, Any] = {}
+    stopped: dict[str, int] = {}
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        facts.update(found.get("facts", {}))
+        stopped.update(found.get("stopped", {}))
+        if "kind" in found:
+            records.append(Record(Kind(found["kind"]), found["step"], found["batch"], found["values"]))
+    return Trace(records, facts, stopped)
+
+
+def differences(straight: Trace, other: Trace, *, resumed: bool, ignored: Collection[str] = ()) -> Iterator[Difference]:
+    """Each moment at which another process's trace differs from the straight one's, from its beginning on.
+
+    Where a moment is missing or too many, that is the last difference told.
+    """
+    keys = [record.key for record in straight.records]
+    if not other.records:
+        return
+    first = other.records[0].key
+    begin = keys.index(first) if first in keys else len(keys)
+    hidden: tuple[Value, ...] = ()
+    restored = resumed
+    for wanted, found in zip([*straight.records[begin:], None], other.records, strict=False):
+        if wanted is None or wanted.key != found.key:
+            there = "nothing more" if wanted is None else f"{wanted.kind} at step {wanted.step}"
+            event = Value("what happens", there, f"{found.kind} at step {found.step}")
+            yield Difference(found.kind, found.step, found.batch, restored, (event,))
+            return
+        values = tuple(_values(wanted.values, found.values, ignored))
+        if found.kind is Kind.hidden:
+            hidden = values
+        if values:
+            yield Difference(found.kind, found.step, found.batch, restored, values, hidden)
+        if found.kind not in (Kind.state, Kind.hidden):
+            restored = False
+
+
+def told(found: Iterator[Difference]) -> Difference | None:
+    """The first difference that is one: hidden things alone are none. What the hidden shows next is added."""
+    for difference in found:
+        if difference.kind is Kind.hidden:
+            continue
+        if difference.hidden:
+            return difference
+        following = next(found, None)
+        if following is not None and following.kind is Kind.hidden and following.step == difference.step:
+            return replace(difference, hidden=following.values)
+        return difference
+    return None
+
+
+def _values(straight: Mapping[str, str], other: Mapping[str, str], ignored: Collection[str]) -> Iterator[Value]:
+    for name in {**straight, **other}:
+        there, here = straight.get(name, "absent"), other.get(name, "absent")
+        if there != here and name not in ignored:
+            yield Value(name, there, here)
