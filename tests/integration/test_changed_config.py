@@ -98,6 +98,17 @@ def test_a_rate_that_is_allowed_is_the_one_that_a_new_run_would_have(place: Path
     assert new[30] > 0
 
 
+def test_a_run_that_never_came_to_a_checkpoint_may_be_mended_freely(forks: Forks, tmp_path: Path) -> None:
+    stopping = ("callbacks=early_stopping", "callbacks.early_stopping.metric=")
+    wrong = forks.fit(tmp_path, *SMALL, *stopping[:1], stopping[1] + "val/los", "run_dir=run")
+    assert wrong.code == 2
+    assert "Did you mean 'val/loss'?" in wrong.err
+    assert (tmp_path / "run/config.yaml").exists()
+    mended = forks.fit(tmp_path, *SMALL, *stopping[:1], stopping[1] + "val/loss", "run_dir=run")
+    assert mended.code == 0, mended.err
+    assert "config changed: callbacks.early_stopping.metric: val/los -> val/loss" in mended.err
+
+
 def test_another_name_and_the_weights_of_this_run_are_a_way_out(place: Path, forks: Forks) -> None:
     refused: Done = forks.fit(place, *SMALL, "name=base", "optimizer.lr=0.5")
     assert "name=OTHER" in refused.err

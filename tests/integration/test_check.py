@@ -81,9 +81,10 @@ def test_what_is_begun_goes_with_the_check(number: signal.Signals, code: int, em
         assert check.poll() is None
         assert time.monotonic() < until
         time.sleep(0.01)
+    assert list((empty_folder / "scratch").glob("train-check-*"))
     check.send_signal(number)
     assert check.wait(LIMIT_S) == code
-    assert not list((empty_folder / "scratch").iterdir())
+    assert not list((empty_folder / "scratch").glob("train-check-*"))
     while is_alive(int((empty_folder / "pid").read_text())):
         assert time.monotonic() < until
         time.sleep(0.01)

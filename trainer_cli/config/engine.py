@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra import version
@@ -24,11 +25,11 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from trainer_cli.config import check, listing, locate
 from trainer_cli.config.origins import Source, label
-from trainer_cli.config.overrides import line_of
+from trainer_cli.config.overrides import KeyPath, line_of
 from trainer_cli.config.place import Place
 from trainer_cli.config.reading import Reading, read_file
 from trainer_cli.config.refusals import SCHEMA, no_value, why_refused
@@ -69,16 +70,14 @@ class Files:
             self._no_lists(reading, name)
         return reading
 
-    @staticmethod
-    def _no_lists(reading: Reading, name: str) -> None:
-        """Refuse a list where the tree has a section or a component: Hydra would merge nothing more."""
-        schema = check.typed()
-        for key, value in reading.node.value if isinstance(reading.node, yaml.MappingNode) else ():
-            section = key.value in check.OPEN or (key.value in schema and check.is_closed(schema._get_node(key.value)))
-            if section and isinstance(value, yaml.SequenceNode):
-                reading.values.pop(key.value, None)
-                what = f"{key.value} is a list, but it must be a mapping of keys to values"
-                reading.add(what, f"{name}:{key.start_mark.line + 1}", "")
+    def _no_lists(self, reading: Reading, name: str) -> None:
+        """Refuse a list in the place of a mapping, and the reverse: Hydra would merge nothing more."""
+        for path, node, what in _misshapen(reading.node, check.typed(), ()):
+            values = reading.values
+            for part in path[:-1]:
+                values = values[part]
+            values.pop(path[-1], None)
+            reading.add(f"{'.'.join(path)} is {what}", f"{name}:{node.start_mark.line + 1}", "")
 
     @property
     def mistakes(self) -> list[ConfigError]:
@@ -89,6 +88,20 @@ class Files:
     def broken(self) -> bool:
         """Whether one of them could not be read."""
         return any(reading.broken for reading in self.read.values())
+
+
+def _misshapen(node: Any, schema: DictConfig, path: KeyPath) -> Iterator[tuple[KeyPath, yaml.Node, str]]:
+    """Lists where the schema has a section or components, and mappings where it has a list, with their paths."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        known = schema._get_node(key.value) if key.value in schema else None
+        here = (*path, str(key.value))
+        if isinstance(value, yaml.SequenceNode) and (check.is_closed(known) or here[0] in check.OPEN):
+            yield here, key, "a list, but it must be a mapping of keys to values"
+        elif isinstance(value, yaml.MappingNode) and isinstance(known, ListConfig):
+            yield here, key, "a mapping, but it must be a list"
+        elif check.is_closed(known):
+            assert isinstance(known, DictConfig)
+            yield from _misshapen(value, known, here)
 
 
 _files: ContextVar[Files] = ContextVar("files")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from itertools import cycle, islice
 from typing import Any, Protocol
 
 from torch.utils.data import default_collate
@@ -155,16 +156,18 @@ class Loader:
     def _elsewhere(self, parts: Iterator[Part]) -> Generator[Any, None, None]:
         """From the workers in turn. Each has `AHEAD` batches before it, so that none is idle."""
         with self.workers.lent() as pool:
+            turns = cycle(range(self.num_workers))
             asked: deque[int] = deque()
-            sent = 0
-            while True:
-                while len(asked) < AHEAD * self.num_workers and (part := next(parts, None)) is not None:
-                    asked.append(sent % self.num_workers)
+
+            def ask(number: int) -> None:
+                for part in islice(parts, number):
+                    asked.append(next(turns))
                     pool.send(asked[-1], part)
-                    sent += 1
-                if not asked:
-                    return
+
+            ask(AHEAD * self.num_workers)
+            while asked:
                 batch = pool.receive(asked.popleft())
+                ask(1)
                 yield pinned(batch) if self.pin_memory else batch
 
     def _parts(self, epoch: int, samples: int) -> Iterator[Part]:

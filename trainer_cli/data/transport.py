@@ -1,6 +1,6 @@
 """Batches through a pipe between processes: large tensors stay in shared memory, whose file descriptors go along.
 
-The descriptors travel behind the message in the same pipe, so that whoever receives it needs nothing more from the
+The descriptors travel with the message in the same pipe, so that whoever receives it needs nothing more from the
 sender, which may have died or be stuck meanwhile. (torch's own way asks the sender for each of them.)
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import socket
+import struct
 from collections import deque
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
@@ -20,6 +21,7 @@ import torch.multiprocessing
 _context: Any = context
 _SMALL_BYTES = 16384  # a copy costs less than a mapping
 _AT_ONCE = 250  # descriptors that one message can take
+_HEAD = struct.Struct("<QQ")  # bytes of the message, and descriptors
 
 
 class _Sending:
@@ -37,7 +39,7 @@ class _Sending:
 
 
 class _Descriptor:
-    """Stands in a message for the next of the descriptors that come behind it."""
+    """Stands in a message for the next of the descriptors that come with it."""
 
     arrived: ClassVar[deque[int]] = deque()
 
@@ -64,12 +66,15 @@ def send(pipe: Any, thing: Any) -> None:
         _Pickler(message).dump(thing)
     finally:
         _context.set_spawning_popen(before)
-    number = len(sending.descriptors)
-    pipe.send_bytes(number.to_bytes(4, "little") + message.getbuffer())
-    if number:
-        with _socket(pipe) as through:
-            for start in range(0, number, _AT_ONCE):
-                socket.send_fds(through, [b"."], sending.descriptors[start : start + _AT_ONCE])
+    content, descriptors = message.getbuffer(), sending.descriptors
+    head = _HEAD.pack(len(content), len(descriptors))
+    with _socket(pipe) as through:
+        # All in one: whoever waits for it wakes once.
+        sent = socket.send_fds(through, [head, content], descriptors[:_AT_ONCE])
+        if sent < len(head) + len(content):
+            through.sendall((head + content)[sent:])
+        for start in range(_AT_ONCE, len(descriptors), _AT_ONCE):
+            socket.send_fds(through, [b"."], descriptors[start : start + _AT_ONCE])
 
 
 def receive(pipe: Any) -> Any:
@@ -78,23 +83,36 @@ def receive(pipe: Any) -> Any:
     Raises:
         EOFError, OSError: the sender ended before it had sent it whole.
     """
-    message = pipe.recv_bytes()
-    number = int.from_bytes(message[:4], "little")
     arrived: deque[int] = deque()
     try:
-        if number:
-            with _socket(pipe) as through:
-                while len(arrived) < number:
-                    mark, descriptors, _, _ = socket.recv_fds(through, 1, min(_AT_ONCE, number - len(arrived)))
-                    if not mark or not descriptors:
-                        raise EOFError
-                    arrived.extend(descriptors)
+        with _socket(pipe) as through:
+            head, descriptors, _, _ = socket.recv_fds(through, _HEAD.size, _AT_ONCE)
+            arrived.extend(descriptors)
+            head += _exactly(through, _HEAD.size - len(head))
+            size, number = _HEAD.unpack(head)
+            message = _exactly(through, size)
+            while len(arrived) < number:
+                mark, descriptors, _, _ = socket.recv_fds(through, 1, _AT_ONCE)
+                if not mark or not descriptors:
+                    raise EOFError
+                arrived.extend(descriptors)
         _Descriptor.arrived = arrived
-        return ForkingPickler.loads(memoryview(message)[4:])
+        return ForkingPickler.loads(message)
     finally:
         _Descriptor.arrived = deque()
         for descriptor in arrived:
             os.close(descriptor)
+
+
+def _exactly(through: socket.socket, size: int) -> bytearray:
+    content = bytearray(size)
+    rest = memoryview(content)
+    while rest:
+        read = through.recv_into(rest)
+        if read == 0:
+            raise EOFError
+        rest = rest[read:]
+    return content
 
 
 def _socket(pipe: Any) -> socket.socket:

@@ -31,7 +31,7 @@ from trainer_cli.config.targets import import_from
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment
-from trainer_cli.run.resume import choose, refuse_changes, reopens, unsaved_end, why_finished
+from trainer_cli.run.resume import choose, holds_training, refuse_changes, reopens, unsaved_end, why_finished
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
 from trainer_cli.run.select import select_one
 from trainer_cli.run.signals import StopSignals
@@ -109,7 +109,8 @@ def _existing(run: RunDir, composed: Composed) -> Start | None:
     config = composed.config
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
     changes = diff(stored.raw, composed.raw)
-    refuse_changes(changes, config.resume_allow, run.path, composed.origins)
+    if holds_training(run):
+        refuse_changes(changes, config.resume_allow, run.path, composed.origins)
     run_id = run.run_id
     attempt = len(run.attempts) + 1
     catalog = Catalog(LocalStorage(run.checkpoints_folder, run_id=run_id, attempt=attempt))

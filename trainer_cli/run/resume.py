@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
-from trainer_cli.checkpoint.soundness import newest_sound, why_unsound
+from trainer_cli.checkpoint.soundness import catalog_of, newest_sound, why_unsound
 from trainer_cli.config.difference import Change
 from trainer_cli.config.origins import Origins
 from trainer_cli.config.resumable import why_may_change
 from trainer_cli.config.schema import CheckpointConfig, LoopConfig
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
+from trainer_cli.run.rundir import RunDir, RunStatus
 from trainer_cli.trainer.duration import Duration
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,11 @@ class Choice:
 
     entry: Entry | None
     reason: str
+
+
+def holds_training(run: RunDir) -> bool:
+    """True where a run has something to go on from, or an end. Without either, another config takes nothing away."""
+    return bool(catalog_of(run.checkpoints_folder).entries()) or run.read_summary().get("status") == RunStatus.finished
 
 
 def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: Path, origins: Origins) -> None:

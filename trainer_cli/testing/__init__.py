@@ -1,1 +1,1 @@
-"""What tests can use: faults on demand."""
+"""What tests can use: faults on demand, and proof that a resume is exact."""
