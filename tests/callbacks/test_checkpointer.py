@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Line, ListLogger, StopAt, loader, trainer
+from tiny import Line, ListLogger, StopAt, StopInEvaluation, loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.errors import CheckpointError, ConfigError, UserError
+from trainer_cli.errors import CheckpointError, ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
 
 
@@ -374,3 +374,217 @@ def test_a_removal_that_fails_is_told_and_tried_again(tmp_path: Path, caplog: py
     ).fit(loader(10, 4))
     assert "could not remove checkpoint step0: read-only" in caplog.text
     assert steps(tmp_path) == [4]
+
+
+LOSSES = {2: 3.0, 3: 1.0, 5: 2.0, 6: float("nan"), 8: 1.0, 9: 9.0}
+
+
+class Says(Callback):
+    """Reports a metric at some steps, as an evaluation would."""
+
+    def __init__(self, values: dict[int, float]) -> None:
+        self.values = values
+
+    def run_validation(self, trainer: Any, is_last: bool) -> None:
+        if trainer.progress.step in self.values or trainer.rehearsing:
+            trainer.log_metrics({"val/score": self.values.get(trainer.progress.step, 0.0)})
+
+
+def scored(folder: Path, length: int = 10, stop: int | None = None, values: Any = LOSSES, **rules: Any) -> Any:
+    """One attempt that evaluates after every step."""
+    made = trainer(
+        callbacks=[Says(values), *([StopAt(stop)] if stop is not None else [])],
+        settings={"max_duration": length, "eval_interval": 1},
+        checkpoint=CheckpointerCallback(
+            folder, **{"save_interval": None, "keep_best": {"metric": "val/score", "mode": "min", "count": 2}, **rules}
+        ),
+    )
+    made.fit(loader(10, 4), loader(3))
+    return made
+
+
+def test_an_evaluation_that_enters_the_best_is_saved_and_kept_while_it_is_among_them(tmp_path: Path) -> None:
+    # A stop comes before the evaluation that is due: the next attempt makes it, and completes the checkpoint.
+    for stop, left in ((2, [0, 2]), (3, [0, 2, 3]), (5, [0, 2, 3, 5]), (6, [0, 3, 5, 6]), (8, [0, 3, 5, 8])):
+        made = scored(tmp_path, stop=stop)
+        assert steps(tmp_path) == left
+    scored(tmp_path)
+    assert steps(tmp_path) == [0, 3, 8, 10]
+    assert manifest(tmp_path, 8)["kind"] == "ephemeral"
+    assert manifest(tmp_path, 8)["reason"] == "val/score 1 is among the 2 best"
+    assert made.checkpoint.kept()["step3"] == "val/score 1 is among the 2 best"
+
+
+def test_large_values_are_best_where_the_config_says_max(tmp_path: Path) -> None:
+    scored(tmp_path, keep_best={"metric": "val/score", "mode": "max", "count": 1})
+    assert steps(tmp_path) == [0, 9, 10]
+
+
+def test_a_stop_before_the_evaluation_is_completed_by_the_next_attempt(tmp_path: Path) -> None:
+    def run(*callbacks: Callback) -> None:
+        trainer(
+            callbacks=[*callbacks, Says(LOSSES)],
+            settings={"max_duration": 5, "eval_interval": 1},
+            checkpoint=CheckpointerCallback(
+                tmp_path, save_interval=None, keep_best={"metric": "val/score", "count": 1}
+            ),
+        ).fit(loader(10, 4), loader(6))
+
+    run(StopInEvaluation(3))
+    stopped = manifest(tmp_path, 3)
+    assert (stopped["kind"], stopped["reason"], "val/score" in stopped["metrics"]) == (
+        "ephemeral", "training was stopped", False,
+    )  # fmt: skip
+    run()
+    whole = manifest(tmp_path, 3)
+    assert (whole["reason"], whole["metrics"]["val/score"]) == ("val/score 1 is the best", 1.0)
+    assert steps(tmp_path) == [0, 3, 5]
+
+
+def test_a_stop_in_the_last_evaluation_still_ends_with_a_finished_checkpoint(tmp_path: Path) -> None:
+    def run(*callbacks: Callback) -> None:
+        trainer(
+            callbacks=callbacks,
+            settings={"max_duration": 4, "eval_interval": 2},
+            checkpoint=CheckpointerCallback(tmp_path, save_interval=None),
+        ).fit(loader(10, 4), loader(6))
+
+    run(StopInEvaluation(4))
+    assert manifest(tmp_path, 4)["finished"] is None
+    run()
+    last = manifest(tmp_path, 4)
+    assert (last["finished"], last["kind"]) == ("max_duration of 4 steps reached", "permanent")
+    assert {"val/loss", "val/mae"} <= set(last["metrics"])
+
+
+class Holds(Callback):
+    def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step == 2:
+            trainer.checkpoint.hold_ephemeral("merge")
+        if trainer.progress.step == 7:
+            trainer.checkpoint.release_ephemeral("merge")
+            trainer.checkpoint.release_ephemeral("nobody")
+
+
+def test_a_callback_can_hold_ephemeral_saves_back_by_name(tmp_path: Path) -> None:
+    trainer(
+        callbacks=[Holds()],
+        settings={"max_duration": 10},
+        checkpoint=CheckpointerCallback(tmp_path, save_interval=5, ephemeral_save_interval=1, remove="never"),
+    ).fit(loader(10, 4))
+    assert steps(tmp_path) == [0, 1, 5, 7, 8, 9, 10]
+
+
+class Asks(Callback):
+    def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step == 4:
+            trainer.checkpoint.asked = True
+            trainer.log_metrics(seen=1.0)
+
+
+def test_a_save_that_was_asked_for_comes_once(tmp_path: Path) -> None:
+    trainer(
+        callbacks=[Asks()],
+        settings={"max_duration": 8},
+        checkpoint=CheckpointerCallback(tmp_path, save_interval=None),
+    ).fit(loader(10, 4))
+    assert steps(tmp_path) == [0, 4, 8]
+    assert manifest(tmp_path, 4)["reason"] == "asked for"
+
+
+class Fails(Callback):
+    def on_before_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
+        if trainer.progress.step == 5:
+            raise ArithmeticError("out of luck")
+
+
+def test_what_there_is_after_an_exception_is_kept_apart_and_never_gone_on_from(tmp_path: Path) -> None:
+    for _ in range(2):
+        made = trainer(
+            callbacks=[Fails()],
+            settings={"max_duration": 8},
+            checkpoint=CheckpointerCallback(tmp_path, save_interval=2),
+        )
+        with pytest.raises(ArithmeticError):
+            made.fit(loader(10, 4))
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["exception", "step0", "step2", "step4"]
+        assert [path.name for path in (tmp_path / "exception").iterdir()] == ["step5"]
+    assert made.loaded_step == 4
+    kept = json.loads((tmp_path / "exception" / "step5" / "manifest.json").read_text())
+    assert kept["reason"] == "after ArithmeticError: out of luck"
+
+
+def test_going_back_asks_what_becomes_of_newer_ones(tmp_path: Path) -> None:
+    attempt(tmp_path, save_interval=2)
+    assert steps(tmp_path) == [0, 2, 4, 6, 8, 10]
+
+    def back(**settings: Any) -> Any:
+        made = trainer(
+            settings={"max_duration": 10}, checkpoint=CheckpointerCallback(tmp_path, save_interval=5, **settings)
+        )
+        made.fit(loader(10, 4), ckpt_path=tmp_path / "step4")
+        return made
+
+    with pytest.raises(UserError, match=r"newer checkpoints: step6, step8, step10.*checkpoint.newer=trash"):
+        back()
+    (tmp_path / "step8" / "pinned").touch()
+    with pytest.raises(UserError, match="newer checkpoints are pinned: step8"):
+        back(newer="trash")
+    assert steps(tmp_path) == [0, 2, 4, 6, 8, 10]
+    (tmp_path / "step8" / "pinned").unlink()
+    back(newer="trash")
+    assert steps(tmp_path) == [0, 2, 4, 5, 10]
+
+
+class FullFor(Disk):
+    """Takes no byte in some saves."""
+
+    def __init__(self, *fail: int) -> None:
+        self.fail, self.count = fail, 0
+
+    def mkdir(self, path: Path) -> None:
+        self.count += path.name.startswith(".tmp.")
+        super().mkdir(path)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if self.count in self.fail:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(fd, data)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fail", "left"),
+    [
+        ({}, (3,), None),
+        ({"on_save_error": "warn"}, (3,), [0, 2, 6, 8]),
+        ({"on_save_error": "warn", "max_save_errors": 2}, (2, 3, 5), [0, 6]),
+        ({"on_save_error": "warn", "max_save_errors": 1}, (2, 3), None),
+        ({"on_save_error": "warn", "max_save_errors": 0}, (2,), None),
+    ],
+)
+def test_a_failed_save_ends_the_training_or_is_passed_over(
+    tmp_path: Path, settings: dict[str, Any], fail: tuple[int, ...], left: list[int] | None, caplog: Any
+) -> None:
+    callback = CheckpointerCallback(tmp_path, save_interval=2, **settings)
+    callback.storage.disk = FullFor(*fail)
+    made = trainer(settings={"max_duration": 8}, checkpoint=callback)
+    if left is None:
+        with pytest.raises(SaveError, match="No space left"):
+            made.fit(loader(10, 4))
+        return
+    made.fit(loader(10, 4))
+    assert steps(tmp_path) == left
+    assert caplog.text.count("The training goes on") == len(fail)
+
+
+def test_names_follow_the_pattern_and_a_resume_finds_them_under_any(tmp_path: Path) -> None:
+    names = {"name": "ep{epoch}-ba{batch}-{run_name}", "suffix": "x"}
+    attempt(tmp_path, stop=4, save_interval=2, **names)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "ep0-ba0-default-x", "ep0-ba2-default-x", "ep1-ba1-default-x",
+    ]  # fmt: skip
+    made = attempt(tmp_path, 6, save_interval=2)
+    assert made.loaded_step == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "ep0-ba0-default-x", "ep0-ba2-default-x", "ep1-ba1-default-x", "step6",
+    ]  # fmt: skip

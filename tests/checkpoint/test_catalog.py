@@ -41,12 +41,12 @@ def test_the_newest_of_a_run_is_not_another_runs_and_is_finite(root):
     assert catalog.newest_valid("c") is None
 
 
-def test_the_kind_comes_from_the_manifest_and_a_state_with_nan_has_no_say_in_retention(root):
+def test_the_facts_for_the_policy_come_from_the_manifest(root):
     (root / "step10" / "pinned").touch()
     saved = [entry.saved() for entry in Catalog(LocalStorage(root)).entries()]
     assert saved[0] == Saved("step9", 9, Kind.ephemeral)
     assert saved[1] == Saved("step10", 10, Kind.permanent, pinned=True)
-    assert saved[3] is None
+    assert saved[3] == Saved("step200", 200, Kind.permanent, finite=False)
 
 
 def test_what_is_partial_or_damaged_is_listed_with_its_problem_and_never_newest(root):

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.checkpoint.manifest import FileEntry, Manifest, ManifestError, new_digest
+from trainer_cli.checkpoint.manifest import (
+    FileEntry,
+    Manifest,
+    ManifestError,
+    _rendered,
+    _self_digest,
+    new_digest,
+)
 from trainer_cli.checkpoint.policy import Kind
 
 DIGEST = "xxh3_128:" + "0" * 32
@@ -162,3 +169,21 @@ def test_digests_are_the_published_ones(algorithm, hexdigest):
     digest = new_digest(algorithm)
     digest.update(b"abc")
     assert digest.hexdigest() == hexdigest
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+        max_leaves=20,
+    )
+)
+def test_a_manifest_is_written_as_json_is_with_indents(value):
+    fields = {"a": value}
+    assert _rendered(fields) == json.dumps(fields, indent=1, sort_keys=True).encode("ascii") + b"\n"
+
+
+def test_a_manifest_without_progress_is_an_older_one_and_is_read():
+    raw = json.loads(Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.permanent, reason="r").to_bytes())
+    del raw["progress"], raw["digest"]
+    assert Manifest.parse(_rendered({**raw, "digest": _self_digest(raw)})).progress == {}

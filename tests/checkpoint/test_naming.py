@@ -7,11 +7,13 @@ import pytest
 from trainer_cli.checkpoint.naming import (
     Hidden,
     HiddenName,
+    Naming,
     checkpoint_name,
     is_plain,
     is_run_id,
     parse_hidden,
     parse_step,
+    why_unfit,
 )
 
 
@@ -57,3 +59,53 @@ def test_names_that_lead_elsewhere_are_not_plain(name):
 @pytest.mark.parametrize(("text", "fits"), [("a1-B_2", True), ("", False), ("a.b", False), ("a/b", False)])
 def test_a_run_id_has_no_dots_and_no_separators(text, fits):
     assert is_run_id(text) == fits
+
+
+COUNTS = {
+    "step": 12, "epoch": 3, "batch": 4, "samples": 384, "tokens": 9000, "run_name": "digits", "world_size": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pattern", "suffix", "name"),
+    [
+        ("step{step}", None, "step12"),
+        ("step{step:06}", None, "step000012"),
+        ("ep{epoch}-ba{batch}", "best", "ep3-ba4-best"),
+        ("{run_name}_{samples}sp_{tokens}tok_w{world_size}.x", None, "digits_384sp_9000tok_w2.x"),
+    ],
+)
+def test_a_pattern_names_the_counts(pattern, suffix, name):
+    assert why_unfit(pattern, suffix) is None
+    assert Naming(pattern, suffix).name(COUNTS) == name
+
+
+@pytest.mark.parametrize(
+    ("pattern", "suffix", "wrong"),
+    [
+        ("step{stepp}", None, "there is no {stepp}; there are {step}, {epoch}"),
+        ("step{}", None, "checkpoint.name"),
+        ("step{step", None, "checkpoint.name"),
+        ("step{step.real}", None, "there is no {step.real}"),
+        ("step{step:x", None, "checkpoint.name"),
+        ("step{step:q}", None, "checkpoint.name"),
+        ("step={step}", None, "letters, digits"),
+        ("a/{step}", None, "letters, digits"),
+        ("a b{step}", None, "letters, digits"),
+        (".step{step}", None, "letters, digits"),
+        ("step{step}*", None, "letters, digits"),
+        ("step{step}", "a,b", "letters, digits"),
+        ("epoch{epoch}", None, "may name two checkpoints alike"),
+        ("batch{batch}", None, "may name two checkpoints alike"),
+        ("last", None, "may name two checkpoints alike"),
+        ("x" * 160 + "{step}", None, "too long"),
+    ],
+)
+def test_a_pattern_that_would_make_trouble_is_refused(pattern, suffix, wrong):
+    fault = why_unfit(pattern, suffix)
+    assert wrong in (fault or "")
+
+
+def test_a_run_name_that_a_shell_would_trip_over_is_refused_when_it_is_known():
+    with pytest.raises(ValueError, match="cannot be the name"):
+        Naming("{run_name}-{step}").name({**COUNTS, "run_name": "a b"})

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import pytest
 
 from trainer_cli.checkpoint.policy import (
+    BestRule,
     Kind,
+    Moment,
     Occasion,
     RetentionRules,
     Saved,
@@ -15,13 +20,18 @@ from trainer_cli.checkpoint.policy import (
     why_remove,
     why_save,
 )
-from trainer_cli.config.schema import Removal
+from trainer_cli.config.schema import Mode, Removal
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.timetable import Cadence
 
 P, E = Kind.permanent, Kind.ephemeral
 STEP, FINAL, STOP, PRE, LAST = Occasion.step, Occasion.final, Occasion.stop, Occasion.pre_train, Occasion.last_stop
+
+
+def ask(rules, now, last, *, moment=STEP, loaded=False, **more):
+    """The decision of `why_save`, by its facts."""
+    return why_save(rules, Moment(now, moment, last, loaded=loaded, **more))
 
 
 def every(interval: int | str, steps_per_epoch: int | None = None) -> Cadence:
@@ -63,7 +73,7 @@ RULES = SaveRules(
     ],
 )
 def test_the_first_rule_that_fits_decides(step, last, moment, expected):
-    decision = why_save(RULES, Progress(step=step), last, moment=moment)
+    decision = ask(RULES, Progress(step=step), last, moment=moment)
     assert (decision and (decision.kind, decision.reason)) == expected
 
 
@@ -73,25 +83,25 @@ def test_the_first_rule_that_fits_decides(step, last, moment, expected):
 )
 def test_before_the_first_step_null_means_only_when_nothing_was_loaded(pre_train, loaded, saves):
     rules = SaveRules(save_interval=every(100), pre_train=pre_train)
-    decision = why_save(rules, Progress(step=0), None, moment=PRE, loaded=loaded)
+    decision = ask(rules, Progress(step=0), None, moment=PRE, loaded=loaded)
     assert (decision is not None) == saves
     assert decision is None or decision.kind is P
 
 
 def test_a_fork_at_an_interval_step_is_not_saved_before_it_trained():
     rules = SaveRules(save_interval=every(100), pre_train=None)
-    assert why_save(rules, Progress(step=200), None, moment=PRE, loaded=True) is None
+    assert ask(rules, Progress(step=200), None, moment=PRE, loaded=True) is None
 
 
 @pytest.mark.parametrize(("moment", "rule"), [(FINAL, "save_final"), (STOP, "save_on_stop")])
 def test_final_and_stop_saves_can_be_switched_off(moment, rule):
     rules = SaveRules(**{rule: False})
-    assert why_save(rules, Progress(step=5), None, moment=moment) is None
-    assert why_save(rules, Progress(step=5), None, moment=STEP) is None
+    assert ask(rules, Progress(step=5), None, moment=moment) is None
+    assert ask(rules, Progress(step=5), None, moment=STEP) is None
 
 
 def test_rules_that_are_null_never_save():
-    assert all(why_save(SaveRules(), Progress(step=n), None, moment=STEP) is None for n in range(50))
+    assert all(ask(SaveRules(), Progress(step=n), None, moment=STEP) is None for n in range(50))
     assert next_save_step(SaveRules(), Progress()) is None
 
 
@@ -105,26 +115,87 @@ def test_no_step_before_the_next_save_step_saves(rules):
     for now in range(130):
         following = next_save_step(rules, Progress(step=now))
         for step in range(now + 1, following if following is not None else 200):
-            assert why_save(rules, Progress(step=step), None, moment=STEP) is None
+            assert ask(rules, Progress(step=step), None, moment=STEP) is None
 
 
 def test_cadences_count_in_other_units_too():
     rules = SaveRules(save_interval=every("100tok"))
     crossed = Progress(step=3, tokens=105, last_tokens=95)
-    assert why_save(rules, crossed, None, moment=STEP).reason == "every 100 tokens"
-    assert why_save(rules, Progress(step=4, tokens=115, last_tokens=105), None, moment=STEP) is None
+    assert ask(rules, crossed, None, moment=STEP).reason == "every 100 tokens"
+    assert ask(rules, Progress(step=4, tokens=115, last_tokens=105), None, moment=STEP) is None
     assert next_save_step(rules, crossed) == 4
 
 
+BEST = SaveRules(ephemeral_save_interval=every(10), keep_best=BestRule("val/loss", Mode.min, 2))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "there", "expected"),
+    [
+        ({}, (), None),
+        ({"val/acc": 1.0}, (), None),
+        ({"val/loss": 5.0}, (), "val/loss 5 is among the 2 best"),
+        ({"val/loss": 5.0}, ("e1=1",), "val/loss 5 is among the 2 best"),
+        ({"val/loss": 5.0}, ("e1=1", "e2=4"), None),
+        ({"val/loss": 4.0}, ("e1=1", "e2=4"), "val/loss 4 is among the 2 best"),  # a tie goes to the newer
+        ({"val/loss": 3.0}, ("e1=1", "e2=4"), "val/loss 3 is among the 2 best"),
+        ({"val/loss": math.nan}, (), None),
+        ({"val/loss": -math.inf}, (), None),
+        ({"val/loss": 5.0}, ("e1=nan", "e2=1"), "val/loss 5 is among the 2 best"),
+        ({"val/loss": 5.0}, ("e1=1x", "e2=1"), "val/loss 5 is among the 2 best"),
+        ({"val/loss": 5.0}, ("e1=1~", "e2=1"), "val/loss 5 is among the 2 best"),  # weights with NaN do not count
+    ],
+)
+def test_an_evaluation_that_enters_the_best_saves(metrics, there, expected):
+    decision = ask(BEST, Progress(step=7), None, metrics=metrics, saved=saved(*there))
+    assert (decision and decision.reason) == expected
+    assert decision is None or decision.kind is E
+
+
+def test_large_values_are_best_where_the_mode_is_max():
+    rule = BestRule("val/loss", Mode.max, 1)
+    there = saved("e1=1", "e2=4", "e3=4")
+    assert [one.step for one in rule.ranked(there)] == [3]
+    assert rule.why_enter({"val/loss": 3.0}, there) is None
+    assert rule.why_enter({"val/loss": 4.0}, there) == "val/loss 4 is the best"
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"asked": True}, (P, "asked for")),
+        ({"held": True}, None),
+        ({"held": True, "asked": True}, (P, "asked for")),
+        ({}, (E, "every 10 steps, ephemeral")),
+    ],
+)
+def test_a_wish_saves_and_a_hold_keeps_ephemeral_intervals_back(facts, expected):
+    decision = ask(RULES, Progress(step=20), None, **facts)
+    assert (decision and (decision.kind, decision.reason)) == expected
+
+
+def test_a_hold_keeps_no_other_save_back():
+    assert ask(RULES, Progress(step=100), None, held=True).reason == "every 100 steps"
+    assert ask(RULES, Progress(step=20), None, held=True, moment=STOP).reason == "training was stopped"
+
+
 def saved(*texts: str) -> list[Saved]:
-    """`p100` permanent, `e50` ephemeral; marks: `!` pinned, `.` finished, `x` not valid."""
+    """`p100` permanent, `e50` ephemeral, `e50=3` with a loss; marks: `!` pinned, `.` finished, `x` not valid, `~` not
+    finite."""
     found = []
     for text in texts:
-        marks = text.lstrip("pe0123456789")
-        step = int(text[1 : len(text) - len(marks)])
-        kind = P if text[0] == "p" else E
+        kind, step, loss, marks = re.fullmatch(r"([pe])(\d+)(?:=([a-z0-9]+?))?([!.x~]*)", text).groups()
         found.append(
-            Saved(f"step{step}", step, kind, finished="." in marks, pinned="!" in marks, valid="x" not in marks)
+            Saved(
+                f"step{step}",
+                int(step),
+                P if kind == "p" else E,
+                finished="." in marks,
+                pinned="!" in marks,
+                valid="x" not in marks,
+                finite="~" not in marks,
+                metrics={} if loss is None else {"val/loss": float(loss)},
+            )
         )
     return found
 
@@ -158,6 +229,22 @@ EPHEMERAL, ALL, NEVER = Removal.ephemeral_only, Removal.all_non_permanent, Remov
         (("p150.", "p200", "p330."), {"remove": ALL, "save_interval": every(100)}, {150}),  # the current final
         (("p5", "p6", "p7"), {"remove": ALL, "save_interval": every("30min")}, set()),  # steps cannot tell
         (("p4", "p5", "p7"), {"remove": ALL, "save_interval": every("0.5ep", 10)}, {4}),
+        (FOUR, {"max_checkpoints": 1, "keep_every": every(100)}, {0, 250, 310}),
+        (FOUR, {"max_checkpoints": 1, "keep_every": every(250)}, {0, 100, 200, 310}),
+        (FOUR, {"remove": ALL, "keep_every": every(250)}, {100, 200, 300, 310}),
+        (("e100", "p200", "p300"), {"max_checkpoints": 1, "keep_every": every(100)}, {100}),  # for permanents alone
+        (("e1=3", "e2=1", "e3=2", "p9"), {"keep_best": BestRule("val/loss", Mode.min, 2)}, {1}),
+        (("e1=1", "e2=1", "p9"), {"keep_best": BestRule("val/loss")}, {1}),  # a tie goes to the newer
+        (("e1=nan", "e2=7", "p9"), {"keep_best": BestRule("val/loss", Mode.min, 5)}, {1}),
+        (("e1=1x", "e2=7", "p9=8"), {"keep_best": BestRule("val/loss")}, set()),
+        (("p1=1", "p2=2", "p3=3"), {"max_checkpoints": 1, "keep_best": BestRule("val/loss")}, {2}),
+        (("p1=1", "p2=2", "p3=3"), {"remove": ALL, "keep_best": BestRule("val/loss")}, {2}),
+        (("p1=1", "p2=2", "p3=3"), {"remove": NEVER, "keep_best": BestRule("val/loss")}, set()),
+        (("p1", "p2", "p3~"), {}, set()),  # weights with NaN stay while they are the newest of all
+        (("p1", "p2~", "p3~"), {}, {2}),  # but not longer
+        (("p1", "p2~!", "p3~", "p4"), {}, {3}),
+        (("p1", "p2~", "p3", "p4"), {"max_checkpoints": 2}, {1, 2}),  # and are not counted
+        (("p1", "e2", "e3~"), {}, set()),  # nor do they stand in for a good one
     ],
 )
 def test_what_no_rule_keeps_goes(there, rules, goes):
@@ -198,7 +285,7 @@ def test_reasons_tell_why():
 
 def test_a_stop_at_the_very_end_saves_even_where_the_end_does_not() -> None:
     rules = SaveRules(save_final=False)
-    decision = why_save(rules, Progress(step=5), None, moment=LAST)
+    decision = ask(rules, Progress(step=5), None, moment=LAST)
     assert decision is not None
     assert (decision.kind, decision.reason) == (E, "training was stopped")
-    assert why_save(SaveRules(save_final=False, save_on_stop=False), Progress(step=5), None, moment=LAST) is None
+    assert ask(SaveRules(save_final=False, save_on_stop=False), Progress(step=5), None, moment=LAST) is None

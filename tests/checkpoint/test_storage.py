@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,27 @@ class StorageContract:
             assert not storage.remove("step1")
             assert storage.peek("step1", "a") == b"alpha"
         assert storage.remove("step1")
+
+    def test_an_amended_manifest_takes_the_place_of_the_old_one(self, storage):
+        put(storage, "step1", a=b"a")
+        storage.amend("step1", b"new")
+        storage.amend("step1", b"newer")
+        assert storage.peek("step1", "manifest.json") == b"newer"
+        assert set(storage.sizes("step1")) == {"a", "manifest.json"}
+
+    def test_a_pin_is_set_and_taken_back(self, storage):
+        put(storage, "step1", a=b"a")
+        for pinned in (True, True, False, False):
+            storage.pin("step1", pinned=pinned)
+            assert storage.is_pinned("step1") is pinned
+
+    def test_what_has_no_manifest_is_cleared_away_and_nothing_else(self, storage):
+        put(storage, "step1", a=b"a")
+        assert not storage.clear("step1")
+        assert not storage.clear("step2")
+        storage.remove("step1")
+        put(storage, "step3", a=b"a")
+        assert storage.names() == ["step3"]
 
     def test_a_folder_set_aside_is_out_of_the_way(self, storage):
         put(storage, "step1", a=b"bad")
@@ -296,6 +318,37 @@ class TestLocalStorage(StorageContract):
         assert "symbolic link" in caplog.text
         assert elsewhere.peek("step1", "a") == b"far"
 
+    def test_a_partial_folder_is_cleared_away(self, storage):
+        (storage.root / "step7").mkdir(parents=True)
+        (storage.root / "step7" / "rank0.json").touch()
+        assert storage.clear("step7")
+        assert list(storage.root.iterdir()) == []
+
+    def test_bytes_are_freed_behind_and_a_failure_is_told_once_and_tried_again(self, tmp_path, caplog):
+        waiting: list[Any] = []
+        disk = FaultyDisk()
+        storage = LocalStorage(tmp_path, disk=disk, run_id="r", attempt=1, later=waiting.append)
+        for name in ("step1", "step2", "step3"):
+            put(storage, name, a=b"a")
+        assert storage.remove("step1")
+        assert storage.names() == ["step2", "step3"]
+        assert [path.name for path in tmp_path.glob(".trash.*")] == [".trash.step1.r.1"]
+        caplog.set_level(logging.WARNING)
+        disk.operations.clear()
+        disk.at, disk.persistent = 1, True
+        for work in waiting:
+            work()
+        assert caplog.text.count("it will be tried again") == 1
+        for work in waiting:
+            work()
+        assert caplog.text.count("it will be tried again") == 1
+        waiting.clear()
+        disk.at = None
+        assert storage.remove("step2")
+        for work in waiting:
+            work()
+        assert hidden(tmp_path) == []
+
     def test_a_pinned_checkpoint_is_known_by_an_empty_file(self, storage):
         put(storage, "step1")
         (storage.root / "step1" / "pinned").touch()
@@ -326,7 +379,7 @@ class TestLocalStorage(StorageContract):
         disk.operations.clear()
         disk.at, disk.persistent = unlink, True
         assert storage.remove("step1")
-        assert "cannot clear away" in caplog.text
+        assert "cannot delete" in caplog.text
         assert hidden(tmp_path) == [".trash.step1.r.1"]
         assert LocalStorage(tmp_path, run_id="r", attempt=2).sweep() == [".trash.step1.r.1"]
         assert hidden(tmp_path) == []

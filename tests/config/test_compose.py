@@ -82,7 +82,8 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
             value = "[]" if OmegaConf.is_list(plain) and key != "load.states" else value
             value = {"param_groups": "{a: {lr: 1.0}}", "load.states": "[all]"}.get(key, value)
             if isinstance(plain, str):
-                value = str(getattr(plain, "value", plain)).replace("${name}", "x")
+                text = str(getattr(plain, "value", plain)).replace("${name}", "x")
+                value = f"'{text}'" if "{" in text else text
         assert compose([f"{key}={value}"]).config is not None, key
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.checkpointer import Facts, make_sync_checkpointer
-from trainer_cli.checkpoint.naming import checkpoint_name
+from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import (
+    BestRule,
     Decision,
+    Kind,
+    Moment,
     Occasion,
     RetentionRules,
     Saved,
@@ -23,11 +28,13 @@ from trainer_cli.checkpoint.policy import (
     why_remove,
     why_save,
 )
+from trainer_cli.checkpoint.process.background import Background
+from trainer_cli.checkpoint.process.port import Process
 from trainer_cli.checkpoint.snapshot import is_finite
-from trainer_cli.checkpoint.soundness import catalog_of, newest_sound
+from trainer_cli.checkpoint.soundness import catalog_of, newest_sound, why_unsound
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.config.schema import CheckpointConfig, Removal
-from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.config.schema import CheckpointConfig, KeepBestConfig, Mode, Newer, OnSaveError, Removal
+from trainer_cli.errors import ConfigError, SaveError, UserError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.hooks import Callback
 
@@ -36,6 +43,10 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+AFTER_EXCEPTION = "exception"
+"""Folder, below that of the checkpoints, of the one saved when the training failed. No resume looks there."""
+_CLEARING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,23 +64,44 @@ class CheckpointerCallback(Callback):
     """Saves at intervals, at fixed steps, at the end and on a stop; keeps and removes by rule.
 
     Args:
-        folder: where checkpoints live, each in a directory `step{N}`.
+        folder: where checkpoints live, each in a directory of its own. `settings["folder"]` goes before it.
         identity: the run they belong to. By default a new run, or the one that `folder` already holds.
+        process: where the bytes of removed checkpoints are freed; by default behind the training.
         settings: the fields of `CheckpointConfig` by name, for example `save_interval=250`.
     """
 
     def __init__(
-        self, folder: str | Path = "checkpoints", *, identity: RunIdentity | None = None, **settings: Any
+        self,
+        folder: str | Path = "checkpoints",
+        *,
+        identity: RunIdentity | None = None,
+        process: Process | None = None,
+        **settings: Any,
     ) -> None:
-        self.settings = CheckpointConfig(**settings)
-        self.settings.remove = _removal(self.settings.remove)
-        self.folder = Path(folder)
+        self.settings = CheckpointConfig(**{**settings, **_typed(settings)})
+        self.folder = Path(folder if self.settings.folder is None else self.settings.folder)
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
-        self.storage = LocalStorage(self.folder, run_id=self.identity.run_id, attempt=self.identity.attempt)
+        self.process = process or Background("checkpoint-removal")
+        self.storage = self._new_storage(self.folder)
         self.catalog = Catalog(self.storage)
         self.checkpointer = make_sync_checkpointer(storage=self._storage_at, digest=self.settings.digest)
+        self._naming = Naming(self.settings.name, self.settings.suffix)
+        self._held: set[str] = set()
         self._rules: SaveRules | None = None
         self._last_saved_step: int | None = None
+        self._failures = 0
+
+    def hold_ephemeral(self, name: str) -> None:
+        """Hold saves by `ephemeral_save_interval` back until this name is released."""
+        self._held.add(name)
+
+    def release_ephemeral(self, name: str) -> None:
+        """Take a hold back; one that is not there is no error."""
+        self._held.discard(name)
+
+    def wanted_metrics(self) -> dict[str, str]:
+        best = self.settings.keep_best
+        return {} if best.metric is None else {"keep_best.metric": best.metric}
 
     def newest(self) -> Path | None:
         """The newest checkpoint of this run, every byte verified; newer ones that are not sound are set aside.
@@ -83,36 +115,21 @@ class CheckpointerCallback(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        settings = self.settings
-        cooldown = settings.ephemeral_cooldown
-        save_interval = loop.cadence(settings.save_interval)
-        self._rules = SaveRules(
-            save_interval=save_interval,
-            ephemeral_save_interval=loop.cadence(settings.ephemeral_save_interval),
-            ephemeral_cooldown=None if cooldown is None else Duration.parse(cooldown),
-            fixed_steps=frozenset(settings.fixed_steps),
-            pre_train=settings.pre_train_checkpoint,
-            save_final=settings.save_final,
-            save_on_stop=settings.save_on_stop,
-        )
-        self._retention = RetentionRules(
-            remove=settings.remove,
-            max_checkpoints=settings.max_checkpoints,
-            fixed_steps=frozenset(settings.fixed_steps),
-            save_interval=save_interval,
-        )
-        if not settings.enabled:
+        self._rules, self._retention = rules_of(self.settings, loop)
+        if not self.settings.enabled:
             return
         self.checkpointer.format.trial(trainer.checkpoint_state())
+        self._name(trainer)
         self.storage.sweep()
-        saved = [entry.step for entry in self._own()]
-        if saved and not self._is_gone_on_from(trainer):
+        own = self._own()
+        if own and not self._is_gone_on_from(trainer):
             raise UserError(
-                f"{self.folder} holds checkpoints of this run (the newest is step {max(saved)}), but this training "
+                f"{self.folder} holds checkpoints of this run (the newest is step {own[-1].step}), but this training "
                 "does not go on from them, and they would not be replaced",
                 cure="Leave ckpt_path out to go on from the newest, or save into another folder.",
             )
-        self._last_saved_step = max((step for step in saved if step <= trainer.progress.step), default=None)
+        self._leave_branch([entry for entry in own if entry.step > trainer.progress.step], trainer.progress.step)
+        self._last_saved_step = max((one.step for one in own if one.step <= trainer.progress.step), default=None)
         self._retire()
 
     def next_step(self, trainer: Trainer) -> int | None:
@@ -123,20 +140,83 @@ class CheckpointerCallback(Callback):
     def on_checkpoint(self, trainer: Trainer, occasion: Occasion) -> None:
         if not self.settings.enabled or self._rules is None:
             return
-        decision = why_save(
-            self._rules,
+        metrics = dict(trainer.journal.last)
+        best = self._rules.keep_best
+        moment = Moment(
             trainer.progress,
+            occasion,
             self._last_saved_step,
-            moment=occasion,
             loaded=trainer.loaded_from is not None,
+            asked=self.asked and occasion is not Occasion.pre_train,
+            held=bool(self._held),
+            metrics=metrics,
+            saved=self._facts() if best is not None and best.metric in metrics else (),
         )
+        finished = trainer.stop_reason if occasion is Occasion.final else None
+        if self._last_saved_step == trainer.progress.step:
+            self._amend(moment, finished)
+            return
+        decision = why_save(self._rules, moment)
         if decision is not None:
-            self.save(trainer, decision, finished=trainer.stop_reason if occasion is Occasion.final else None)
+            self._try_to_save(trainer, decision, finished)
+
+    def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        """Keep what there is, apart from the checkpoints: it is of no step's end, so no resume may take it."""
+        if not isinstance(exception, Exception) or isinstance(exception, SaveError | UserError):
+            return
+        if not self.settings.enabled or self._rules is None or trainer.progress.step == self._last_saved_step:
+            return
+        storage = self._new_storage(self.folder / AFTER_EXCEPTION)
+        name = self._name(trainer)
+        for earlier in storage.names():
+            storage.remove(earlier)
+        decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
+        self._write(trainer, storage.root / name, decision, None, exact=False)
+        log.warning("the state after the failure is kept in %s; no resume takes it", storage.root / name)
+
+    def finalize(self) -> None:
+        if not self.storage.settle(_CLEARING_S):
+            log.warning(
+                "removed checkpoints in %s are still being deleted; the next start goes on with it", self.folder
+            )
 
     def save(self, trainer: Trainer, decision: Decision, *, finished: str | None = None) -> Path:
-        """Save this step, durably, and remove what may go now. Returns the checkpoint's path."""
+        """Save this step, durably, and remove what may go now. Returns the checkpoint's path.
+
+        Raises:
+            SaveError: nothing was committed; older checkpoints are intact.
+        """
+        path = self.folder / self._name(trainer)
+        self._write(trainer, path, decision, finished)
+        self._last_saved_step = trainer.progress.step
+        self._failures = 0
+        self.asked = False
+        log.info("committed step %d (%s)", trainer.progress.step, decision.reason)
+        trainer.hooks.call("on_after_save_checkpoint", trainer, path)
+        self._retire()
+        return path
+
+    def kept(self) -> dict[str, str]:
+        """Each checkpoint of this run on the disk now, and why it is kept."""
+        return why_keep(self._facts(), self._retention) if self._rules is not None else {}
+
+    def _try_to_save(self, trainer: Trainer, decision: Decision, finished: str | None) -> None:
+        """Save; a failure ends the training, or is told and passed over, as `on_save_error` says."""
+        try:
+            self.save(trainer, decision, finished=finished)
+        except SaveError as error:
+            self._failures += 1
+            limit = self.settings.max_save_errors
+            if self.settings.on_save_error is OnSaveError["raise"] or self._failures > limit:
+                raise
+            log.error(
+                "%s The training goes on (failure %d; %d in a row are passed over).", error, self._failures, limit
+            )
+
+    def _write(
+        self, trainer: Trainer, path: Path, decision: Decision, finished: str | None, *, exact: bool = True
+    ) -> None:
         progress, identity = trainer.progress, self.identity
-        path = self.folder / checkpoint_name(progress.step)
         state = trainer.checkpoint_state()
         trainer.journal.make_durable()
         facts = Facts(
@@ -147,22 +227,64 @@ class CheckpointerCallback(Callback):
             kind=decision.kind,
             reason=decision.reason,
             finished=finished,
-            metrics=dict(trainer.journal.last),
+            metrics=dict(trainer.journal.last) if exact else {},
             finite=is_finite(trainer.model),
             config_digest=identity.config_digest,
             target_packages=identity.target_packages,
             files=dict(identity.extra_files),
+            progress=progress.state_dict(),
         )
         self.checkpointer.save(state, path, facts=facts)
-        self._last_saved_step = progress.step
-        log.info("committed step %d (%s)", progress.step, decision.reason)
-        trainer.hooks.call("on_after_save_checkpoint", trainer, path)
-        self._retire()
-        return path
 
-    def kept(self) -> dict[str, str]:
-        """Each checkpoint of this run on the disk now, and why it is kept."""
-        return why_keep(self._facts(), self._retention) if self._rules is not None else {}
+    def _amend(self, moment: Moment, finished: str | None) -> None:
+        """Complete the manifest of a step that was saved before its evaluation, which a stop had put off."""
+        self.asked = False
+        entry = next((one for one in self._own() if one.step == moment.now.step), None)
+        if entry is None or entry.manifest is None or self._rules is None:
+            return
+        manifest = entry.manifest
+        decision = why_save(self._rules, replace(moment, last_saved_step=None, occasion=_asked_late(moment.occasion)))
+        metrics = {**manifest.metrics, **moment.metrics}
+        if _same(metrics, manifest.metrics) and finished in (None, manifest.finished):
+            return
+        if decision is not None and manifest.kind is Kind.ephemeral:
+            manifest = replace(manifest, kind=decision.kind, reason=decision.reason)
+        whole = replace(manifest, metrics=metrics, finished=finished or manifest.finished)
+        self.storage.amend(entry.name, whole.to_bytes())
+        log.info("completed step %d (its evaluation is made)", entry.step)
+        self._retire()
+
+    def _leave_branch(self, newer: list[Entry], step: int) -> None:
+        """Training goes back behind these: refuse, or remove them, so that they can never win later.
+
+        One that cannot be read was passed over, not left: it stays.
+        """
+        left = [entry for entry in newer if self._can_be_read(entry)]
+        if not left:
+            return
+        names = ", ".join(entry.name for entry in left)
+        if self.settings.newer is not Newer.trash:
+            raise UserError(
+                f"this goes back to step {step}, but {self.folder} holds newer checkpoints: {names}",
+                where="checkpoint.newer",
+                cure="To remove them, add checkpoint.newer=trash.",
+            )
+        if pinned := [entry.name for entry in left if entry.pinned]:
+            raise UserError(
+                f"this goes back to step {step}, but newer checkpoints are pinned: {', '.join(pinned)}",
+                where="checkpoint.newer",
+                cure="Unpin them, or copy them to another place.",
+            )
+        for entry in reversed(left):
+            if not self.storage.remove(entry.name):
+                raise UserError(f"{entry.name} is being read, so it cannot be removed now", cure="Try again later.")
+        log.warning("went back to step %d: removed %s", step, names)
+
+    def _can_be_read(self, entry: Entry) -> bool:
+        try:
+            return why_unsound(self.storage, entry) is None
+        except OSError:
+            return False
 
     def _retire(self) -> None:
         try:
@@ -188,28 +310,88 @@ class CheckpointerCallback(Callback):
         return self.catalog.valid(self.identity.run_id)
 
     def _facts(self) -> list[Saved]:
-        """The finite ones, for retention. One newer than the last that was saved or gone on from was passed over,
+        """What is there, for the policy. One newer than the last that was saved or gone on from was passed over,
         since it cannot be read: it has no say in whether others go."""
         newest = self._last_saved_step
         own = [entry for entry in self._own() if newest is None or entry.step <= newest]
         return [saved for entry in own if (saved := entry.saved()) is not None]
+
+    def _name(self, trainer: Trainer) -> str:
+        counts = {**trainer.progress.state_dict(), "run_name": trainer.name, "world_size": 1}
+        try:
+            return self._naming.name(counts)
+        except ValueError as error:
+            raise ConfigError(str(error), where="checkpoint.name") from None
 
     def _found_run_id(self) -> str | None:
         newest = catalog_of(self.folder).newest_valid()
         return newest.manifest.run_id if newest is not None and newest.manifest is not None else None
 
     def _storage_at(self, root: Path) -> LocalStorage:
-        if root == self.folder.absolute():
-            return self.storage
-        return LocalStorage(root, run_id=self.identity.run_id, attempt=self.identity.attempt)
+        return self.storage if root == self.folder.absolute() else self._new_storage(root)
+
+    def _new_storage(self, root: Path) -> LocalStorage:
+        return LocalStorage(
+            root,
+            run_id=self.identity.run_id,
+            attempt=self.identity.attempt,
+            later=self.process.submit,
+            wait=self.process.settle,
+        )
 
 
-def _removal(name: str) -> Removal:
-    """The rule of that name; from python it may come as a plain string."""
+def rules_of(settings: CheckpointConfig, loop: TrainingLoop) -> tuple[SaveRules, RetentionRules]:
+    """The config's settings as rules, for a training whose epoch has a known length."""
+    cooldown = settings.ephemeral_cooldown
+    save_interval = loop.cadence(settings.save_interval)
+    best = settings.keep_best
+    keep_best = None if best.metric is None else BestRule(best.metric, best.mode, best.count)
+    fixed_steps = frozenset(settings.fixed_steps)
+    return SaveRules(
+        save_interval=save_interval,
+        ephemeral_save_interval=loop.cadence(settings.ephemeral_save_interval),
+        ephemeral_cooldown=None if cooldown is None else Duration.parse(cooldown),
+        fixed_steps=fixed_steps,
+        pre_train=settings.pre_train_checkpoint,
+        save_final=settings.save_final,
+        save_on_stop=settings.save_on_stop,
+        keep_best=keep_best,
+    ), RetentionRules(
+        remove=settings.remove,
+        max_checkpoints=settings.max_checkpoints,
+        keep_every=loop.cadence(settings.keep_every),
+        keep_best=keep_best,
+        fixed_steps=fixed_steps,
+        save_interval=save_interval,
+    )
+
+
+def _asked_late(occasion: Occasion) -> Occasion:
+    """The moment before a new attempt's first step is that of the step which it goes on from."""
+    return Occasion.step if occasion is Occasion.pre_train else occasion
+
+
+def _typed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Choices that come from python, or from a config that was written out, as plain texts and mappings."""
+    kinds: dict[str, type[StrEnum]] = {"remove": Removal, "newer": Newer, "on_save_error": OnSaveError}
+    typed: dict[str, Any] = {
+        name: _choice(f"checkpoint.{name}", settings[name], kind) for name, kind in kinds.items() if name in settings
+    }
+    if isinstance(best := settings.get("keep_best"), Mapping):
+        mode = _choice("checkpoint.keep_best.mode", best.get("mode", Mode.min), Mode)
+        typed["keep_best"] = KeepBestConfig(**{**best, "mode": mode})
+    return typed
+
+
+def _choice(key: str, value: Any, kind: type[StrEnum]) -> StrEnum:
     try:
-        return Removal(name)
+        return kind(value)
     except ValueError:
-        known = ", ".join(Removal)
-        raise ConfigError(
-            f"checkpoint.remove is {name!r}, but it is one of {known}", where="checkpoint.remove"
-        ) from None
+        raise ConfigError(f"{key} is {value!r}, but it is one of {', '.join(kind)}", where=key) from None
+
+
+def _same(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+    """Equal metrics; NaN equals NaN here."""
+    return first.keys() == second.keys() and all(
+        value == second[name] or (math.isnan(value) and math.isnan(second[name])) for name, value in first.items()
+    )

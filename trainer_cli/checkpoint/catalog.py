@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainer_cli.checkpoint.manifest import Manifest, ManifestError
 from trainer_cli.checkpoint.naming import MANIFEST_FILE, parse_step
 from trainer_cli.checkpoint.policy import Saved
 from trainer_cli.checkpoint.storage.port import Storage
+from trainer_cli.trainer.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +19,7 @@ PARTIAL = "it has no manifest, so it is partial"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One folder with a checkpoint's name."""
+    """One folder that is, or was to be, a checkpoint."""
 
     name: str
     step: int
@@ -41,32 +43,64 @@ class Entry:
         """True for a valid one whose weights are finite: weights with NaN are never chosen by themselves."""
         return self.valid and self.manifest is not None and self.manifest.finite
 
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all its files; 0 where nobody says."""
+        return sum(file.size_bytes for file in self.manifest.files.values()) if self.manifest is not None else 0
+
     def saved(self) -> Saved | None:
-        """The facts for retention; None for one that has no say there."""
-        if self.manifest is None or not self.resumable:
+        """The facts for the policy; None for one that is not valid and has no say there."""
+        if self.manifest is None or not self.valid:
             return None
-        finished = self.manifest.finished is not None
-        return Saved(self.name, self.step, self.manifest.kind, finished=finished, pinned=self.pinned)
+        return Saved(
+            self.name,
+            self.step,
+            self.manifest.kind,
+            finished=self.manifest.finished is not None,
+            pinned=self.pinned,
+            finite=self.manifest.finite,
+            metrics=self.manifest.metrics,
+            progress=Progress.of(self.manifest.progress),
+        )
 
 
 class Catalog:
-    """The checkpoints of one storage, called `step{N}`."""
+    """The checkpoints of one storage: folders called `step{N}`, and all others that hold a manifest."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
 
+    def names(self) -> list[str]:
+        """The folders that are, or were to be, checkpoints; none is looked into."""
+        return [
+            name
+            for name in self.storage.names()
+            if parse_step(name) is not None or MANIFEST_FILE in self.storage.sizes(name)
+        ]
+
     def entries(self) -> list[Entry]:
         """All of them by step, partial and damaged ones too. Sizes are checked."""
-        found = [(step, name) for name in self.storage.names() if (step := parse_step(name)) is not None]
-        return [self._entry(name, step) for step, name in sorted(found)]
+        found = [entry for name in self.storage.names() if (entry := self._look(name)) is not None]
+        return sorted(found, key=lambda entry: (entry.step, entry.name))
+
+    def newest_first(self) -> Iterator[Entry]:
+        """The same, newest first; those whose name tells their step are not looked at before it is their turn."""
+        steps: dict[str, int] = {}
+        looked: dict[str, Entry] = {}
+        for name in self.storage.names():
+            step = parse_step(name)
+            if step is not None:
+                steps[name] = step
+            elif (entry := self._look(name)) is not None:
+                looked[name], steps[name] = entry, entry.step
+        for name in sorted(steps, key=lambda name: (steps[name], name), reverse=True):
+            entry = looked.get(name) or self._look(name)
+            if entry is not None:
+                yield entry
 
     def entry(self, name: str) -> Entry:
-        """The one of that name; where the name tells no step, its manifest does."""
-        step = parse_step(name)
-        if step is None:
-            manifest, _ = examine(self.storage, name)
-            step = manifest.step if manifest is not None else 0
-        return self._entry(name, step)
+        """The one of that name."""
+        return self._look(name) or Entry(name, parse_step(name) or 0, None, PARTIAL)
 
     def valid(self, run_id: str | None = None) -> list[Entry]:
         """Those of a run, or of any run, that can be loaded, by step."""
@@ -75,20 +109,28 @@ class Catalog:
 
     def newest_valid(self, run_id: str | None = None) -> Entry | None:
         """The newest one of a run, or of any run, that a resume may start from."""
-        return next((entry for entry in reversed(self.valid(run_id)) if entry.resumable), None)
+        return next(
+            (e for e in self.newest_first() if e.resumable and e.manifest and run_id in (None, e.manifest.run_id)), None
+        )
 
-    def _entry(self, name: str, step: int) -> Entry:
+    def _look(self, name: str) -> Entry | None:
+        """What a folder is; None for one that has neither a checkpoint's name nor a manifest."""
+        step = parse_step(name)
         try:
             manifest, problem = examine(self.storage, name)
         except OSError as error:
             manifest, problem = None, f"it cannot be read: {error}"
-        if manifest is not None and problem is None and manifest.step != step:
+        if step is None and manifest is None and problem == PARTIAL:
+            return None
+        if manifest is not None and problem is None and step not in (None, manifest.step):
             problem = f"its manifest is of step {manifest.step}"
         try:
             pinned = self.storage.is_pinned(name)
         except OSError as error:
             logger.warning("cannot see whether %s is pinned, so it is kept: %s", name, error)
             pinned = True
+        if step is None:
+            step = manifest.step if manifest is not None else 0
         return Entry(name, step, manifest, problem, pinned)
 
 

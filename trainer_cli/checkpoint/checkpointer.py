@@ -56,6 +56,7 @@ class Facts:
     """Versions beyond those of python, torch and numpy."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Small files to put beside the state, such as config.yaml."""
+    progress: Mapping[str, int | float] = field(default_factory=dict)
 
 
 class LoadedState(dict[str, Any]):
@@ -245,6 +246,7 @@ class SyncCheckpointer(Checkpointer):
                 format=self.format.name,
                 files=dict(folder.files),
                 aliases=record.aliases,
+                progress=facts.progress,
             )
             with folder.create(MANIFEST_FILE) as sink:
                 sink.write(manifest.to_bytes())

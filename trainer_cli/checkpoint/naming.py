@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from string import Formatter
 
 MANIFEST_FILE = "manifest.json"
 PINNED_FILE = "pinned"
 CONFIG_FILE = "config.yaml"
 
+DEFAULT_PATTERN = "step{step}"
+VARIABLES = ("step", "epoch", "batch", "samples", "tokens", "run_name", "world_size")
+"""What a pattern of names may hold."""
+
+_FIT = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,199}")
 _STEP = re.compile(r"step(0|[1-9][0-9]{0,17})")
 _UNFIT = r"/\\\x00-\x1f\x7f\ud800-\udfff"
 _PLAIN = re.compile(rf"[^.{_UNFIT}][^{_UNFIT}]{{0,199}}")
@@ -43,13 +50,54 @@ class HiddenName:
         return f"{text}-{self.serial}" if self.serial else text
 
 
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """How the checkpoints of one training are called."""
+
+    pattern: str = DEFAULT_PATTERN
+    suffix: str | None = None
+
+    def name(self, counts: Mapping[str, object]) -> str:
+        """The name at these counts. `counts` has a value for each of `VARIABLES` that the pattern names.
+
+        Raises:
+            ValueError: the name would trip up a shell, Hydra or a file system.
+        """
+        name = self.pattern.format(**counts) + ("" if self.suffix is None else f"-{self.suffix}")
+        if not _FIT.fullmatch(name):
+            raise ValueError(
+                f"{name!r} cannot be the name of a checkpoint: use letters, digits and any of _ - + . (not first)"
+            )
+        return name
+
+
+def why_unfit(pattern: str, suffix: str | None) -> str | None:
+    """What is wrong with a pattern and suffix of names, or None."""
+    try:
+        variables = [variable for _, variable, _, _ in Formatter().parse(pattern) if variable is not None]
+        if unknown := [variable for variable in variables if variable not in VARIABLES]:
+            raise KeyError(unknown[0])
+        sample = Naming(pattern, suffix).name(dict.fromkeys(VARIABLES, 1))
+    except KeyError as error:
+        wrong = str(error.args[0])
+        known = ", ".join(f"{{{name}}}" for name in VARIABLES)
+        return f"checkpoint.name is {pattern!r}, but there is no {{{wrong}}}; there are {known}"
+    except ValueError as error:
+        return f"checkpoint.name is {pattern!r} with suffix {suffix!r}: {error}"
+    if len(sample) > 150:
+        return f"checkpoint.name is {pattern!r}, which is too long"
+    if not {"step", "samples", "tokens"}.intersection(variables) and not {"epoch", "batch"}.issubset(variables):
+        return f"checkpoint.name is {pattern!r}, which may name two checkpoints alike; put {{step}} into it"
+    return None
+
+
 def checkpoint_name(step: int) -> str:
-    """The name of the checkpoint of a step."""
+    """The usual name of the checkpoint of a step."""
     return f"step{step}"
 
 
 def parse_step(name: str) -> int | None:
-    """The step that a name says, or None where it is no checkpoint's name."""
+    """The step that a usual name says, or None where it is another's."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from trainer_cli.config.schema import Removal
+from trainer_cli.config.schema import Mode, Removal
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.timetable import Cadence
@@ -31,6 +32,60 @@ class Occasion(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """What the policy needs to know of one checkpoint on disk."""
+
+    name: str
+    step: int
+    kind: Kind
+    finished: bool = False
+    pinned: bool = False
+    valid: bool = True
+    finite: bool = True
+    """False: a resume would not choose it, so it stands in for no other."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Measured at exactly this step."""
+    progress: Progress | None = None
+    """All that was counted at this step; None where it did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class BestRule:
+    """The `count` best by a metric that an evaluation measured at that very step."""
+
+    metric: str
+    mode: Mode = Mode.min
+    count: int = 1
+
+    def ranked(self, saved: Sequence[Saved]) -> list[Saved]:
+        """Those that have the metric, the best first; NaN and infinity are never among them, ties go to the newer."""
+        measured = [one for one in saved if one.valid and one.finite and self._value(one.metrics) is not None]
+        return sorted(measured, key=lambda one: (self._loss(one.metrics), -one.step))[: self.count]
+
+    def why_enter(self, metrics: Mapping[str, float], saved: Sequence[Saved]) -> str | None:
+        """The reason why a new measurement is among the best, or None."""
+        value = self._value(metrics)
+        if value is None:
+            return None
+        best = self.ranked(saved)
+        if len(best) == self.count and self._loss(metrics) > self._loss(best[-1].metrics):
+            return None
+        return f"{self.metric} {value:g} is {self.among}"
+
+    @property
+    def among(self) -> str:
+        """What a member of the best is called."""
+        return "the best" if self.count == 1 else f"among the {self.count} best"
+
+    def _value(self, metrics: Mapping[str, float]) -> float | None:
+        value = metrics.get(self.metric)
+        return value if value is not None and math.isfinite(value) else None
+
+    def _loss(self, metrics: Mapping[str, float]) -> float:
+        return metrics[self.metric] if self.mode is Mode.min else -metrics[self.metric]
+
+
+@dataclass(frozen=True, slots=True)
 class SaveRules:
     """The config's rules of saving, with cadences that know the length of an epoch."""
 
@@ -41,6 +96,26 @@ class SaveRules:
     pre_train: bool | None = None
     save_final: bool = True
     save_on_stop: bool = True
+    keep_best: BestRule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """All that a decision to save depends on, beside the rules."""
+
+    now: Progress
+    occasion: Occasion = Occasion.step
+    last_saved_step: int | None = None
+    loaded: bool = False
+    """This run began from a checkpoint, weights alone included."""
+    asked: bool = False
+    """Somebody asked for a save now."""
+    held: bool = False
+    """Somebody holds ephemeral saves back."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Measured at exactly this step."""
+    saved: Sequence[Saved] = ()
+    """What is on disk; needed where a metric decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +126,28 @@ class Decision:
     reason: str
 
 
-def why_save(
-    rules: SaveRules, now: Progress, last_saved_step: int | None, *, moment: Occasion, loaded: bool = False
-) -> Decision | None:
-    """The first rule's decision, or None. A step already saved is never saved twice.
-
-    `loaded` says that this run began from a checkpoint, weights alone included.
-    """
-    if last_saved_step == now.step:
+def why_save(rules: SaveRules, at: Moment) -> Decision | None:
+    """The first rule's decision, or None. A step already saved is never saved twice."""
+    now, occasion = at.now, at.occasion
+    if at.last_saved_step == now.step:
         return None
     if now.step in rules.fixed_steps:
         return Decision(Kind.permanent, f"fixed step {now.step}")
-    if moment is Occasion.pre_train:
-        wanted = not loaded if rules.pre_train is None else rules.pre_train
+    if occasion is Occasion.pre_train:
+        wanted = not at.loaded if rules.pre_train is None else rules.pre_train
         return Decision(Kind.permanent, "before the first step") if wanted else None
     if rules.save_interval is not None and rules.save_interval.due(now):
         return Decision(Kind.permanent, str(rules.save_interval))
-    if moment in (Occasion.final, Occasion.last_stop) and rules.save_final:
+    if occasion in (Occasion.final, Occasion.last_stop) and rules.save_final:
         return Decision(Kind.permanent, "end of training")
-    if moment in (Occasion.stop, Occasion.last_stop) and rules.save_on_stop:
+    if at.asked:
+        return Decision(Kind.permanent, "asked for")
+    if rules.keep_best is not None and (merit := rules.keep_best.why_enter(at.metrics, at.saved)):
+        return Decision(Kind.ephemeral, merit)
+    if occasion in (Occasion.stop, Occasion.last_stop) and rules.save_on_stop:
         return Decision(Kind.ephemeral, "training was stopped")
     often = rules.ephemeral_save_interval
-    if often is not None and often.due(now) and not _cooling_down(rules, now.step, last_saved_step):
+    if often is not None and often.due(now) and not at.held and not _cooling_down(rules, at):
         return Decision(Kind.ephemeral, f"{often}, ephemeral")
     return None
 
@@ -85,21 +160,9 @@ def next_save_step(rules: SaveRules, now: Progress) -> int | None:
     return min(steps, default=None)
 
 
-def _cooling_down(rules: SaveRules, step: int, last_saved_step: int | None) -> bool:
+def _cooling_down(rules: SaveRules, at: Moment) -> bool:
     cooldown = rules.ephemeral_cooldown.steps(None) if rules.ephemeral_cooldown is not None else None
-    return cooldown is not None and last_saved_step is not None and step - last_saved_step < cooldown
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What retention needs to know of one checkpoint on disk."""
-
-    name: str
-    step: int
-    kind: Kind
-    finished: bool = False
-    pinned: bool = False
-    valid: bool = True
+    return cooldown is not None and at.last_saved_step is not None and at.now.step - at.last_saved_step < cooldown
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +171,8 @@ class RetentionRules:
 
     remove: Removal = Removal.ephemeral_only
     max_checkpoints: int | None = None
+    keep_every: Cadence | None = None
+    keep_best: BestRule | None = None
     fixed_steps: frozenset[int] = frozenset()
     save_interval: Cadence | None = None
 
@@ -122,18 +187,23 @@ def why_keep(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
 
 def why_remove(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
     """The reason why each valid checkpoint goes, oldest first: all that `why_keep` does not name."""
-    judged = _judged(saved, rules)
+    judged = list(_judged(saved, rules))
     return {one.name: _fault(one, rules, judged[0][0]) for one, reason in reversed(judged) if reason is None}
 
 
-def _judged(saved: Sequence[Saved], rules: RetentionRules) -> list[tuple[Saved, str | None]]:
+def _judged(saved: Sequence[Saved], rules: RetentionRules) -> Iterator[tuple[Saved, str | None]]:
     valid = sorted((one for one in saved if one.valid), key=lambda one: (one.step, one.name), reverse=True)
-    permanents = [one.name for one in valid if one.kind is Kind.permanent]
+    good = [one for one in valid if one.finite]
+    permanents = [one.name for one in good if one.kind is Kind.permanent]
     counted = frozenset(permanents[: rules.max_checkpoints])
-    return [(one, _merit(one, rules, newest=one is valid[0], counted=one.name in counted)) for one in valid]
+    best = [] if rules.keep_best is None else [one.name for one in rules.keep_best.ranked(valid)]
+    for one in valid:
+        # The newest, and where that is not finite, the one that a resume would choose.
+        newest = one in (*valid[:1], *good[:1])
+        yield one, _merit(one, rules, newest=newest, counted=one.name in counted, best=one.name in best)
 
 
-def _merit(one: Saved, rules: RetentionRules, *, newest: bool, counted: bool) -> str | None:
+def _merit(one: Saved, rules: RetentionRules, *, newest: bool, counted: bool, best: bool) -> str | None:
     """Why this one stays, or None. `counted`: it is among the `max_checkpoints` newest permanents."""
     if rules.remove is Removal.never:
         return "nothing is removed"
@@ -143,24 +213,28 @@ def _merit(one: Saved, rules: RetentionRules, *, newest: bool, counted: bool) ->
         return "fixed step"
     if newest:
         return "final" if one.finished else "newest"
-    if one.kind is Kind.ephemeral:
+    if best and rules.keep_best is not None:
+        return f"{rules.keep_best.metric} {one.metrics[rules.keep_best.metric]:g} is {rules.keep_best.among}"
+    if one.kind is Kind.ephemeral or not one.finite:
         return None
+    if rules.keep_every is not None and (named := _names(rules.keep_every, one)):
+        return f"kept {named}"
     if rules.remove is Removal.ephemeral_only:
         if rules.max_checkpoints is None:
             return "permanent"
         return _among(rules.max_checkpoints) if counted else None
     if one.step == 0:
         return "step 0"
-    if rules.save_interval is not None and (named := _names(rules.save_interval, one.step)):
+    if rules.save_interval is not None and (named := _names(rules.save_interval, one)):
         return named
     return _among(rules.max_checkpoints) if rules.max_checkpoints is not None and counted else None
 
 
-def _names(cadence: Cadence, step: int) -> str | None:
-    """Where steps cannot tell (tokens, time), what the rule may have named stays."""
-    if cadence.steps is None:
+def _names(cadence: Cadence, one: Saved) -> str | None:
+    """Whether a cadence names the step of a checkpoint. Where that cannot be told, it stays."""
+    if one.progress is None and cadence.steps is None:
         return f"perhaps {cadence}"
-    return str(cadence) if cadence.due(Progress(step=step)) else None
+    return str(cadence) if cadence.due(one.progress or Progress(step=one.step)) else None
 
 
 def _among(count: int) -> str:
@@ -168,6 +242,8 @@ def _among(count: int) -> str:
 
 
 def _fault(one: Saved, rules: RetentionRules, newest: Saved) -> str:
+    if not one.finite:
+        return f"its weights are not finite, and {newest.name} is newer"
     if one.kind is Kind.ephemeral:
         return f"ephemeral, and {newest.name} is newer"
     if rules.remove is Removal.all_non_permanent:

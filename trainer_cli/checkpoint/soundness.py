@@ -31,23 +31,27 @@ def why_unsound(storage: Storage, entry: Entry) -> str | None:
     return None
 
 
-def newest_sound(catalog: Catalog, run_id: str, where: str) -> Entry | None:
+def newest_sound(catalog: Catalog, run_id: str, where: str, *, limit: int | None = None) -> Entry | None:
     """The newest checkpoint of a run that is sound and whose weights are finite; None where there are none at all.
 
     Newer ones of the run that are unfit for good are set aside, aloud. One whose manifest cannot be read may be
-    anybody's, and one that cannot be read now may be read later: these are told, and left alone.
+    anybody's, and one that cannot be read now may be read later: these are told, and left alone. Those of a step
+    beyond `limit` were left behind when the training went back.
 
     Raises:
         CheckpointError: there are checkpoints in `where`, but none that will do; nothing was touched.
     """
     unfit: dict[str, str] = {}
     unread: dict[str, str] = {}
-    for entry in reversed(catalog.entries()):
+    for entry in catalog.newest_first():
         if entry.manifest is None:
             if not entry.partial:
                 unread[entry.name] = entry.problem or ""
             continue
         if entry.manifest.run_id != run_id:
+            continue
+        if limit is not None and entry.step > limit:
+            log.warning("checkpoint %s is not used: the training went back to step %d", entry.name, limit)
             continue
         try:
             problem = why_unsound(catalog.storage, entry) if entry.manifest.finite else "its weights are not finite"

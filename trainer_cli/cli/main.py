@@ -30,6 +30,7 @@ VERBS: Mapping[str, Verb] = {
     "validate": Verb("trainer_cli.cli.validate", "evaluate every checkpoint that a glob matches"),
     "check": Verb("trainer_cli.cli.check", "prove that a stopped and resumed training equals going straight through"),
     "config": Verb("trainer_cli.cli.config", "print the composed config, and where each value comes from"),
+    "ckpt": Verb("trainer_cli.cli.ckpt", "list, show, verify, compare, pin, remove and prune checkpoints"),
     "list": Verb("trainer_cli.cli.list", "list experiments, models, data and everything else to choose from"),
     "new": Verb("trainer_cli.cli.new", "make a project of your own: model, data, configs and tests that run"),
     "env": Verb("trainer_cli.cli.env", "show versions, devices and paths, for a bug report"),

@@ -239,10 +239,9 @@ class _Examination:
             try:
                 return OmegaConf.to_object(self.schema[key])
             except ConfigError as error:
-                name = (error.where or "").partition(".")[2]
-                if not self._complaint(error, key) or name not in self.schema[key]:
+                where = tuple((error.where or key).split("."))
+                if not self._complaint(error, key) or where[0] != key or not self._put_back(where):
                     return None
-                self.schema[key][name] = self._defaults[key][name]
             except OmegaConfBaseException as error:
                 where = str(getattr(error, "full_key", None) or key)
                 self._tell(tuple(where.split(".")), f"{where}: {why_unresolved(error, '')[0]}")
@@ -274,6 +273,10 @@ class _Examination:
             return
         self.told.add(key)
         self.mistakes.append(ConfigError(what, where=where or self._origins.of(path), cure=cure or None))
+        self._put_back(path)
+
+    def _put_back(self, path: KeyPath) -> bool:
+        """Whether there was a default, or nothing, to put into the place of a wrong value."""
         known: Any = self._defaults
         for part in path:
             known = known.get(part) if isinstance(known, dict) else None
@@ -282,12 +285,15 @@ class _Examination:
             inside = owner._get_node(int(part) if isinstance(owner, ListConfig) and part.isdecimal() else part)
             owner = inside if isinstance(inside, DictConfig | ListConfig) else None
             if owner is None or owner._is_none() or owner._is_interpolation():
-                return
+                return False
         name: Any = int(path[-1]) if isinstance(owner, ListConfig) and path[-1].isdecimal() else path[-1]
         if isinstance(owner, DictConfig) and name in owner and not is_closed(owner._get_node(name)):
             owner[name] = known
-        elif isinstance(owner, ListConfig):
+            return True
+        if isinstance(owner, ListConfig):
             owner[name] = {int: 0, str: ""}.get(owner._metadata.element_type)
+            return True
+        return False
 
 
 def place(key: str, what: str, origins: Origins) -> str:

@@ -41,6 +41,8 @@ _NARROWER: Mapping[str, Schema] = {
         "type": "array",
         "items": {"anyOf": [{"type": "integer", "minimum": 0}, INTERPOLATION]},
     },
+    "checkpoint.name": {"type": "string", "pattern": r"\{(step|samples|tokens|epoch|batch)[}:]"},
+    "checkpoint.suffix": {"anyOf": [{"type": "string", "pattern": "^[A-Za-z0-9_.+-]*$"}, NULL]},
     "param_groups": {"type": "object", "additionalProperties": {"type": "object"}},
     "callbacks": _MAPPING_OF_NODES,
     "loggers": _MAPPING_OF_NODES,
@@ -77,7 +79,7 @@ def json_schema() -> Schema:
                 "description": "A class or function, and its arguments.",
                 "properties": {"_target_": {"type": "string", "description": "Dotted path of a class or function."}},
             },
-            **{one.path[0]: _section(described, one.path) for one in described if one.is_section},
+            **{one.key: _section(described, one.path) for one in described if one.is_section},
             **{f"{one.path[0]}.yaml": _file(one) for one in described if len(one.path) == 1 and _is_group(one)},
         },
     }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Optional
 
+from trainer_cli.checkpoint.naming import why_unfit
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration, Unit
 
@@ -33,6 +34,20 @@ class Removal(StrEnum):
     ephemeral_only = "ephemeral_only"
     all_non_permanent = "all_non_permanent"
     never = "never"
+
+
+class Mode(StrEnum):
+    min = "min"
+    max = "max"
+
+
+class Newer(StrEnum):
+    refuse = "refuse"
+    trash = "trash"
+
+
+# `raise` cannot be written as an attribute.
+OnSaveError = StrEnum("OnSaveError", {"raise": "raise", "warn": "warn"})
 
 
 class DigestAlgorithm(StrEnum):
@@ -171,6 +186,21 @@ class PrecisionConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class KeepBestConfig:
+    """Checkpoints that stay for a metric."""
+
+    metric: Optional[str] = None
+    """A metric of an evaluation, such as val/loss; null: none is kept for a metric."""
+    mode: Mode = Mode.min
+    """Whether small values are best (min) or large ones (max)."""
+    count: int = at_least(1, 1)
+    """How many of the best to keep; an evaluation that enters them saves."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "checkpoint.keep_best")
+
+
+@dataclass(kw_only=True, slots=True)
 class CheckpointConfig:
     """When to save, and what may go."""
 
@@ -194,8 +224,23 @@ class CheckpointConfig:
     """What may be removed: ephemeral_only, all_non_permanent or never."""
     max_checkpoints: Optional[int] = at_least(1)
     """How many of the newest permanent checkpoints to keep; null: all."""
+    keep_every: Any = duration()
+    """Permanent checkpoints at multiples of this stay, whatever max_checkpoints says."""
+    keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
+    newer: Newer = Newer.refuse
+    """What becomes of newer checkpoints when resume= goes back to an older one: refuse (to go back) or trash (them)."""
+    folder: Optional[str] = None
+    """Where checkpoints are kept; null: `checkpoints/` in the run directory."""
+    name: str = "step{step}"
+    """How a checkpoint is called: {step} {epoch} {batch} {samples} {tokens} {run_name} {world_size}."""
+    suffix: Optional[str] = None
+    """Appended to each name, after a hyphen."""
     digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
     """Digest of every file: xxh3_128 (at memory speed) or sha256."""
+    on_save_error: OnSaveError = OnSaveError["raise"]
+    """What a save that failed does: raise (the training ends), or warn (it goes on, up to max_save_errors)."""
+    max_save_errors: int = at_least(0, 3)
+    """Failures in a row that are passed over with a warning before one ends the training."""
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint")
@@ -203,6 +248,8 @@ class CheckpointConfig:
         often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
         for step in self.fixed_steps:
             check_at_least("checkpoint.fixed_steps", step, 0)
+        if (fault := why_unfit(self.name, self.suffix)) is not None:
+            raise ConfigError(fault, where="checkpoint.name")
         if save and often and save.unit is often.unit and often.value >= save.value:
             raise ConfigError(
                 f"checkpoint.ephemeral_save_interval ({often}) must be shorter than checkpoint.save_interval ({save})",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
@@ -33,8 +34,6 @@ from trainer_cli.trainer.step import Precision
 from trainer_cli.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import nn
     from torch.optim import Optimizer
 
@@ -154,7 +153,7 @@ class Builder:
             schedulers=schedulers,
             precision=Precision(**_fields(config.precision)),
             loop=loop,
-            checkpoint=self._checkpointer(run_dir / "checkpoints", identity),
+            checkpoint=self._checkpointer(Path(config.checkpoint.folder or run_dir / "checkpoints"), identity),
             callbacks=self._callbacks(),
             loggers=self._components("loggers", config.loggers),
             seed=config.seed,

@@ -17,9 +17,10 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,19 @@ from trainer_cli.config.targets import import_from
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment
-from trainer_cli.run.resume import choose, holds_training, refuse_changes, reopens, unsaved_end, why_finished
+from trainer_cli.run.resume import (
+    choose,
+    folder_of_checkpoints,
+    holds_training,
+    refuse_changes,
+    reopens,
+    unsaved_end,
+    why_finished,
+)
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
 from trainer_cli.run.select import select_one
 from trainer_cli.run.signals import StopSignals
+from trainer_cli.run.wishes import Wishes
 
 if TYPE_CHECKING:
     from trainer_cli.run.build import Data
@@ -51,6 +61,8 @@ class Start:
     run_id: str
     attempt: int
     entry: Entry | None
+    folder: Path
+    """Where that checkpoint is."""
     is_new: bool
     keep_settings: tuple[str, ...] = ()
     """Optimizer settings that were changed, by leave of `resume_allow`, since the checkpoint."""
@@ -92,16 +104,32 @@ def fit(composed: Composed) -> int:
             stack.enter_context(run.create(to_yaml(composed), composed.overrides, {"run_id": start.run_id, **facts}))
             stack.enter_context(report.to_file(run.log_file))
         step = start.entry.step if start.entry is not None else 0
-        run.begin_attempt(name=config.name or "default", start_step=step, now=time.time(), environment=facts)
+        run.begin_attempt(
+            name=config.name or "default",
+            start_step=step,
+            now=time.time(),
+            environment=facts,
+            resume=config.resume if config.resume not in ("auto", "must", "never") else None,
+        )
         if not start.is_new:
             # After the summary says that it runs: under a longer config nothing may call it finished.
             run.write_config(to_yaml(composed), composed.overrides)
         if start.finished is not None:
             trainer.stop(start.finished)
         signals.listen(lambda reason: trainer.stop(reason, finished=False))
-        path = run.checkpoints_folder / start.entry.name if start.entry is not None else fork
+        asking: dict[str, Callable[[], None]] = {
+            "save": trainer.ask_for_save,
+            "evaluate": trainer.ask_for_evaluation,
+            "stop": partial(_stop, trainer),
+        }
+        stack.enter_context(Wishes(run.path, asking))
+        path = start.folder / start.entry.name if start.entry is not None else fork
         states = ("all",) if start.entry is not None or config.load.states == ["all"] else ("model",)
         return _train(start, trainer, data, path, states)
+
+
+def _stop(trainer: Trainer) -> None:
+    trainer.stop("asked for by a file", finished=False)
 
 
 def _existing(run: RunDir, composed: Composed) -> Start | None:
@@ -109,24 +137,25 @@ def _existing(run: RunDir, composed: Composed) -> Start | None:
     config = composed.config
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
     changes = diff(stored.raw, composed.raw)
-    if holds_training(run):
+    folder = folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)
+    if holds_training(run, folder):
         refuse_changes(changes, config.resume_allow, run.path, composed.origins)
     run_id = run.run_id
     attempt = len(run.attempts) + 1
-    catalog = Catalog(LocalStorage(run.checkpoints_folder, run_id=run_id, attempt=attempt))
+    catalog = Catalog(LocalStorage(folder, run_id=run_id, attempt=attempt))
     summary = run.read_summary()
     if config.resume in ("auto", "must") and not reopens(stored.config.loop, config.loop):
         end = unsaved_end(catalog, run_id, summary, stored.config.checkpoint)
         if end is not None:
             report.already_done(run, *end)
             return None
-    choice = choose(config.resume, catalog, run_id, run.checkpoints_folder)
+    choice = choose(config.resume, catalog, run_id, folder, newer=config.checkpoint.newer, attempts=run.attempts)
     finished = None
     if choice.entry is not None:
         finished = why_finished(choice.entry, summary)
         if finished is not None:
             # The checkpoint's own config: the run's may be that of an attempt to reopen it.
-            trained = from_yaml(run.checkpoints_folder / choice.entry.name / CONFIG_FILE, trusted=True, missing_ok=True)
+            trained = from_yaml(folder / choice.entry.name / CONFIG_FILE, trusted=True, missing_ok=True)
             if reopens(trained.config.loop, config.loop):
                 finished = None
             elif summary.get("status") == RunStatus.finished:
@@ -142,7 +171,7 @@ def _existing(run: RunDir, composed: Composed) -> Start | None:
         log.info("starting %s at step 0 (%s)", run.path, choice.reason)
     settings = [change.key for change in changes if change.key.startswith(("optimizer.", "param_groups."))]
     changed = tuple(key.rpartition(".")[2] for key in settings)
-    return Start(run, run_id, attempt, choice.entry, is_new=False, keep_settings=changed, finished=finished)
+    return Start(run, run_id, attempt, choice.entry, folder, is_new=False, keep_settings=changed, finished=finished)
 
 
 def _tell_world_size(entry: Entry) -> None:
@@ -171,7 +200,7 @@ def _new(run: RunDir, composed: Composed) -> Start:
         )
     if config.resume == "never" and run.path.is_dir() and any(run.path.iterdir()):
         raise UserError(f"resume=never, but {run.path} is not empty", cure="Choose another run_dir= or name=.")
-    return Start(run, secrets.token_hex(8), 1, None, is_new=True)
+    return Start(run, secrets.token_hex(8), 1, None, run.checkpoints_folder, is_new=True)
 
 
 def _build(composed: Composed, start: Start) -> tuple[Trainer, Data]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.soundness import catalog_of, newest_sound, why_unsound
 from trainer_cli.config.difference import Change
 from trainer_cli.config.origins import Origins
 from trainer_cli.config.resumable import why_may_change
-from trainer_cli.config.schema import CheckpointConfig, LoopConfig
+from trainer_cli.config.schema import CheckpointConfig, LoopConfig, Newer
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.run.rundir import RunDir, RunStatus
 from trainer_cli.trainer.duration import Duration
@@ -29,9 +30,15 @@ class Choice:
     reason: str
 
 
-def holds_training(run: RunDir) -> bool:
+def folder_of_checkpoints(run: RunDir, now: CheckpointConfig, before: CheckpointConfig) -> Path:
+    """Where to look for what to go on from: where this start saves, or where the earlier ones did if all is there."""
+    saves, saved = run.folder_for(now.folder), run.folder_for(before.folder)
+    return saves if saves == saved or catalog_of(saves).names() else saved
+
+
+def holds_training(run: RunDir, folder: Path) -> bool:
     """True where a run has something to go on from, or an end. Without either, another config takes nothing away."""
-    return bool(catalog_of(run.checkpoints_folder).entries()) or run.read_summary().get("status") == RunStatus.finished
+    return bool(catalog_of(folder).names()) or run.read_summary().get("status") == RunStatus.finished
 
 
 def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: Path, origins: Origins) -> None:
@@ -58,8 +65,19 @@ def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: P
     )
 
 
-def choose(resume: str, catalog: Catalog, run_id: str, folder: Path) -> Choice:
+def choose(
+    resume: str,
+    catalog: Catalog,
+    run_id: str,
+    folder: Path,
+    *,
+    newer: Newer = Newer.refuse,
+    attempts: Sequence[Mapping[str, Any]] = (),
+) -> Choice:
     """Which checkpoint of this run to go on from, its bytes verified.
+
+    A start that went back to a checkpoint by its path, and saved since, is gone on from by the same command; one that
+    went back and saved nothing yet is done again, and what it left behind can no longer win.
 
     Raises:
         CheckpointError: one is demanded, or some exist, and none is valid.
@@ -71,14 +89,40 @@ def choose(resume: str, catalog: Catalog, run_id: str, folder: Path) -> Choice:
             cure="Start another run with name=OTHER, or remove the directory.",
         )
     entries = [one for one in catalog.entries() if one.manifest is None or one.manifest.run_id == run_id]
-    if resume not in ("auto", "must"):
-        return _named(Path(resume), entries, catalog, folder)
-    newest = newest_sound(catalog, run_id, str(folder))
+    back = _went_back(attempts)
+    saved_since = back is not None and any(_saved_by(entry, back.attempt) for entry in entries)
+    repeated = saved_since and bool(attempts) and attempts[-1].get("resume") == resume
+    if resume not in ("auto", "must") and not repeated:
+        return _named(Path(resume), entries, catalog, folder, newer)
+    limit = None if back is None or saved_since else back.step
+    newest = newest_sound(catalog, run_id, str(folder), limit=limit)
     if newest is not None:
-        return Choice(newest, f"the newest valid checkpoint of {folder.parent}")
+        before = f"; the start before this one went back to {resume}, and saved since" if repeated else ""
+        return Choice(newest, f"the newest valid checkpoint of {folder.parent}{before}")
     if resume == "must":
         raise CheckpointError(f"resume=must, but {folder} holds no checkpoint")
     return Choice(None, f"{folder} holds no checkpoint yet")
+
+
+@dataclass(frozen=True, slots=True)
+class _Back:
+    """The last time that a start went back to a checkpoint by its path."""
+
+    attempt: int
+    step: int
+
+
+def _saved_by(entry: Entry, attempt: int) -> bool:
+    """True where an attempt, or one after it, saved this."""
+    return entry.valid and entry.manifest is not None and entry.manifest.attempt >= attempt
+
+
+def _went_back(attempts: Sequence[Mapping[str, Any]]) -> _Back | None:
+    for attempt in reversed(attempts):
+        number, step = attempt.get("attempt"), attempt.get("start_step")
+        if attempt.get("resume") is not None and isinstance(number, int) and isinstance(step, int):
+            return _Back(number, step)
+    return None
 
 
 def why_finished(entry: Entry, summary: dict[str, object]) -> str | None:
@@ -116,7 +160,7 @@ def reopens(old: LoopConfig, new: LoopConfig) -> bool:
     return now.unit is not before.unit or now.value > before.value
 
 
-def _named(path: Path, entries: Sequence[Entry], catalog: Catalog, folder: Path) -> Choice:
+def _named(path: Path, entries: Sequence[Entry], catalog: Catalog, folder: Path, newer: Newer) -> Choice:
     entry = next((one for one in entries if (folder / one.name).resolve() == path.resolve()), None)
     if entry is None:
         raise UserError(
@@ -130,11 +174,13 @@ def _named(path: Path, entries: Sequence[Entry], catalog: Catalog, folder: Path)
         problem = f"it cannot be read: {error}"
     if problem is not None:
         raise CheckpointError(f"{path} is not valid: {problem}", cure="Name another, or use resume=auto.")
-    newer = [one.name for one in entries if one.problem is None and one.step > entry.step]
-    if newer:
+    later = [one for one in entries if one.problem is None and one.step > entry.step]
+    if later and newer is not Newer.trash:
         raise UserError(
-            f"resume={path} goes back, but newer checkpoints exist: {', '.join(newer)}",
-            cure="Move them out of the folder first, so that the abandoned branch cannot win later.",
+            f"resume={path} goes back, but newer checkpoints exist: {', '.join(one.name for one in later)}",
+            where="checkpoint.newer",
+            cure="To remove them, add checkpoint.newer=trash; to keep them, begin another run with name=OTHER "
+            f"ckpt={path} 'load.states=[all]'.",
         )
     return Choice(entry, "it was named")
 

@@ -104,6 +104,10 @@ class RunDir:
         self.checkpoints_folder = self.path / "checkpoints"
         self.lock_file = self.path / ".lock"
 
+    def folder_for(self, configured: str | None) -> Path:
+        """The folder of checkpoints under a config's `checkpoint.folder`."""
+        return self.checkpoints_folder if configured is None else Path(configured)
+
     def exists_as_run(self) -> bool:
         """True where a run was begun here (its making was completed)."""
         return self.config_file.is_file() and self.environment_file.is_file()
@@ -211,11 +215,14 @@ class RunDir:
         found = self.read_summary().get("attempts")
         return [attempt for attempt in found if isinstance(attempt, dict)] if isinstance(found, list) else []
 
-    def begin_attempt(self, *, name: str, start_step: int, now: float, environment: Mapping[str, Any]) -> int:
+    def begin_attempt(
+        self, *, name: str, start_step: int, now: float, environment: Mapping[str, Any], resume: str | None = None
+    ) -> int:
         """Enter a new attempt into the summary and return its number, from 1. Call it with the lock held.
 
         An earlier attempt that is still `running` was killed, and is marked so. Of `environment` (this
-        process's, as `run.environment` gives it) the attempt keeps what differs from the run's birth.
+        process's, as `run.environment` gives it) the attempt keeps what differs from the run's birth. `resume` is
+        the checkpoint that it goes back to, where one was named.
         """
         born = self.read_environment()
         attempts = self.attempts
@@ -230,6 +237,7 @@ class RunDir:
                 "reason": None,
                 "started": timestamp(now),
                 "start_step": start_step,
+                **({} if resume is None else {"resume": resume}),
                 "pid": os.getpid(),
                 "changed_environment": {
                     key: value for key, value in environment.items() if key != "time" and born.get(key) != value

@@ -7,13 +7,20 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.naming import CONFIG_FILE, MANIFEST_FILE, parse_step
+from trainer_cli.checkpoint.policy import BestRule, Saved
 from trainer_cli.checkpoint.soundness import catalog_of
 from trainer_cli.config.globs import alternatives
+from trainer_cli.config.schema import Mode
 from trainer_cli.errors import CheckpointError, UserError
 
 _AT = re.compile(r"(?P<run>.+)@(?P<which>latest|best|step\d+)")
+_CONFIG_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +81,55 @@ def select_one(pattern: str | list[str]) -> Path:
     return chosen[0]
 
 
-def _matches(pattern: str) -> Iterator[Path]:
+def all_of(pattern: str) -> list[Path]:
+    """Every folder that a pattern names, valid or not; a run, or a folder of checkpoints, names all that are in it.
+
+    Raises:
+        CheckpointError: it names nothing.
+    """
+    found: list[Path] = []
+    for path in _matches(pattern, whole_runs=True):
+        if is_checkpoint(path) or parse_step(path.name) is not None:
+            found.append(path)
+        else:
+            folder = checkpoints_of(path)
+            found += [folder / name for name in catalog_of(folder).names()]
+    if not found:
+        raise CheckpointError(f"{pattern} names no checkpoint", cure=_nearby(pattern))
+    return list(dict.fromkeys(found))
+
+
+def is_checkpoint(path: Path) -> bool:
+    """True for a folder with a manifest."""
+    return (path / MANIFEST_FILE).is_file()
+
+
+def checkpoints_of(run: Path) -> Path:
+    """The folder of a run's checkpoints: `checkpoints/`, or what its config says; a folder of no run is its own."""
+    if not (run / CONFIG_FILE).is_file() or is_checkpoint(run):
+        return run
+    config = run_config(run)
+    section = config.get("checkpoint")
+    named = section.get("folder") if isinstance(section, dict) else None
+    return Path(named) if isinstance(named, str) and "${" not in named else run / "checkpoints"
+
+
+def run_config(run: Path) -> dict[str, Any]:
+    """The written config of a run, unresolved; empty where it cannot be read."""
+    try:
+        with (run / CONFIG_FILE).open("rb") as file:
+            found = yaml.safe_load(file.read(_CONFIG_BYTES))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _matches(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
     if match := _AT.fullmatch(pattern):
         yield _of_run(Path(match["run"]), match["which"])
         return
     if Path(pattern).exists():
-        yield _checkpoint_folder(Path(pattern))
+        yield Path(pattern) if whole_runs else _checkpoint_folder(Path(pattern))
         return
     for alternative in alternatives(pattern):
         for name in glob.glob(alternative, recursive=True):
@@ -100,14 +150,18 @@ def _checkpoint_folder(path: Path) -> Path:
 
 
 def _of_run(run: Path, which: str) -> Path:
-    folder = run / "checkpoints"
+    folder = checkpoints_of(run)
     if not folder.is_dir():
         raise CheckpointError(f"ckpt={run}@{which}: there is no {folder}", cure=_nearby(str(run)))
     valid = catalog_of(folder).valid()
     if which == "latest":
         chosen = valid[-1] if valid else None
     elif which == "best":
-        chosen = _best(valid, run)
+        chosen = best_of(valid, run)
+        if chosen is None:
+            raise CheckpointError(
+                f"ckpt={run}@best: no checkpoint was saved at an evaluation, so none has a loss of one"
+            )
     else:
         chosen = next((entry for entry in valid if f"step{entry.step}" == which), None)
     if chosen is None:
@@ -116,19 +170,27 @@ def _of_run(run: Path, which: str) -> Path:
     return folder / chosen.name
 
 
-def _best(valid: Sequence[Entry], run: Path) -> Entry | None:
-    """The one with the smallest validation loss; of equal ones the newer."""
-    scored = []
-    for entry in valid:
-        assert entry.manifest is not None
-        losses = {key: value for key, value in entry.manifest.metrics.items() if _is_validation_loss(key)}
-        if losses:
-            value = losses[min(losses)]
-            if value == value:
-                scored.append((value, -entry.step, entry))
-    if not scored:
-        raise CheckpointError(f"ckpt={run}@best: no checkpoint was saved at an evaluation, so none has a loss of one")
-    return min(scored, key=lambda one: one[:2])[2]
+def best_of(valid: Sequence[Entry], run: Path) -> Entry | None:
+    """The best by the run's own `checkpoint.keep_best`, else the one with the smallest validation loss; of equal ones
+    the newer."""
+    saved = {one.name: entry for entry in valid if (one := entry.saved()) is not None}
+    facts = [one for entry in valid if (one := entry.saved()) is not None]
+    rule = _best_rule(run) or _usual_rule(facts)
+    ranked = rule.ranked(facts) if rule is not None else []
+    return saved[ranked[0].name] if ranked else None
+
+
+def _best_rule(run: Path) -> BestRule | None:
+    section = run_config(run).get("checkpoint")
+    best = section.get("keep_best") if isinstance(section, dict) else None
+    if not isinstance(best, dict) or not isinstance(best.get("metric"), str):
+        return None
+    return BestRule(best["metric"], Mode.max if best.get("mode") == "max" else Mode.min)
+
+
+def _usual_rule(facts: Sequence[Saved]) -> BestRule | None:
+    losses = sorted({key for one in facts for key in one.metrics if _is_validation_loss(key)})
+    return BestRule(losses[0]) if losses else None
 
 
 def _is_validation_loss(key: str) -> bool:

@@ -16,7 +16,7 @@ from trainer_cli.config.overrides import COMMAND_LINE, raise_all
 from trainer_cli.config.place import Place
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.errors import ConfigError, TrainError, UserError
-from trainer_cli.run.resume import holds_training, refuse_changes, reopens
+from trainer_cli.run.resume import folder_of_checkpoints, holds_training, refuse_changes, reopens
 from trainer_cli.run.rundir import RunDir, RunStatus
 
 
@@ -96,7 +96,7 @@ def _planned(job: Job, composed: Composed) -> Planned:
     reopened = False
     if run.exists_as_run():
         stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
-        if holds_training(run):
+        if holds_training(run, folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)):
             refuse_changes(diff(stored.raw, composed.raw), config.resume_allow, run.path, composed.origins)
         reopened = reopens(stored.config.loop, config.loop)
     frozen = freeze(composed, f"{run_dir_of(composed).rstrip('/')}/{end}")

@@ -70,6 +70,8 @@ class Callback:
     exception keeps its type and gets a note which hook of which callback it came from.
     """
 
+    asked: bool = False
+    """Set where somebody asks for a save; it counts for the callback that saves."""
     evaluates: bool = False
     """True where its state changes what an evaluation gives. The state is then loaded wherever weights are loaded to
     be evaluated, and is {} where the checkpoint has none."""
@@ -240,7 +242,7 @@ class Callback:
         """Take back what `on_save_checkpoint` added; model, optimizer and progress are restored."""
 
 
-_NO_HOOKS = ("state_dict", "load_state_dict", "check_state", "evaluates", "wanted_metrics")
+_NO_HOOKS = ("state_dict", "load_state_dict", "check_state", "asked", "evaluates", "wanted_metrics")
 VOCABULARY: tuple[str, ...] = tuple(
     name for name in vars(Callback) if not name.startswith("_") and name not in _NO_HOOKS
 )

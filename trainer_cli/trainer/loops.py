@@ -185,6 +185,7 @@ class TrainingLoop:
                 trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
                     self._steps(trainer, self._next_event(trainer))
+                    asked = self._heard(trainer)
                     self._count_time(trainer)
                     stop = self.why_stop(trainer)
                     done = stop is not None and stop.finished
@@ -192,7 +193,7 @@ class TrainingLoop:
                     if not self._meter.empty and (done or _due(self._log, trainer.progress)):
                         self._log_training(trainer)
                     evaluate = trainer.progress.evaluated_step != trainer.progress.step and (
-                        done or _due(self._eval, trainer.progress)
+                        done or asked or _due(self._eval, trainer.progress)
                     )
                     if evaluate or stop is not None:
                         break
@@ -222,6 +223,15 @@ class TrainingLoop:
         trainer.checkpoint_moment(stop, over=end is not None)
         return stop
 
+    @staticmethod
+    def _heard(trainer: Trainer) -> bool:
+        """Whether an evaluation was asked for. What is asked for meanwhile, by another thread, is heard next time."""
+        trainer.attention = False
+        if trainer.stop_wish is not None:
+            trainer.attention = True
+        asked, trainer.evaluation_asked = trainer.evaluation_asked, False
+        return asked
+
     def _next_event(self, trainer: Trainer) -> int:
         """The earliest step after this one at which anything but training may happen."""
         now = trainer.progress
@@ -230,7 +240,7 @@ class TrainingLoop:
         return min(steps)
 
     def _steps(self, trainer: Trainer, event: int) -> None:
-        """Optimizer steps until step `event`, until a stop is wished for, or until a step has something to record.
+        """Optimizer steps until step `event`, until something is asked for, or until a step has something to record.
 
         The hot path: no work but training.
         """
@@ -252,7 +262,7 @@ class TrainingLoop:
             # Torch's schedulers warn where no step came before theirs; here one may have been left out on purpose.
             optimizer._opt_called = True  # type: ignore[attr-defined]
 
-        while progress.step < event and trainer.stop_wish is None:
+        while progress.step < event and not trainer.attention:
             progress.last_samples, progress.last_tokens, progress.last_epoch = (
                 progress.samples, progress.tokens, progress.epoch,
             )  # fmt: skip

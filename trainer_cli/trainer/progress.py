@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 
@@ -26,6 +27,11 @@ class Progress:
     last_seconds: float = 0.0
     last_epoch: int = 0
     evaluated_step: int = -1
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int | float]) -> Progress | None:
+        """The progress with these counts, or None where one is missing or unknown."""
+        return cls(**counts) if set(counts) == {field.name for field in fields(cls)} else None  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, int | float]:
         """The counts, by name."""

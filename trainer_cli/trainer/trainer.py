@@ -134,6 +134,9 @@ class Trainer:
         self.progress = Progress()
         self.checkpointer: Checkpointer = getattr(checkpoint, "checkpointer", None) or make_sync_checkpointer()
         self.stop_wish: Stop | None = None
+        self.evaluation_asked = False
+        self.attention = False
+        """True where the loop must look up after this step: something was asked for."""
         self.loaded_from: Path | None = None
         self.loaded_step = 0
         self.goes_on = False
@@ -217,6 +220,18 @@ class Trainer:
         """Ask for an end after the step that is being made. `finished=False`: with exit code 75, to be resumed."""
         if self.stop_wish is None:
             self.stop_wish = Stop(reason, finished)
+        self.attention = True
+
+    def ask_for_save(self) -> None:
+        """Have the step that is being made saved; from any thread."""
+        if self.checkpoint is not None:
+            self.checkpoint.asked = True
+        self.attention = True
+
+    def ask_for_evaluation(self) -> None:
+        """Have the model evaluated after the step that is being made; from any thread."""
+        self.evaluation_asked = True
+        self.attention = True
 
     def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
         """Add to the record of the current step; nothing is dropped. Tensors wait for the device at the flush."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +11,13 @@ import torch
 
 from trainer_cli.checkpoint.format import codec
 from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
+from trainer_cli.checkpoint.format.layout import (
+    TensorEntry,
+    parsed_header,
+    rendered_header,
+    state_file,
+    tensor_file,
+)
 from trainer_cli.checkpoint.format.port import FormatRecord
 from trainer_cli.checkpoint.format.verified import Verified
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
@@ -45,20 +50,6 @@ _NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _ARRAY_CODES = {
     np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in _DTYPES.items() if code not in _NOT_ARRAYS
 }
-_ALIGNMENT = 4096
-_LONGEST_HEADER = 100_000_000
-_MOST_DIMENSIONS = 64
-_LARGEST = 2**63
-
-
-def tensor_file(rank: int) -> str:
-    """The name of a rank's tensor file."""
-    return f"rank{rank}.safetensors"
-
-
-def state_file(rank: int) -> str:
-    """The name of a rank's file of small states."""
-    return f"rank{rank}.json"
 
 
 class TensorsFormat:
@@ -74,13 +65,13 @@ class TensorsFormat:
     def trial(self, tree: Mapping[str, Any]) -> int:
         text, tensors = codec.encode(tree)
         layout, _ = _laid_out(tensors)
-        return len(text) + len(_header(layout)) + sum(entry.size_bytes for entry in layout)
+        return len(text) + len(rendered_header(layout)) + sum(entry.size_bytes for entry in layout)
 
     def write(self, folder: WritableFolder, tree: Mapping[str, Any], rank: int = 0) -> FormatRecord:
         text, tensors = codec.encode(tree)
         layout, aliases = _laid_out(tensors)
         with folder.create(tensor_file(rank)) as sink:
-            sink.write(_header(layout))
+            sink.write(rendered_header(layout))
             for entry in layout:
                 _write_leaf(sink, tensors[entry.name])
         with folder.create(state_file(rank)) as sink:
@@ -107,7 +98,7 @@ class TensorsFormat:
         stored = {aliases.get(name, name) for name in wanted}
         found: dict[str, torch.Tensor] = {}
         with Verified(folder, manifest, tensor_file(rank)) as file:
-            layout = _parsed_header(file)
+            layout = parsed_header(file)
             missing = stored - {entry.name for entry in layout}
             if missing or any(name in aliases for name in stored):
                 raise file.damaged(f"it lacks the tensor {min(missing | (stored & set(aliases)))[:80]!r}")
@@ -119,19 +110,9 @@ class TensorsFormat:
         return {name: found[aliases.get(name, name)] for name in wanted}
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """One tensor of a file."""
-
-    name: str
-    code: str
-    shape: tuple[int, ...]
-    size_bytes: int
-
-
-def _laid_out(tensors: Mapping[str, Leaf]) -> tuple[list[_Entry], dict[str, str]]:
+def _laid_out(tensors: Mapping[str, Leaf]) -> tuple[list[TensorEntry], dict[str, str]]:
     """The tensors in file order, each stored once, and the names of those that are stored under another."""
-    entries: list[tuple[int, _Entry]] = []
+    entries: list[tuple[int, TensorEntry]] = []
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, leaf in tensors.items():
@@ -141,7 +122,7 @@ def _laid_out(tensors: Mapping[str, Leaf]) -> tuple[list[_Entry], dict[str, str]
         if identity is not None and (first := seen.setdefault(identity, name)) != name:
             aliases[name] = first
             continue
-        entries.append((element_bytes, _Entry(name, code, shape, math.prod(shape) * element_bytes)))
+        entries.append((element_bytes, TensorEntry(name, code, shape, math.prod(shape) * element_bytes)))
     entries.sort(key=lambda entry: -entry[0])
     return [entry for _, entry in entries], aliases
 
@@ -173,20 +154,6 @@ def _identity(leaf: Leaf) -> tuple[Any, ...] | None:
     return (*place, leaf.dtype, tuple(leaf.shape), leaf.stride(), *signs)
 
 
-def _header(layout: Iterable[_Entry]) -> bytes:
-    fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for entry in layout:
-        end = offset + entry.size_bytes
-        fields[entry.name] = {"dtype": entry.code, "shape": list(entry.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
-    if len(text) > _LONGEST_HEADER:
-        raise UnsavableState(f"the state has {len(fields)} tensors, more than one file can name")
-    return len(text).to_bytes(8, "little") + text
-
-
 def _write_leaf(sink: Sink, leaf: Leaf) -> None:
     if isinstance(leaf, np.ndarray):
         array = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
@@ -197,7 +164,7 @@ def _write_leaf(sink: Sink, leaf: Leaf) -> None:
         sink.write(array.data)
 
 
-def _read_tensor(file: Verified, entry: _Entry) -> torch.Tensor:
+def _read_tensor(file: Verified, entry: TensorEntry) -> torch.Tensor:
     try:
         tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.code])
     except RuntimeError as error:
@@ -208,56 +175,3 @@ def _read_tensor(file: Verified, entry: _Entry) -> torch.Tensor:
         if tensor.dtype is torch.bool and int(raw.max()) > 1:
             raise file.damaged(f"{entry.name[:80]!r} holds booleans that are neither true nor false")
     return tensor
-
-
-def _parsed_header(file: Verified) -> list[_Entry]:
-    """The tensors of a file, in its order, whose sizes and places are proven to fit it exactly."""
-    if file.left_bytes < 8:
-        raise file.damaged("it is too short for a header")
-    length = int.from_bytes(file.take(8), "little")
-    if length > min(_LONGEST_HEADER, file.left_bytes):
-        raise file.damaged("its header is longer than the file")
-    try:
-        fields = json.loads(file.take(length).decode("utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise file.damaged(f"its header is not JSON: {str(error)[:120]}") from None
-    if not isinstance(fields, dict):
-        raise file.damaged("its header is not a JSON object")
-    fields.pop("__metadata__", None)
-    try:
-        placed = sorted((_placed(name, entry) for name, entry in fields.items()), key=lambda one: one[:2])
-    except ValueError as error:
-        raise file.damaged(str(error)) from None
-    offset = 0
-    for begin, end, entry in placed:
-        if begin != offset:
-            raise file.damaged(f"{entry.name[:80]!r} does not begin where the tensor before it ends")
-        offset = end
-    if offset != file.left_bytes:
-        raise file.damaged("its tensors do not fill it")
-    return [entry for _, _, entry in placed]
-
-
-def _placed(name: str, raw: object) -> tuple[int, int, _Entry]:
-    if not isinstance(raw, dict) or set(raw) != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"{name[:80]!r} is not described by type, shape and place")
-    code, shape, place = raw["dtype"], raw["shape"], raw["data_offsets"]
-    if not isinstance(code, str) or code not in _DTYPES:
-        raise ValueError(f"{name[:80]!r} has a type of element that does not exist")
-    if not _are_sizes(shape) or not _are_sizes(place) or len(place) != 2 or len(shape) > _MOST_DIMENSIONS:
-        raise ValueError(f"{name[:80]!r} has a shape or place that cannot be")
-    size_bytes = math.prod(shape) * _DTYPES[code].itemsize
-    if math.prod(size for size in shape if size) >= _LARGEST or place[1] - place[0] != size_bytes:
-        raise ValueError(f"{name[:80]!r} has a shape that does not fit its place")
-    return place[0], place[1], _Entry(name, code, tuple(shape), size_bytes)
-
-
-def _are_sizes(raw: object) -> bool:
-    return isinstance(raw, list) and all(type(one) is int and 0 <= one < _LARGEST for one in raw)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return found

@@ -49,6 +49,10 @@ class Verified:
         finally:
             self._opening.__exit__(kind, error, trace)
 
+    def look_into(self, source: Source) -> None:
+        """Read from an open source without the promise of a digest: for its header alone."""
+        self._source = source
+
     def damaged(self, why: str) -> DamagedCheckpoint:
         """The error that names this file."""
         return DamagedCheckpoint(f"a file of the checkpoint is damaged: {why}", where=str(self.path))

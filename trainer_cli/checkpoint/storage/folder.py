@@ -85,6 +85,18 @@ class LocalSink:
                 block = block[written:]
 
 
+def write_file(disk: Disk, path: Path, content: bytes) -> None:
+    """Make one small file, at rest when this returns (but for its name)."""
+    fd = disk.open_new(path)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[disk.write(fd, view) :]
+        disk.fsync(fd)
+    finally:
+        disk.close(fd)
+
+
 class LocalReadableFolder:
     """A folder on this machine."""
 

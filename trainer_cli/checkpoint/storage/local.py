@@ -6,8 +6,10 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from operator import call
 from pathlib import Path
 
 from trainer_cli.checkpoint.naming import (
@@ -21,7 +23,7 @@ from trainer_cli.checkpoint.naming import (
     removed_marker,
 )
 from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder
+from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, write_file
 from trainer_cli.config.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -36,16 +38,29 @@ class LocalStorage:
     its own remains. A save's order is: each file written and fsynced, the folder fsynced, renamed, its
     parent fsynced. A removal's: manifest renamed away, folder fsynced, folder renamed, its parent fsynced,
     files unlinked. A kill between any two of these leaves every other checkpoint as it was.
+
+    Unlinking is given to `later`, which may do it behind the training, and `wait` waits for that.
     """
 
-    def __init__(self, root: Path | str, *, disk: Disk | None = None, run_id: str = "local", attempt: int = 0) -> None:
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        disk: Disk | None = None,
+        run_id: str = "local",
+        attempt: int = 0,
+        later: Callable[[Callable[[], object]], object] = call,
+        wait: Callable[[float | None], bool] = lambda timeout_s: True,
+    ) -> None:
         if not is_run_id(run_id):
             raise ValueError(f"run id {run_id!r} cannot be part of a folder's name")
         self.root = Path(root)
         self.disk = disk or Disk()
         self.run_id = run_id
         self.attempt = attempt
+        self._later, self._wait = later, wait
         self._staged: set[str] = set()
+        self._undeleted: set[Path] = set()
         self._root_at_rest = False
 
     def names(self) -> list[str]:
@@ -137,8 +152,38 @@ class LocalStorage:
             trash = self._to_trash(name)
         finally:
             self.disk.close(fd)
-        self._discard_quietly(trash)
+        for path in (*self._undeleted, trash):
+            self._later(partial(self._discard_in_time, path))
         return True
+
+    def clear(self, name: str) -> bool:
+        path = self._path(name)
+        if not self._is_folder(path) or self._is_there(path / MANIFEST_FILE):
+            return False
+        self._later(partial(self._discard_in_time, self._to_trash(name)))
+        return True
+
+    def amend(self, name: str, manifest: bytes) -> None:
+        path = self._path(name)
+        new = path / f".amended.{self.run_id}"
+        if self._is_there(new):
+            self.disk.unlink(new)
+        write_file(self.disk, new, manifest)
+        self.disk.rename(new, path / MANIFEST_FILE)
+        self.disk.fsync_dir(path)
+
+    def pin(self, name: str, *, pinned: bool) -> None:
+        path = self._path(name)
+        if self.is_pinned(name) is pinned:
+            return
+        if pinned:
+            write_file(self.disk, path / PINNED_FILE, b"")
+        else:
+            self.disk.unlink(path / PINNED_FILE)
+        self.disk.fsync_dir(path)
+
+    def settle(self, timeout_s: float | None = None) -> bool:
+        return self._wait(timeout_s)
 
     def set_aside(self, name: str, why: str) -> str:
         path = self._path(name)
@@ -277,6 +322,17 @@ class LocalStorage:
         for name in self.disk.listdir(path):
             self._discard(path / name)
         self.disk.rmdir(path)
+
+    def _discard_in_time(self, path: Path) -> None:
+        """Free the bytes of what was removed. A failure is told once, and tried again with the next removal."""
+        try:
+            self._discard(path)
+        except OSError as error:
+            if path not in self._undeleted:
+                logger.warning("cannot delete %s: %s; it will be tried again", path, error)
+            self._undeleted.add(path)
+        else:
+            self._undeleted.discard(path)
 
     def _discard_quietly(self, path: Path) -> None:
         """What cannot be removed now is swept by a later attempt."""

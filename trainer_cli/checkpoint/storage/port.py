@@ -100,8 +100,25 @@ class Storage(Protocol):
     def remove(self, name: str) -> bool:
         """Remove a folder, manifest first, so that a crash midway leaves it partial, not broken.
 
-        False, and nothing done, where it is being read, has no manifest, or is not a folder of its own.
+        False, and nothing done, where it is being read, has no manifest, or is not a folder of its own. Its
+        bytes may be freed later: `settle` waits for that.
         """
+        ...
+
+    def clear(self, name: str) -> bool:
+        """Remove a folder that has no manifest. False, and nothing done, where it has one or is not there."""
+        ...
+
+    def amend(self, name: str, manifest: bytes) -> None:
+        """Put another manifest in the place of a checkpoint's own, all at once and at rest; its files stay."""
+        ...
+
+    def pin(self, name: str, *, pinned: bool) -> None:
+        """Ask to keep a folder whatever the rules say, or take that back. Twice is fine."""
+        ...
+
+    def settle(self, timeout_s: float | None = None) -> bool:
+        """Wait until what was removed has freed its bytes; False where that took longer than it may."""
         ...
 
     def set_aside(self, name: str, why: str) -> str:

@@ -1,0 +1,74 @@
+"""Checkpoints found on the disk, by step, epoch and suffix."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer_cli.checkpoint.checkpointer import Facts, make_sync_checkpointer
+from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "checkpoints"
+    saver = make_sync_checkpointer()
+    for name, step, epoch in (
+        ("step9", 9, 0), ("step10", 10, 1), ("step100", 100, 1), ("step200-ema", 200, 2), ("ep1-ba7", 57, 1),
+    ):  # fmt: skip
+        saver.save({"w": torch.zeros(2)}, root / name, facts=Facts(run_id="r", step=step, epoch=epoch))
+    (root / "step300").mkdir()
+    (root / "notes").mkdir()
+    saver.save({"w": torch.zeros(2)}, root / "step400", facts=Facts(run_id="r", step=400, epoch=4))
+    os.truncate(root / "step400" / "rank0.safetensors", 9)
+    return root
+
+
+def test_the_latest_is_the_numerically_newest_valid_one(folder: Path) -> None:
+    assert latest_checkpoint(folder) == folder / "step200-ema"
+    assert latest_checkpoint(folder, suffix="ema").name == "step200-ema"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [
+        ({"step": 10}, "step10"),
+        ({"step": 57}, "ep1-ba7"),
+        ({"step": 200, "suffix": "ema"}, "step200-ema"),
+        ({"epoch": 1}, "step100"),
+        ({"epoch": 0}, "step9"),
+    ],
+)
+def test_a_checkpoint_is_found_by_what_it_says_of_itself(folder: Path, wanted: dict, name: str) -> None:
+    assert checkpoint_path(folder, **wanted) == folder / name
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"step": 300}, "no valid checkpoint of step 300 in"),
+        ({"step": 400}, "rank0.safetensors has 9 bytes"),
+        ({"epoch": 7}, "no valid checkpoint of epoch 7 in"),
+        ({"step": 10, "suffix": "ema"}, "with suffix 'ema'"),
+    ],
+)
+def test_where_there_is_none_it_says_where_it_looked(folder: Path, wanted: dict, said: str) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        checkpoint_path(folder, **wanted)
+    assert said in str(error.value)
+    assert str(folder) in str(error.value)
+
+
+def test_a_folder_that_is_not_there_and_an_unclear_question_are_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no such folder"):
+        latest_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="either step or epoch"):
+        checkpoint_path(tmp_path)
+
+
+def test_the_pattern_fits_the_usual_names(folder: Path) -> None:
+    assert {path.name for path in folder.glob(checkpoint_pattern("ema"))} == {"step200-ema"}
+    assert "step9" in {path.name for path in folder.glob(checkpoint_pattern())}

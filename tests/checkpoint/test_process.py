@@ -1,0 +1,32 @@
+"""Work here and now, or behind: each piece once, in order, and waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from trainer_cli.checkpoint.process.background import Background
+from trainer_cli.checkpoint.process.inline import Inline
+from trainer_cli.checkpoint.process.port import Process
+
+
+@pytest.mark.parametrize("make", [Inline, lambda: Background("test")], ids=["inline", "background"])
+def test_work_is_done_once_and_in_order(make: Callable[[], Process]) -> None:
+    process = make()
+    done: list[int] = []
+    for number in range(200):
+        process.submit(lambda number=number: done.append(number))
+    assert process.settle(30)
+    assert done == list(range(200))
+
+
+def test_the_background_waits_no_longer_than_it_may_and_leaves_no_thread() -> None:
+    process, free = Background("removal"), threading.Event()
+    process.submit(free.wait)
+    assert not process.settle(0.01)
+    free.set()
+    assert process.settle(30)
+    assert not [thread for thread in threading.enumerate() if thread.name == "removal"]
+    assert process.settle()

@@ -1,0 +1,60 @@
+"""Where a checkpoint is: the newest, or that of a step or an epoch, found on the disk by what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.soundness import catalog_of
+
+
+def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
+    """The numerically newest valid checkpoint of a folder; with a suffix, of those whose names end in it.
+
+    Half-written ones never match. Sizes are checked, digests when it is loaded.
+
+    Raises:
+        FileNotFoundError: there is none; it says where it looked, and what is there instead.
+    """
+    return _newest(Path(folder), suffix, lambda entry: True, "checkpoint")
+
+
+def checkpoint_path(
+    folder: str | Path, step: int | None = None, epoch: int | None = None, suffix: str | None = None
+) -> Path:
+    """The checkpoint of a step, or the newest one of an epoch (counted as at its saving).
+
+    Raises:
+        ValueError: neither or both of `step` and `epoch` are given.
+        FileNotFoundError: there is none.
+    """
+    if (step is None) is (epoch is None):
+        raise ValueError("give either step or epoch")
+    if step is not None:
+        return _newest(Path(folder), suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
+    return _newest(
+        Path(folder),
+        suffix,
+        lambda entry: entry.manifest is not None and entry.manifest.epoch == epoch,
+        f"checkpoint of epoch {epoch}",
+    )
+
+
+def checkpoint_pattern(suffix: str | None = None) -> str:
+    """The glob that the usual names fit, for `train validate ckpt=…` and the like."""
+    return "step*" if suffix is None else f"step*-{suffix}"
+
+
+def _newest(folder: Path, suffix: str | None, fits: Callable[[Entry], bool], what: str) -> Path:
+    passed = []
+    for entry in catalog_of(folder).newest_first():
+        if suffix is not None and not entry.name.endswith(f"-{suffix}"):
+            continue
+        if entry.resumable and fits(entry):
+            return folder / entry.name
+        passed.append(f"{entry.name}: {entry.problem or 'another step or epoch, or not finite'}")
+    there = "; it holds " + ", ".join(passed[:5]) if passed else ", which holds none" if folder.is_dir() else ""
+    named = "" if suffix is None else f" with suffix {suffix!r}"
+    missing = "" if folder.is_dir() else " (there is no such folder)"
+    raise FileNotFoundError(f"no valid {what}{named} in {folder.absolute()}{missing}{there}")

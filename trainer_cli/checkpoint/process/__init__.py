@@ -1,0 +1,1 @@
+"""Where slow work is done: here and now, or behind the training."""

@@ -1,0 +1,43 @@
+"""Work done by a thread behind the training, which lives only as long as there is some."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+from trainer_cli.checkpoint.process.port import Work
+
+
+class Background:
+    """One piece after the other, in a thread that `submit` starts and that ends when nothing is left.
+
+    Between two pieces there is no thread, so that a data worker is seldom forked beside one.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: deque[Work] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Work) -> None:
+        with self._lock:
+            self._waiting.append(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+
+    def settle(self, timeout_s: float | None = None) -> bool:
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+        return thread is None or not thread.is_alive()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                work = self._waiting.popleft()
+            work()
