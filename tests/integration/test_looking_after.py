@@ -1,0 +1,117 @@
+"""Going back, wishes by file, failures kept apart, other folders and names: through the command."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from command import SMALL, hold, make_project, names, running
+from compare import assert_same_state, metrics
+from forks import Forks
+
+RUN = (*SMALL, "loop.max_duration=40", "run_dir=run", "+callbacks.interrupt._target_=interrupts.Interrupt")
+
+
+def test_going_back_is_asked_about_done_and_not_done_again_by_the_same_command(forks: Forks, tmp_path: Path) -> None:
+    assert forks.fit(tmp_path, *RUN).code == 0
+    folder = tmp_path / "run/checkpoints"
+    assert names(folder) == ["step0", "step10", "step20", "step30", "step40"]
+    back = (*RUN, "resume=run/checkpoints/step20")
+    refused = forks.fit(tmp_path, *back)
+    assert refused.code == 2
+    assert "newer checkpoints exist: step30, step40 (checkpoint.newer" in refused.err
+    assert "checkpoint.newer=trash" in refused.err
+    assert names(folder) == ["step0", "step10", "step20", "step30", "step40"]
+    gone = (*back, "checkpoint.newer=trash")
+    stopped = forks.fit(tmp_path, *gone, INTERRUPT="SIGTERM train 34 0")
+    assert stopped.code == 75
+    assert "went back to step 20: removed step30, step40" in stopped.err
+    assert names(folder) == ["step0", "step10", "step20", "step30", "step35"]
+    again = forks.fit(tmp_path, *gone)
+    assert again.code == 0
+    assert "the start before this one went back to run/checkpoints/step20, and saved since" in again.err
+    assert names(folder) == ["step0", "step10", "step20", "step30", "step40"]
+    straight = forks.fit(tmp_path, *RUN, "run_dir=straight")
+    assert straight.code == 0
+    assert_same_state(tmp_path / "run", tmp_path / "straight")
+
+
+def test_a_branch_left_behind_wins_no_more_though_the_start_that_left_it_was_killed(
+    forks: Forks, tmp_path: Path
+) -> None:
+    assert forks.fit(tmp_path, *RUN).code == 0
+    folder = tmp_path / "run/checkpoints"
+    (folder / "step40").rename(tmp_path / "step40")
+    back = (*RUN, "resume=run/checkpoints/step20", "checkpoint.newer=trash", "loop.max_duration=45")
+    assert forks.fit(tmp_path, *back, INTERRUPT="SIGKILL train 21 0").code == -9
+    # As if it had been killed before it came to remove this one.
+    (tmp_path / "step40").rename(folder / "step40")
+    auto = forks.fit(tmp_path, *RUN, "loop.max_duration=45")
+    assert auto.code == 2
+    assert "checkpoint step40 is not used: the training went back to step 20" in auto.err
+    assert "this goes back to step 20" in auto.err
+    done = forks.fit(tmp_path, *RUN, "loop.max_duration=45", "checkpoint.newer=trash")
+    assert done.code == 0, done.err
+    assert names(folder) == ["step0", "step10", "step20", "step30", "step40", "step45"]
+    assert json.loads((folder / "step40/manifest.json").read_text())["attempt"] == 4
+
+
+def test_a_failure_keeps_what_there_is_apart(forks: Forks, tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    parts = project / "mine/parts.py"
+    parts.write_text(
+        parts.read_text().replace(
+            '        return {"loss": ((guess',
+            '        if self.training and os.path.exists("fail"):\n'
+            '            self.calls = getattr(self, "calls", 0) + 1\n'
+            "            if self.calls == 20:\n"
+            '                raise ArithmeticError("no luck")\n'
+            '        return {"loss": ((guess',
+        )
+    )
+    (project / "fail").touch()
+    failed = forks.fit(project, "experiment=mine", "run_dir=run")
+    assert failed.code == 1
+    assert "the state after the failure is kept in run/checkpoints/exception/step19" in failed.err
+    assert names(project / "run/checkpoints") == ["step0", "step16"]
+    os.unlink(project / "fail")
+    done = forks.fit(project, "experiment=mine", "run_dir=run")
+    assert "resuming at step 16" in done.err
+    straight = forks.fit(project, "experiment=mine", "run_dir=straight")
+    assert straight.code == 0
+    assert_same_state(project / "run", project / "straight")
+
+
+def test_another_folder_is_gone_on_from_where_the_checkpoints_were(forks: Forks, tmp_path: Path) -> None:
+    assert forks.fit(tmp_path, *RUN, "checkpoint.folder=here", INTERRUPT="SIGTERM train 24 0").code == 75
+    assert names(tmp_path / "here") == ["step0", "step10", "step20", "step25"]
+    moved = forks.fit(tmp_path, *RUN, "checkpoint.folder=there")
+    assert "resuming at step 25" in moved.err
+    assert names(tmp_path / "there") == ["step30", "step40"]
+    assert not (tmp_path / "run/checkpoints").exists()
+    finished = forks.fit(tmp_path, *RUN, "checkpoint.folder=there")
+    assert "is finished at step 40" in finished.out
+
+
+def test_files_in_the_run_directory_ask_for_a_save_an_evaluation_and_a_stop(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    held = hold(project, "train")
+    run = project / "run"
+    with running("fit", "experiment=mine", "run_dir=run", "loop.max_duration=400", cwd=project) as started:
+        started.reach("train")
+        for wish in ("save", "evaluate"):
+            (run / wish).touch()
+            started.wait_for(lambda wish=wish: not (run / wish).exists(), f"heard ({wish})")
+        (project / "at-train").unlink()
+        held.unlink()
+        started.wait_for(lambda: any("val/loss" in line for line in metrics(run)), "evaluated")
+        (run / "stop").touch()
+        result = started.end()
+    assert result.code in (75, 0), result.err
+    first = min(line["step"] for line in metrics(run) if "val/loss" in line)
+    assert first % 16 != 0
+    assert (run / f"checkpoints/step{first}/manifest.json").exists()
+    assert "asked for" in (run / "train.log").read_text()
+    if result.code == 75:
+        assert json.loads((run / "summary.json").read_text())["reason"] == "asked for by a file"
