@@ -19,6 +19,12 @@ def _blocks(language: str, containing: str = "") -> list[str]:
     return [text for kind, text in BLOCKS if kind == language and containing in text]
 
 
+def _block(containing: str) -> str:
+    """The one block of commands that has this in it."""
+    (found,) = _blocks("sh", containing)
+    return found
+
+
 def _sh(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run shell lines as a reader would, with this environment's `train`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -50,6 +56,48 @@ def test_the_commands_of_train_kill_go_on_evaluate_run_as_they_stand(tmp_path: P
     assert "smallest loss" in done.stdout, "the table of validate"
     weights = _python(f"{_blocks('python', 'load_file')[0]}\nprint(len(weights))", tmp_path)
     assert int(weights) > 0
+
+
+def test_what_explains_the_config_and_looks_after_checkpoints_runs_as_it_stands(tmp_path: Path) -> None:
+    _sh("train fit +experiment=digits_mlp loop.max_duration=3ep", tmp_path)
+    explained = _sh(_block("--provenance"), tmp_path).stdout
+    assert "command line: optimizer.lr=0.01" in explained
+    assert "max_duration" in explained
+    shown = _sh(_block("train ckpt ls"), tmp_path).stdout
+    assert "1 of 1 are sound" not in shown
+    assert re.search(r"(\d+) of \1 are sound", shown)
+    assert "pinned: runs/digits_mlp/checkpoints/step" in shown
+
+
+def test_the_mistakes_shown_are_told_as_shown(tmp_path: Path) -> None:
+    command = _block("loop.max_step=3").strip().replace("train ", "", 1).split()
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer_cli", *command],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == _blocks("text", "4 mistakes")[0]
+
+
+@pytest.mark.timeout(580)
+def test_a_new_project_trains_and_resumes_exactly(tmp_path: Path) -> None:
+    done = _sh(_block("train new mine"), tmp_path)
+    assert "finished at step" in done.stdout
+    assert "exact" in done.stdout
+
+
+@pytest.mark.timeout(580)
+def test_the_sweep_runs_as_it_stands(tmp_path: Path) -> None:
+    _sh(_block("train fit -m"), tmp_path)
+    rows = (tmp_path / "runs/digits_mlp/sweep/sweep.csv").read_text().splitlines()
+    assert len(rows) == 5
+    assert all("finished" in row for row in rows[1:])
+    assert (tmp_path / "runs/digits_mlp/sweep/optimizer.lr=0.001,seed=0/summary.json").exists()
+
+
+def test_packing_averages_and_early_stopping_run_as_they_stand(tmp_path: Path) -> None:
+    done = _sh(_block("data=documents"), tmp_path)
+    assert done.stdout.count("finished at step") == 2
 
 
 def test_the_users_project_runs_as_it_stands(tmp_path: Path) -> None:

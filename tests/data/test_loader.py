@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+)
 
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.digits import Digits
@@ -389,6 +397,55 @@ def test_a_users_dataloader_is_replayed_exactly_whatever_the_training_draws(work
         assert batches(made(), 1, batch=done) == through[6 + done :]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("of", ["loader", "sampler", "both"])
+def test_a_users_own_torch_generator_goes_on_where_it_was(of: str, workers: int) -> None:
+    def made() -> ForeignLoader:
+        generator = torch.Generator().manual_seed(7)
+        settings: dict[str, Any] = {
+            "loader": {"shuffle": True, "generator": generator},
+            "sampler": {"sampler": RandomSampler(Drawing(), generator=generator)},
+            "both": {"sampler": RandomSampler(Drawing(), generator=generator), "generator": generator},
+        }[of]
+        return ForeignLoader(DataLoader(Drawing(), 4, num_workers=workers, **settings), seed=3)
+
+    through, states = [], []
+    loader = made()
+    for epoch in (0, 1):
+        states.append((loader.state_dict(epoch), len(through)))
+        for number, batch in enumerate(loader.iterate(epoch), start=1):
+            through.append(batch.tolist())
+            if number in (1, 5):
+                states.append((loader.state_dict(epoch, batch=number), len(through)))
+    assert sorted(row[0] for batch in through[:6] for row in batch) == list(range(23))
+    assert [row[0] for row in through[0]] != [row[0] for row in through[6]]
+    for state, done in states:
+        later = made()
+        later.check_state(state)
+        assert batches(later, state["epoch"], batch=state["batch"]) == through[done : done + 6 - state["batch"]]
+        if state["epoch"] == 0:
+            assert batches(later, 1) == through[6:]
+
+
+def test_a_position_with_other_generators_is_refused_and_one_of_before_they_were_saved_is_not() -> None:
+    own = ForeignLoader(DataLoader(Drawing(), 4, shuffle=True, generator=torch.Generator()), seed=3)
+    without = ForeignLoader(DataLoader(Drawing(), 4, shuffle=True), seed=3)
+    with pytest.raises(UserError, match="has 0 torch generators, but the checkpoint has 1"):
+        without.check_state(own.state_dict(0))
+    early = without.state_dict(0, batch=2)
+    del early["generators"]
+    own.check_state(early)
+
+
+def test_persistent_workers_of_a_users_loader_are_said_to_remember() -> None:
+    def promise(persistent: bool) -> str:
+        loader = DataLoader(Drawing(), 4, num_workers=1, persistent_workers=persistent)
+        return ForeignLoader(loader, seed=0).promise
+
+    assert "persistent workers" in promise(True)
+    assert "persistent workers" not in promise(False)
+
+
 def test_a_users_plain_dataloader_is_walked_without_loading_what_was_seen() -> None:
     loaded: list[int] = []
 
@@ -424,6 +481,26 @@ def test_a_distributed_sampler_hears_the_epoch() -> None:
 
     assert [row[0] for row in made(0)[0]] != [row[0] for row in made(1)[0]]
     assert made(1) == made(1)
+
+
+class KeyedSampler(Sampler[int]):
+    """As a DistributedSampler: another order each epoch that it is told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(8, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+def test_a_sampler_inside_a_batch_sampler_hears_the_epoch() -> None:
+    loader = ForeignLoader(DataLoader(Drawing(), batch_sampler=BatchSampler(KeyedSampler(), 4, False)), seed=0)
+    assert [row[0] for row in batches(loader, 0)[0]] != [row[0] for row in batches(loader, 1)[0]]
 
 
 class Stateful:

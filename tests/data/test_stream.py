@@ -125,8 +125,9 @@ def test_a_dataset_that_does_not_know_where_it_stands_is_replayed(workers: int, 
         later = one()
         iterator = one().iterate(epoch, batch=3)
         assert next(iterator).tolist() == whole[3]
-        state = {**loader.state_dict(epoch), "batch": 3}
+        state = loader.state_dict(epoch, batch=3)
         later.check_state(state)
+        assert later.state_dict(epoch, batch=3) == state
         assert [batch.tolist() for batch in later.iterate(epoch, batch=3)] == whole[3:]
         later.close()
     assert "replays" in loader.promise
@@ -135,6 +136,15 @@ def test_a_dataset_that_does_not_know_where_it_stands_is_replayed(workers: int, 
     loader.close()
     with pytest.raises(UserError, match="order was"):
         loader.check_state(made(workers).state_dict(0))
+
+
+def test_a_dataset_that_does_not_know_where_it_stands_is_replayed_in_the_same_process_too() -> None:
+    loader = StreamLoader(Forgetful(), 4, seed=1)
+    whole = [batch.tolist() for batch in loader.iterate(0)]
+    left = loader.iterate(0)
+    next(left), next(left)
+    left.close()
+    assert [batch.tolist() for batch in loader.iterate(0, batch=2)] == whole[2:]
 
 
 def test_a_pass_left_early_does_not_show_in_the_next() -> None:

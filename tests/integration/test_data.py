@@ -65,6 +65,14 @@ class Loaded:
         self.train, self.val = DataLoader(Points(100), 5, shuffle=True), Points(20)
 
 
+class LoadedFromAGenerator:
+    """The order goes on from one epoch to the next, in a generator of the loader's own."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(3)
+        self.train, self.val = DataLoader(Points(100), 5, shuffle=True, generator=generator), Points(20)
+
+
 class Stream(IterableDataset):
     def __init__(self, size):
         self.size, self.at, self.start = size, 0, 0
@@ -88,6 +96,16 @@ class Stream(IterableDataset):
 class Streamed:
     def __init__(self):
         self.train, self.val = Stream(100), Points(20)
+
+
+class Forgetful(IterableDataset):
+    def __iter__(self):
+        return iter(Stream(100))
+
+
+class Forgotten:
+    def __init__(self):
+        self.train, self.val = Forgetful(), Points(20)
 
 
 class Line(torch.nn.Module):
@@ -128,8 +146,15 @@ EACH_KIND = {
     "map-style in workers of one epoch": (*LINE, "data=own", "data.num_workers=2", "data.persistent_workers=false"),
     "stream": (*LINE, "data=own", "data._target_=parts.Streamed"),
     "stream in workers": (*LINE, "data=own", "data._target_=parts.Streamed", "data.num_workers=2"),
+    "stream without a position": (*LINE, "data=own", "data._target_=parts.Forgotten"),
+    "stream without a position in workers": (
+        *LINE, "data=own", "data._target_=parts.Forgotten", "data.num_workers=2",
+    ),
     "own DataLoader": (
         *LINE, "data=own", "data._target_=parts.Loaded", "data.batch_size=null", "data.num_workers=null",
+    ),
+    "own DataLoader with a generator": (
+        *LINE, "data=own", "data._target_=parts.LoadedFromAGenerator", "data.batch_size=null", "data.num_workers=null",
     ),
 }  # fmt: skip
 CADENCE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -478,3 +479,10 @@ def test_a_trainer_needs_no_checkpoint_callback() -> None:
     result = trainer(settings={"max_duration": 2}).fit([(torch.rand(2, 2), torch.rand(2))] * 2)
     assert (result.step, result.finished, result.reason) == (2, True, "max_duration of 2 steps reached")
     assert "train/loss" in result.metrics
+
+
+def test_workers_that_live_over_epochs_end_with_the_fit() -> None:
+    train = loader(12, 4, num_workers=1, persistent_workers=True)
+    before = multiprocessing.active_children()
+    trainer(settings={"max_duration": 5}).fit(train)
+    assert multiprocessing.active_children() == before

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_cli.data.children import born_here, end_by_force
@@ -22,7 +23,10 @@ class ForeignLoader:
     Before `iter()` and before each batch the random generators are seeded from (seed, epoch, batch), and put
     back afterwards. A loader that can save and load its own position, with `state_dict` and `load_state_dict`,
     is put there by a resume. Of a plain DataLoader of a map-style dataset without workers, a resume walks the
-    sampler past the batches already seen; any other loader is replayed, and those batches dropped.
+    sampler past the batches already seen; any other loader is replayed, and those batches dropped. Either begins
+    with the states that the torch generators of the loader and its samplers had at the beginning of the epoch.
+
+    Whatever has a `set_epoch`, of the loader, its samplers and its dataset, is told each epoch before it begins.
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int) -> None:
@@ -40,6 +44,8 @@ class ForeignLoader:
         self.walks = plain and not isinstance(cast(Any, loader).dataset, IterableDataset)
         self._position: tuple[int, int, Any] | None = None
         self._left_early = False
+        self._generators = [] if self.stateful else _generators(loader)
+        self._begun_with = self._generator_states()
 
     @property
     def promise(self) -> str:
@@ -53,13 +59,21 @@ class ForeignLoader:
             return (
                 f"{type_name(self.loader)} has no position of its own, so a resume walks its sampler past the batches "
                 "already seen, without loading them; it is exact if a sample depends on its index and the random "
-                "generators of python, numpy and torch alone."
+                "generators of python, numpy and torch alone, and the sampler remembers nothing of earlier epochs "
+                "but a torch generator, which is saved."
             )
-        return (
+        told = (
             f"{type_name(self.loader)} has no position of its own, so a resume replays the batches of the "
             "epoch that were already seen and drops them; it is exact if the loader gives the same batches each "
-            "time it is started with the same random seeds, and has no memory of earlier epochs."
+            "time it is started with the same random seeds, and has no memory of earlier epochs but a torch "
+            "generator, which is saved."
         )
+        if getattr(self.loader, "persistent_workers", False):
+            told += (
+                " Its persistent workers have one: their random numbers go on from epoch to epoch. Without "
+                "persistent_workers, samples that draw any are the same after a resume."
+            )
+        return told
 
     def __len__(self) -> int:
         """Batches of an epoch. TypeError where the loader cannot tell."""
@@ -73,14 +87,19 @@ class ForeignLoader:
         self._left_early = False
         skip = batch
         if position is not None and position[:2] == (epoch, batch):
-            cast(Any, self.loader).load_state_dict(position[2])
-            skip = 0
+            if self.stateful:
+                cast(Any, self.loader).load_state_dict(position[2])
+                skip = 0
+            else:
+                for generator, state in zip(self._generators, position[2], strict=True):
+                    generator.set_state(state)
+        self._begun_with = self._generator_states()
         return self._batches(epoch, batch - skip, skip)
 
     def _batches(self, epoch: int, first: int, skip: int) -> Generator[Any, None, None]:
-        set_epoch = getattr(getattr(self.loader, "sampler", None), "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
+        for part in (*_samplers(self.loader), getattr(self.loader, "dataset", None)):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
         # Workers born here keep the parent's signals blocked, for good: they are for this process.
         with kept_random_state(), born_here() as workers:
             seed_random(sample_seed(self.seed, epoch, 0))
@@ -137,14 +156,41 @@ class ForeignLoader:
             "batch": batch,
             "fingerprint": self.fingerprint,
             "loader": cast(Any, self.loader).state_dict() if own else None,
+            "generators": self._begun_with if batch else self._generator_states(),
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a position in other data; of a loader with its own state, keep it for the next `iterate`.
+        """Refuse a position in other data; keep the loader's own state, or its generators', for the next `iterate`.
 
         Raises:
             UserError: naming everything that differs.
         """
         check_same(self.state_dict(0), state, ("version", "order", "seed", "fingerprint"))
-        if state["loader"] is not None:
-            self._position = (state["epoch"], state["batch"], state["loader"])
+        # Checkpoints of before they were saved have none.
+        generators = state.get("generators") or []
+        if generators and len(generators) != len(self._generators):
+            raise UserError(
+                f"{type_name(self.loader)} has {len(self._generators)} torch generators, but the checkpoint has "
+                f"{len(generators)}",
+                where="data",
+                cure="Resume with the same data, or start a new run from these weights with ckpt=.",
+            )
+        own = state["loader"] if self.stateful else generators or None
+        if own is not None:
+            self._position = (state["epoch"], state["batch"], own)
+
+    def _generator_states(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """What decides on a loader's order: itself and its samplers, each once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    found = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    return list({id(one): one for one in found if one is not None}.values())
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The torch generators of a loader and its samplers, each once."""
+    found = (getattr(one, "generator", None) for one in _samplers(loader))
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())

@@ -130,7 +130,7 @@ class StreamLoader:
         if batch < 0:
             raise ValueError(f"an epoch cannot be entered {-batch} batches before its start")
         skip = 0
-        if (epoch, batch) != self._position or batch == 0:
+        if batch == 0 or not self.source.stateful or (epoch, batch) != self._position:
             skip = batch
             self._position, self._next, self._places = (epoch, 0), 0, self._beginning()
         self._turn += 1
@@ -141,9 +141,14 @@ class StreamLoader:
         self.workers.close()
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
-        """Where the data stands: the state of the dataset in each worker. Of the batch given last, or a beginning."""
-        places, following = (self._beginning(), 0) if batch == 0 else (self._places, self._next)
-        if batch and (epoch, batch) != self._position:
+        """Where the data stands: the state of the dataset in each worker. Of the batch given last, or a beginning.
+
+        One without a state is replayed, so it can be told of any batch.
+        """
+        places, following = self._places, self._next
+        if batch == 0 or not self.source.stateful:
+            places, following = self._beginning(), 0
+        elif (epoch, batch) != self._position:
             raise ValueError(f"the data stands at {self._position}, not at {(epoch, batch)}")
         return {
             "version": STATE_VERSION,

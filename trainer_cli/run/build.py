@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.config.arguments import (
     DATA_KEYS,
@@ -175,6 +177,32 @@ class Builder:
             device=config.device,
         )
 
+    def shapes(self, data: Data) -> Trainer:
+        """A trainer that has shapes, but no values: what would be saved of it is as large as of the real one.
+
+        No logger is in it, and no callback but this package's own. A model that cannot be made without values is
+        made with them.
+        """
+        config = self.config
+        own = {name: node for name, node in config.callbacks.items() if name != SAVER and _is_ours(node)}
+
+        def made(device: str) -> Trainer:
+            with torch.device(device):
+                model = self.model(data.source)
+            return Trainer(
+                model=model,
+                optimizer=self.optimizer if config.optimizer is not None else None,
+                loop=TrainingLoop(**_fields(config.loop)),
+                callbacks=self._components("callbacks", own),
+                seed=config.seed,
+                device=device,
+            )
+
+        try:
+            return made("meta")
+        except Exception:  # Whatever it was: with values it does not happen, or is told as what it is.
+            return made("cpu")
+
     def make(self, node: Any, where: str, first: tuple[Any, ...] = ()) -> Any:
         """The object that a node with `_target_` describes; nested nodes are made first.
 
@@ -278,6 +306,10 @@ def _node(value: Any, where: str) -> Mapping[str, Any]:
         raise no_node(value, where)
     assert isinstance(value, Mapping)
     return value
+
+
+def _is_ours(node: Any) -> bool:
+    return isinstance(node, Mapping) and str(node.get("_target_")).startswith("trainer_cli.")
 
 
 def _fields(section: Any) -> dict[str, Any]:

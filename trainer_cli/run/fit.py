@@ -14,36 +14,23 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.checkpoint.catalog import Catalog, Entry
-from trainer_cli.checkpoint.naming import CONFIG_FILE
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, compose, diff, from_yaml, to_yaml
+from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.config.compose import Composed, compose, from_yaml, to_yaml
 from trainer_cli.config.targets import import_from
-from trainer_cli.errors import CheckpointError, ExitCode, UserError
+from trainer_cli.errors import ExitCode
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment
-from trainer_cli.run.resume import (
-    choose,
-    folder_of_checkpoints,
-    holds_training,
-    refuse_changes,
-    reopens,
-    unsaved_end,
-    why_finished,
-)
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
-from trainer_cli.run.select import select_one
 from trainer_cli.run.signals import StopSignals
+from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new
 from trainer_cli.run.wishes import Wishes
 
 if TYPE_CHECKING:
@@ -51,23 +38,6 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import FitResult, Trainer
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Start:
-    """What is known before anything is built: the run, where it goes on, and its identity."""
-
-    run: RunDir
-    run_id: str
-    attempt: int
-    entry: Entry | None
-    folder: Path
-    """Where that checkpoint is."""
-    is_new: bool
-    keep_settings: tuple[str, ...] = ()
-    """Optimizer settings that were changed, by leave of `resume_allow`, since the checkpoint."""
-    finished: str | None = None
-    """Why the run ended, where it was killed after its last checkpoint and before it could tidy up and say so."""
 
 
 def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> Composed:
@@ -91,14 +61,17 @@ def fit(composed: Composed) -> int:
         if run.exists_as_run():
             lock = stack.enter_context(run.lock())
             stack.enter_context(report.to_file(run.log_file))
-            start = _existing(run, composed)
-            if start is None:
+            begun = of_existing(run, composed)
+            if isinstance(begun, Done):
+                report.already_done(run, begun.step, begun.reason)
                 return ExitCode.DONE
+            start = begun
+            _tell(start)
             lock.name_holder()
         else:
-            start = _new(run, composed)
+            start = of_new(run, composed)
         trainer, data = _build(composed, start)
-        fork = _fork(composed, start)
+        fork = fork_of(composed, start)
         facts = _environment(composed, trainer)
         if start.is_new:
             stack.enter_context(run.create(to_yaml(composed), composed.overrides, {"run_id": start.run_id, **facts}))
@@ -132,46 +105,15 @@ def _stop(trainer: Trainer) -> None:
     trainer.stop("asked for by a file", finished=False)
 
 
-def _existing(run: RunDir, composed: Composed) -> Start | None:
-    """What is known of a run that exists, its lock held; None where it has nothing left to do."""
-    config = composed.config
-    stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
-    changes = diff(stored.raw, composed.raw)
-    folder = folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)
-    if holds_training(run, folder):
-        refuse_changes(changes, config.resume_allow, run.path, composed.origins)
-    run_id = run.run_id
-    attempt = len(run.attempts) + 1
-    catalog = Catalog(LocalStorage(folder, run_id=run_id, attempt=attempt))
-    summary = run.read_summary()
-    if config.resume in ("auto", "must") and not reopens(stored.config.loop, config.loop):
-        end = unsaved_end(catalog, run_id, summary, stored.config.checkpoint)
-        if end is not None:
-            report.already_done(run, *end)
-            return None
-    choice = choose(config.resume, catalog, run_id, folder, newer=config.checkpoint.newer, attempts=run.attempts)
-    finished = None
-    if choice.entry is not None:
-        finished = why_finished(choice.entry, summary)
-        if finished is not None:
-            # The checkpoint's own config: the run's may be that of an attempt to reopen it.
-            trained = from_yaml(folder / choice.entry.name / CONFIG_FILE, trusted=True, missing_ok=True)
-            if reopens(trained.config.loop, config.loop):
-                finished = None
-            elif summary.get("status") == RunStatus.finished:
-                report.already_done(run, choice.entry.step, finished)
-                return None
-    for change in changes:
-        if change.key not in OF_ONE_COMMAND:
-            log.info("config changed: %s", change)
-    if choice.entry is not None:
-        log.info("resuming at step %d from %s (%s)", choice.entry.step, choice.entry.name, choice.reason)
-        _tell_world_size(choice.entry)
-    else:
-        log.info("starting %s at step 0 (%s)", run.path, choice.reason)
-    settings = [change.key for change in changes if change.key.startswith(("optimizer.", "param_groups."))]
-    changed = tuple(key.rpartition(".")[2] for key in settings)
-    return Start(run, run_id, attempt, choice.entry, folder, is_new=False, keep_settings=changed, finished=finished)
+def _tell(start: Start) -> None:
+    """Say what changed since, and where the run goes on."""
+    for change in start.changes:
+        log.info("config changed: %s", change)
+    if start.entry is None:
+        log.info("starting %s at step 0 (%s)", start.run.path, start.reason)
+        return
+    log.info("resuming at step %d from %s (%s)", start.entry.step, start.entry.name, start.reason)
+    _tell_world_size(start.entry)
 
 
 def _tell_world_size(entry: Entry) -> None:
@@ -184,23 +126,6 @@ def _tell_world_size(entry: Entry) -> None:
             entry.name,
             before,
         )
-
-
-def _new(run: RunDir, composed: Composed) -> Start:
-    config = composed.config
-    if config.resume == "must":
-        raise CheckpointError(f"resume=must, but {run.path} holds no run")
-    if config.resume not in ("auto", "never"):
-        if not Path(config.resume).exists():
-            raise UserError(f"resume={config.resume}: there is no such directory", where="resume")
-        raise UserError(
-            f"resume={config.resume}, but {run.path} holds no run to go back in",
-            where="resume",
-            cure="To begin a new run with these weights, use ckpt=PATH.",
-        )
-    if config.resume == "never" and run.path.is_dir() and any(run.path.iterdir()):
-        raise UserError(f"resume=never, but {run.path} is not empty", cure="Choose another run_dir= or name=.")
-    return Start(run, secrets.token_hex(8), 1, None, run.checkpoints_folder, is_new=True)
 
 
 def _build(composed: Composed, start: Start) -> tuple[Trainer, Data]:
@@ -218,12 +143,6 @@ def _build(composed: Composed, start: Start) -> tuple[Trainer, Data]:
         extra_files={"config.yaml": text},
     )
     return builder.trainer(data, identity=identity, run_dir=start.run.path), data
-
-
-def _fork(composed: Composed, start: Start) -> Path | None:
-    """The checkpoint whose weights a new run begins with; it counts only while the run has none of its own."""
-    ckpt = composed.config.ckpt
-    return None if ckpt is None or start.entry is not None else select_one(ckpt)
 
 
 def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:

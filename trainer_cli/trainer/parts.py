@@ -28,11 +28,13 @@ def be_deterministic() -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name; `auto` is cuda, else mps, else cpu.
+    """The device of that name; `auto` is cuda, else mps, else cpu. On `meta` there are shapes, but no values.
 
     Raises:
         UserError: this machine has no such device.
     """
+    if name == "meta":
+        return torch.device(name)
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
         name = next(kind for kind in available if available[kind])

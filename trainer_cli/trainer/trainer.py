@@ -182,6 +182,9 @@ class Trainer:
         self._check_names(val)
         try:
             with ExitStack() as stack:
+                for loader in (train, *val.values()):
+                    if (close := getattr(loader, "close", None)) is not None:
+                        stack.callback(close)
                 self.hooks.call("on_enter_fit", self, stack, train, val, loop)
                 loop.prepare(self, train)
                 if not self.schedulers.live:

@@ -63,8 +63,15 @@ class TensorsFormat:
     name = "tensors"
 
     def trial(self, tree: Mapping[str, Any]) -> int:
+        return self._size_bytes(tree, shapes_only=False)
+
+    def size_bytes(self, tree: Mapping[str, Any]) -> int:
+        """The bytes of a tree's files, of whose tensors some may have a shape but no memory (device `meta`)."""
+        return self._size_bytes(tree, shapes_only=True)
+
+    def _size_bytes(self, tree: Mapping[str, Any], *, shapes_only: bool) -> int:
         text, tensors = codec.encode(tree)
-        layout, _ = _laid_out(tensors)
+        layout, _ = _laid_out(tensors, shapes_only=shapes_only)
         return len(text) + len(rendered_header(layout)) + sum(entry.size_bytes for entry in layout)
 
     def write(self, folder: WritableFolder, tree: Mapping[str, Any], rank: int = 0) -> FormatRecord:
@@ -110,13 +117,15 @@ class TensorsFormat:
         return {name: found[aliases.get(name, name)] for name in wanted}
 
 
-def _laid_out(tensors: Mapping[str, Leaf]) -> tuple[list[TensorEntry], dict[str, str]]:
+def _laid_out(
+    tensors: Mapping[str, Leaf], *, shapes_only: bool = False
+) -> tuple[list[TensorEntry], dict[str, str]]:
     """The tensors in file order, each stored once, and the names of those that are stored under another."""
     entries: list[tuple[int, TensorEntry]] = []
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, leaf in tensors.items():
-        code, element_bytes = _code_of(name, leaf)
+        code, element_bytes = _code_of(name, leaf, shapes_only)
         shape = tuple(leaf.shape)
         identity = _identity(leaf)
         if identity is not None and (first := seen.setdefault(identity, name)) != name:
@@ -127,7 +136,7 @@ def _laid_out(tensors: Mapping[str, Leaf]) -> tuple[list[TensorEntry], dict[str,
     return [entry for _, entry in entries], aliases
 
 
-def _code_of(name: str, leaf: Leaf) -> tuple[str, int]:
+def _code_of(name: str, leaf: Leaf, shapes_only: bool) -> tuple[str, int]:
     """The safetensors name of the element type and its size; refuses what the file cannot hold."""
     if isinstance(leaf, np.ndarray):
         code = _ARRAY_CODES.get(leaf.dtype)
@@ -138,8 +147,9 @@ def _code_of(name: str, leaf: Leaf) -> tuple[str, int]:
     if not plain or torch.nn.parameter.is_lazy(leaf):
         kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
         raise UnsavableState(f"{name} is a {kind}, which cannot be saved in a checkpoint")
-    if leaf.layout is not torch.strided or leaf.is_quantized or leaf.is_meta or leaf.dtype not in _CODES:
-        place = "a tensor without memory" if leaf.is_meta else f"a tensor of {leaf.dtype}, {leaf.layout}"
+    absent = leaf.is_meta and not shapes_only
+    if leaf.layout is not torch.strided or leaf.is_quantized or absent or leaf.dtype not in _CODES:
+        place = "a tensor without memory" if absent else f"a tensor of {leaf.dtype}, {leaf.layout}"
         raise UnsavableState(f"{name} is {place}, which cannot be saved in a checkpoint")
     return _CODES[leaf.dtype], leaf.element_size()
 
@@ -150,7 +160,9 @@ def _identity(leaf: Leaf) -> tuple[Any, ...] | None:
         return None
     storage = leaf.untyped_storage()
     signs = (leaf.is_conj(), leaf.is_neg())
-    place = (str(leaf.device), storage.data_ptr(), leaf.storage_offset())
+    # Without memory there is no address, but tied tensors still share the storage that would have one.
+    address = storage._cdata if leaf.is_meta else storage.data_ptr()
+    place = (str(leaf.device), address, leaf.storage_offset())
     return (*place, leaf.dtype, tuple(leaf.shape), leaf.stride(), *signs)
 
 

@@ -1,0 +1,401 @@
+"""What a training will do, told before it begins: the same policy, asked at every step that can matter.
+
+Nothing here trains or reads: counts are arithmetic over `Pace`, and between two events no time is spent. A metric
+is not known beforehand, so an evaluation that may save for one is only noted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from trainer_cli.checkpoint.policy import (
+    Decision,
+    Kind,
+    Moment,
+    Occasion,
+    RetentionRules,
+    Saved,
+    SaveRules,
+    why_keep,
+    why_remove,
+    why_save,
+)
+from trainer_cli.config.schema import Removal
+from trainer_cli.trainer.duration import Unit
+from trainer_cli.trainer.progress import Progress
+from trainer_cli.trainer.stopping import Limits, Stop, why_stop
+from trainer_cli.trainer.timetable import Cadence
+
+_FARTHEST = 2**63
+Counts = tuple[int, int, int, int, int, float]
+"""Epoch, batches and samples of it, samples, tokens, seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How far each step goes, in every unit that can be told, from where the training goes on."""
+
+    start: Progress = field(default_factory=Progress)
+    grad_accum_steps: int = 1
+    epoch_batches: int | None = None
+    """Batches of an epoch; None where the train loader has no length."""
+    steps_per_epoch: int | None = None
+    """Optimizer steps of an epoch, told by the config where the loader cannot."""
+    batch_size: int | None = None
+    epoch_samples: int | None = None
+    """Samples of the whole dataset."""
+    step_tokens: float | None = None
+    step_time_s: float | None = None
+
+    def knows(self, cadence: Cadence) -> bool:
+        """True where it can be told beforehand when a cadence is due."""
+        return (
+            cadence.steps is not None
+            or {
+                Unit.STEP: True,
+                Unit.EPOCH: self.epoch_batches is not None,
+                Unit.SAMPLE: self._knows_samples,
+                Unit.TOKEN: self.step_tokens is not None,
+                Unit.SECOND: self.step_time_s is not None,
+            }[cadence.interval.unit]
+        )
+
+    def at(self, step: int) -> Progress:
+        """All counts at the end of a step, those that cannot be told standing still."""
+        if step == self.start.step:
+            return self.start
+        before, now = self._counts(step - 1), self._counts(step)
+        epoch, batch, epoch_samples, samples, tokens, seconds = now
+        return Progress(
+            step, epoch, batch, epoch_samples, samples, tokens, seconds,
+            last_samples=before[3], last_tokens=before[4], last_seconds=before[5], last_epoch=before[0],
+        )  # fmt: skip
+
+    def next_due(self, cadence: Cadence, after: int) -> int | None:
+        """The earliest step after this one at which a cadence is due; None where it cannot be told."""
+        if not self.knows(cadence):
+            return None
+        now = self.at(after)
+        if cadence.steps is not None:
+            return cadence.next_step(now)
+        passed = cadence.passed(now)
+        return first_step(lambda step: cadence.passed(self.at(step)) > passed, after + 1)
+
+    def process_s(self, step: int) -> float:
+        """Seconds that this process has run, as far as they can be told."""
+        return (step - self.start.step) * (self.step_time_s or 0.0)
+
+    @property
+    def _knows_samples(self) -> bool:
+        return self.epoch_batches is not None and self.batch_size is not None and self.epoch_samples is not None
+
+    def _counts(self, step: int) -> Counts:
+        made, start = step - self.start.step, self.start
+        tokens = start.tokens + int(made * (self.step_tokens or 0))
+        seconds = start.seconds + made * (self.step_time_s or 0.0)
+        if self.epoch_batches is None:
+            per_epoch = self.steps_per_epoch
+            epoch = start.epoch if per_epoch is None else step // per_epoch
+            return epoch, 0, 0, start.samples, tokens, seconds
+        left = self.epoch_batches - start.batch
+        here = math.ceil(left / self.grad_accum_steps)
+        if made < here:
+            batches = made * self.grad_accum_steps
+            taken = self._samples(start.epoch_samples, batches)
+            place = start.epoch, start.batch + batches, start.epoch_samples + taken
+            return (*place, start.samples + taken, tokens, seconds)
+        an_epoch = math.ceil(self.epoch_batches / self.grad_accum_steps)
+        epochs, rest = divmod(made - here, an_epoch)
+        batches = rest * self.grad_accum_steps
+        taken = self._samples(0, batches)
+        samples = start.samples + self._samples(start.epoch_samples, left)
+        samples += epochs * self._samples(0, self.epoch_batches) + taken
+        return start.epoch + 1 + epochs, batches, taken, samples, tokens, seconds
+
+    def _samples(self, offset: int, batches: int) -> int:
+        """Samples in so many batches of an epoch, from a sample on."""
+        if self.batch_size is None or self.epoch_samples is None:
+            return 0
+        return max(0, min(self.epoch_samples - offset, batches * self.batch_size))
+
+
+def first_step(holds: Callable[[int], bool], low: int) -> int | None:
+    """The first step from `low` on at which something holds that goes on holding; None where it never does."""
+    reach = 1
+    while not holds(low + reach - 1):
+        reach *= 2
+        if reach > _FARTHEST:
+            return None
+    first, last = low, low + reach - 1
+    while first < last:
+        middle = (first + last) // 2
+        first, last = (first, middle) if holds(middle) else (middle + 1, last)
+    return first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """All that decides what happens, beside the pace."""
+
+    limits: Limits
+    save: SaveRules = field(default_factory=SaveRules)
+    retention: RetentionRules = field(default_factory=RetentionRules)
+    eval_interval: Cadence | None = None
+    eval_at_start: bool = False
+    evaluates: bool = True
+    """There is something to evaluate."""
+    owes_evaluation: bool = False
+    """The attempt before stopped before an evaluation that was due."""
+    enabled: bool = True
+    """Checkpoints are saved at all."""
+    loaded: bool = False
+    saved: Sequence[Saved] = ()
+    """What is on the disk at the start and has a say."""
+    last_saved_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One checkpoint that will be saved."""
+
+    name: str
+    step: int
+    kind: Kind
+    reason: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """One checkpoint that will be removed, and at which step."""
+
+    name: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most that is on the disk at a time: while a checkpoint is saved, and what it replaces is still there."""
+
+    step: int
+    count: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Timeline:
+    """What will happen up to the end; `end` is None where nobody can tell when that is."""
+
+    end: Progress | None = None
+    stop: Stop | None = None
+    evaluations: list[int] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    removals: list[Gone] = field(default_factory=list)
+    may_save: list[int] = field(default_factory=list)
+    """Evaluations that save only if they are among the best."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """What is on the disk at the end, and why. Newest first."""
+    completed: dict[str, Save] = field(default_factory=dict)
+    """Checkpoints of before whose manifest is completed: by name, as what they then are."""
+    peak: Peak | None = None
+
+
+def known(setting: Setting, pace: Pace) -> Setting:
+    """The setting without the rules that ask for what this pace cannot tell. An end that cannot be told stays."""
+
+    def told(cadence: Cadence | None) -> Cadence | None:
+        return cadence if cadence is not None and pace.knows(cadence) else None
+
+    return replace(
+        setting,
+        limits=replace(
+            setting.limits,
+            hard_stop=told(setting.limits.hard_stop),
+            max_time_s=setting.limits.max_time_s if pace.step_time_s is not None else None,
+        ),
+        eval_interval=told(setting.eval_interval),
+        save=replace(
+            setting.save,
+            save_interval=told(setting.save.save_interval),
+            ephemeral_save_interval=told(setting.save.ephemeral_save_interval),
+        ),
+    )
+
+
+def foresee(
+    setting: Setting,
+    pace: Pace,
+    *,
+    name: Callable[[Progress], str] = lambda at: f"step{at.step}",
+    size: Callable[[int], int] = lambda step: 0,
+    sizes: Mapping[str, int] | None = None,
+) -> Timeline:
+    """Go from event to event up to the end, as the training will.
+
+    Args:
+        name: what a checkpoint is called.
+        size: bytes of a checkpoint of this step; `sizes` has those of what is there already, by name.
+    """
+    return _Run(known(setting, pace), pace, name, size, dict(sizes or {})).told()
+
+
+class _Run:
+    """The training's loop with nothing in it but its decisions."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        pace: Pace,
+        name: Callable[[Progress], str],
+        size: Callable[[int], int],
+        sizes: dict[str, int],
+    ) -> None:
+        self.setting, self.pace, self.name, self.size = setting, pace, name, size
+        self.there = {one.name: sizes.get(one.name, 0) for one in setting.saved}
+        self.there_bytes = sum(self.there.values())
+        self.live = sorted(setting.saved, key=lambda one: (one.step, one.name))
+        self.settled: list[Saved] = []
+        self.last_saved = setting.last_saved_step
+        self.line = Timeline()
+
+    def told(self) -> Timeline:
+        start, line, setting = self.pace.start, self.line, self.setting
+        if setting.enabled:
+            self._note_peak(start.step, 0, 0)
+            self._retire(start.step)
+        owed = setting.owes_evaluation and setting.evaluates
+        at_start = setting.eval_at_start and start.step == 0 and start.evaluated_step != 0 and setting.evaluates
+        evaluated = owed or at_start
+        if evaluated:
+            line.evaluations.append(start.step)
+        self._moment(start, Occasion.pre_train, None, evaluated)
+        end = self._end()
+        if end is None:
+            return self._closed()
+        line.end, line.stop = self.pace.at(end), self._stop(end)
+        assert line.stop is not None
+        if end == start.step:
+            self._moment(start, Occasion.final if line.stop.finished else Occasion.stop, line.stop, False)
+            return self._closed()
+        for step, due in self._events(end):
+            self._step(step, due, line.stop if step == end else None)
+        return self._closed()
+
+    def _step(self, step: int, due: bool, stop: Stop | None) -> None:
+        done = stop is not None and stop.finished
+        # A process that is out of time leaves the evaluation to the next one.
+        evaluated = self.setting.evaluates and (done or (due and stop is None))
+        if evaluated:
+            self.line.evaluations.append(step)
+        occasion = Occasion.step if stop is None else Occasion.final if done else Occasion.stop
+        self._moment(self.pace.at(step), occasion, stop, evaluated)
+
+    def _events(self, end: int) -> Iterator[tuple[int, bool]]:
+        """Every step up to the end at which anything but training may happen, and whether an evaluation is due."""
+        start = self.pace.start.step
+        save = self.setting.save
+        fixed = sorted(step for step in save.fixed_steps if step > start) if self.setting.enabled else []
+        cadences = [self.setting.eval_interval]
+        if self.setting.enabled:
+            cadences += [save.save_interval, save.ephemeral_save_interval]
+        coming = [None if one is None else self.pace.next_due(one, start) for one in cadences]
+        while True:
+            steps = [step for step in (*coming, *fixed[:1]) if step is not None]
+            step = min(steps, default=end)
+            if step >= end:
+                yield end, coming[0] == end
+                return
+            yield step, coming[0] == step
+            if fixed and fixed[0] == step:
+                fixed.pop(0)
+            for index, cadence in enumerate(cadences):
+                if cadence is not None and coming[index] == step:
+                    coming[index] = self.pace.next_due(cadence, step)
+
+    def _end(self) -> int | None:
+        limits = self.setting.limits
+        if not self.pace.knows(limits.max_duration) and limits.hard_stop is None and limits.max_time_s is None:
+            return None
+        return first_step(lambda step: self._stop(step) is not None, self.pace.start.step)
+
+    def _stop(self, step: int) -> Stop | None:
+        return why_stop(self.setting.limits, self.pace.at(step), process_s=self.pace.process_s(step), wish=None)
+
+    def _moment(self, now: Progress, occasion: Occasion, stop: Stop | None, evaluated: bool) -> None:
+        """The moment for saving: what `CheckpointerCallback.on_checkpoint` does."""
+        if not self.setting.enabled:
+            return
+        finished = stop.reason if stop is not None and occasion is Occasion.final else None
+        moment = Moment(now, occasion, self.last_saved, loaded=self.setting.loaded)
+        if self.last_saved == now.step:
+            self._complete(moment, finished, evaluated)
+            return
+        decision = why_save(self.setting.save, moment)
+        if decision is not None:
+            self._save(now, decision, finished)
+        if evaluated and self.setting.save.keep_best is not None and decision is None:
+            self.line.may_save.append(now.step)
+
+    def _save(self, now: Progress, decision: Decision, finished: str | None) -> None:
+        made = Save(self.name(now), now.step, decision.kind, decision.reason, self.size(now.step))
+        self.line.saves.append(made)
+        self._note_peak(now.step, 1, made.size_bytes)
+        self.there[made.name] = made.size_bytes
+        self.there_bytes += made.size_bytes
+        self.live.append(Saved(made.name, now.step, made.kind, finished=finished is not None, progress=now))
+        self.last_saved = now.step
+        self._retire(now.step)
+
+    def _complete(self, moment: Moment, finished: str | None, evaluated: bool) -> None:
+        """A step that was saved before its evaluation, or before it was known to be the last."""
+        step = moment.now.step
+        index = next((i for i, one in enumerate(self.live) if one.step == step), None)
+        if index is None or not (evaluated or (finished is not None and not self.live[index].finished)):
+            return
+        one = self.live[index]
+        occasion = Occasion.step if moment.occasion is Occasion.pre_train else moment.occasion
+        decision = why_save(self.setting.save, replace(moment, last_saved_step=None, occasion=occasion))
+        if decision is not None and one.kind is Kind.ephemeral:
+            one = replace(one, kind=decision.kind)
+            self.line.completed[one.name] = Save(one.name, step, decision.kind, decision.reason, self.there[one.name])
+        self.live[index] = replace(one, finished=one.finished or finished is not None)
+        self._retire(step)
+
+    def _retire(self, step: int) -> None:
+        for name, reason in why_remove(self.live, self.setting.retention).items():
+            self.line.removals.append(Gone(name, step, reason))
+            self.there_bytes -= self.there.pop(name)
+        self.live = [one for one in self.live if one.name in self.there]
+        self._settle()
+
+    def _settle(self) -> None:
+        """Put aside those about which nothing can change any more: what stays for itself, whatever comes later."""
+        rules, newest, finite, permanents = self.setting.retention, True, True, 0
+        live: list[Saved] = []
+        for one in reversed(self.live):
+            good = one.valid and one.finite
+            counted = good and one.kind is Kind.permanent
+            permanents += counted
+            among = counted and permanents <= (rules.max_checkpoints or 0)
+            measured = rules.keep_best is not None and bool(one.metrics)
+            passing = one.kind is Kind.ephemeral and rules.remove is not Removal.never
+            if newest or (good and finite) or among or measured or passing:
+                live.append(one)
+            else:
+                self.settled.append(one)
+            newest, finite = False, finite and not good
+        self.live = live[::-1]
+
+    def _note_peak(self, step: int, count: int, size_bytes: int) -> None:
+        count, size_bytes = len(self.there) + count, self.there_bytes + size_bytes
+        peak = self.line.peak
+        if count and (peak is None or (size_bytes, count) > (peak.size_bytes, peak.count)):
+            self.line.peak = Peak(step, count, size_bytes)
+
+    def _closed(self) -> Timeline:
+        if self.setting.enabled:
+            self.line.kept = why_keep([*self.settled, *self.live], self.setting.retention)
+        return self.line

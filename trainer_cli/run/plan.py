@@ -1,0 +1,295 @@
+"""The story of `train plan`: what a `fit` would do now.
+
+    compose and check the config; look at the run directory as `fit` would, but change nothing in it
+    build the data, for its length; the loop's own arithmetic gives the rules
+    let the policy run ahead, from where the run would go on
+    make model and optimizer without values, for the size of a checkpoint
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.naming import Naming
+from trainer_cli.checkpoint.policy import Saved
+from trainer_cli.checkpoint.soundness import catalog_of, why_unsound
+from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.timeline import Pace, Setting, Timeline, foresee
+from trainer_cli.config.arguments import SAVER
+from trainer_cli.config.compose import Composed, to_yaml
+from trainer_cli.config.schema import CheckpointConfig, Newer, Removal
+from trainer_cli.config.targets import component, import_from
+from trainer_cli.run.inspect import open_checkpoint
+from trainer_cli.run.rundir import RunDir, RunStatus
+from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new
+from trainer_cli.trainer.progress import Progress
+
+if TYPE_CHECKING:
+    from trainer_cli.run.weigh import Weight
+    from trainer_cli.trainer.loops import TrainingLoop
+
+
+class Untouched(LocalStorage):
+    """A storage for one who only looks: what is unsound is passed over, and stays where it is."""
+
+    def set_aside(self, name: str, why: str) -> str:
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class Whence:
+    """Where the training begins, and what of its own lies on the disk then."""
+
+    progress: Progress
+    path: Path | None = None
+    """The checkpoint whose state, or weights alone, are taken."""
+    saved: tuple[Saved, ...] = ()
+    sizes: dict[str, int] | None = None
+    last_saved_step: int | None = None
+    owes_evaluation: bool = False
+    left: tuple[str, ...] = ()
+    """Checkpoints that are newer than the one gone back to, and are removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a `fit` would do."""
+
+    run_dir: Path
+    start: Start | Done
+    whence: Whence
+    pace: Pace
+    timeline: Timeline
+    weight: Weight
+    at_most: tuple[int, int] | None
+    """Checkpoints and bytes on the disk at a time, where a metric decides on some; None where it decides on none."""
+    estimates: tuple[str, ...]
+    """What was reckoned from the times and counts that were given."""
+    unknown: tuple[str, ...]
+    """What nobody can tell beforehand."""
+
+
+def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: float | None = None) -> Plan:
+    """Tell what a `fit` with this config would do now; nothing is written, locked or trained.
+
+    Args:
+        step_time_s, step_tokens: what one optimizer step is expected to take and to consume, for rules in these units.
+
+    Raises:
+        TrainError: whatever `fit` would refuse before its first step.
+    """
+    config = composed.config
+    import_from(composed.project_root)
+    run = RunDir(config.run_dir)
+    start = of_existing(run, composed, Untouched) if run.exists_as_run() else of_new(run, composed)
+    if isinstance(start, Done):
+        from trainer_cli.run.weigh import Weight
+
+        nothing = Whence(Progress(step=start.step))
+        return Plan(
+            run_dir=run.path, start=start, whence=nothing, pace=Pace(start=nothing.progress), timeline=Timeline(),
+            weight=Weight(), at_most=None, estimates=(), unknown=(),
+        )  # fmt: skip
+    whence = _whence(composed, start)
+
+    from trainer_cli.run.build import Builder
+    from trainer_cli.run.weigh import weigh
+    from trainer_cli.trainer.loops import TrainingLoop
+
+    with composed.placing():
+        builder = Builder(config, composed.trust)
+        data = builder.data()
+        loop = TrainingLoop(**{one.name: getattr(config.loop, one.name) for one in fields(config.loop)})
+        loop.learn_lengths(data.train)
+        kinds = {
+            name: component(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
+            for name, node in config.callbacks.items()
+            if node is not None
+        }
+        checkpoint = _checkpoint(composed)
+        pace = pace_of(loop, data.train, whence.progress, step_time_s=step_time_s, step_tokens=step_tokens)
+        evaluates = bool(data.val) or any(_overrides(kind, "run_validation") for kind in kinds.values())
+        setting = setting_of(loop, checkpoint, whence, evaluates=evaluates)
+        told = foresee(setting, pace)
+        beside = len(to_yaml(composed).encode())
+        weight = weigh(builder, data, told.end or whence.progress, beside=beside)
+    name = _name(composed, checkpoint, pace)
+    timeline = foresee(setting, pace, name=name, size=weight.at, sizes=whence.sizes)
+    return Plan(
+        run_dir=run.path,
+        start=start,
+        whence=whence,
+        pace=pace,
+        timeline=timeline,
+        weight=weight,
+        at_most=_at_most(setting, timeline, weight),
+        estimates=tuple(_estimates(setting, pace)),
+        unknown=tuple(_unknown(setting, pace, kinds, weight, run)),
+    )
+
+
+def setting_of(loop: TrainingLoop, checkpoint: CheckpointConfig, whence: Whence, *, evaluates: bool) -> Setting:
+    """All that decides what happens, of a loop that has learnt its lengths."""
+    from trainer_cli.callbacks.checkpointer import rules_of
+
+    save, retention = rules_of(checkpoint, loop)
+    return Setting(
+        limits=loop.limits,
+        save=save,
+        retention=retention,
+        eval_interval=loop.eval_interval,
+        eval_at_start=loop.settings.eval_at_start,
+        evaluates=evaluates,
+        owes_evaluation=whence.owes_evaluation,
+        enabled=checkpoint.enabled,
+        loaded=whence.path is not None,
+        saved=whence.saved,
+        last_saved_step=whence.last_saved_step,
+    )
+
+
+def pace_of(
+    loop: TrainingLoop,
+    train_loader: Any,
+    progress: Progress,
+    *,
+    step_time_s: float | None = None,
+    step_tokens: float | None = None,
+) -> Pace:
+    """How far each step goes, from what the loader says of itself."""
+    length = getattr(train_loader, "length", None)
+    size = getattr(train_loader, "batch_size", None)
+    if size is not None and length is not None and getattr(train_loader, "drop_last", False):
+        length -= length % size
+    return Pace(
+        start=progress,
+        grad_accum_steps=loop.settings.grad_accum_steps,
+        epoch_batches=loop.epoch_batches,
+        steps_per_epoch=loop.steps_per_epoch,
+        batch_size=size,
+        epoch_samples=length,
+        step_tokens=step_tokens,
+        step_time_s=step_time_s,
+    )
+
+
+def whence_of(start: Start, fork: Path | None, folder: Path, composed: Composed) -> Whence:
+    """Where a start begins to train, with `folder` to save in."""
+    path = start.folder / start.entry.name if start.entry is not None else fork
+    whole = start.entry is not None or (fork is not None and composed.config.load.states == ["all"])
+    entry = start.entry
+    if entry is None and fork is not None:
+        entry = catalog_of(fork.parent).entry(fork.name)
+    progress = _progress(entry) if whole and entry is not None else Progress()
+    catalog = Catalog(Untouched(folder))
+    own = [] if start.is_new else catalog.valid(start.run_id)
+    before = [one for one in own if one.step <= progress.step]
+    left = [one for one in own if one.step > progress.step and why_unsound(catalog.storage, one) is None]
+    return Whence(
+        progress,
+        path,
+        tuple(saved for one in before if (saved := one.saved()) is not None),
+        {one.name: one.size_bytes for one in before},
+        max((one.step for one in before), default=None),
+        path is not None and whole and progress.evaluated_step != progress.step and _owes(path),
+        tuple(one.name for one in left) if composed.config.checkpoint.newer is Newer.trash else (),
+    )
+
+
+def _whence(composed: Composed, start: Start) -> Whence:
+    folder = start.run.folder_for(composed.config.checkpoint.folder)
+    return whence_of(start, fork_of(composed, start), folder, composed)
+
+
+def _progress(entry: Entry) -> Progress:
+    assert entry.manifest is not None
+    return Progress.of(entry.manifest.progress) or Progress(step=entry.step, epoch=entry.manifest.epoch)
+
+
+def _owes(path: Path) -> bool:
+    loop = open_checkpoint(path).states().get("loop") or {}
+    return loop.get("owed_record") is not None
+
+
+def _checkpoint(composed: Composed) -> CheckpointConfig:
+    """The settings of saving, those of a subclass's own node on top."""
+    config = composed.config
+    node = config.callbacks.get(SAVER) or {}
+    known = {one.name for one in fields(CheckpointConfig)}
+    return replace(config.checkpoint, **{key: value for key, value in node.items() if key in known})
+
+
+def _overrides(kind: Any, hook: str) -> bool:
+    from trainer_cli.trainer.hooks import Callback
+
+    return getattr(kind, hook, None) is not getattr(Callback, hook)
+
+
+def _name(composed: Composed, checkpoint: CheckpointConfig, pace: Pace) -> Callable[[Progress], str]:
+    naming, own = Naming(checkpoint.name, checkpoint.suffix), composed.config.name or "default"
+
+    def name(at: Progress) -> str:
+        return naming.name({**at.state_dict(), "run_name": own, "world_size": 1})
+
+    return name
+
+
+def _at_most(setting: Setting, told: Timeline, weight: Weight) -> tuple[int, int] | None:
+    """Where a metric decides: the most at a time, if every evaluation were among the best."""
+    best = setting.save.keep_best
+    if best is None or not told.may_save or not setting.enabled:
+        return None
+    count, size_bytes = (told.peak.count, told.peak.size_bytes) if told.peak is not None else (0, 0)
+    many = len(told.may_save)
+    # The best, and beside them one that is being saved.
+    more = many if setting.retention.remove is Removal.never else min(many, best.count) + 1
+    return count + more, size_bytes + more * weight.at(1)
+
+
+def _rules(setting: Setting) -> Iterator[tuple[str, Any]]:
+    yield "loop.max_duration", setting.limits.max_duration
+    yield "loop.hard_stop", setting.limits.hard_stop
+    yield "loop.eval_interval", setting.eval_interval
+    if setting.enabled:
+        yield "checkpoint.save_interval", setting.save.save_interval
+        yield "checkpoint.ephemeral_save_interval", setting.save.ephemeral_save_interval
+        yield "checkpoint.keep_every", setting.retention.keep_every
+
+
+def _estimates(setting: Setting, pace: Pace) -> Iterator[str]:
+    told = {"s": ("step_time_s", "--step-time", "s"), "tok": ("step_tokens", "--step-tokens", " tokens")}
+    for key, cadence in _rules(setting):
+        if cadence is not None and cadence.interval.unit in told:
+            field, flag, unit = told[cadence.interval.unit]
+            if (value := getattr(pace, field)) is not None:
+                yield f"{key} ({cadence.interval}): estimated from {flag}, {value:g}{unit} a step"
+    if setting.limits.max_time_s is not None and pace.step_time_s is not None:
+        yield f"loop.max_time ({setting.limits.max_time_s:g}s): estimated from --step-time, {pace.step_time_s:g}s a step"
+
+
+def _unknown(setting: Setting, pace: Pace, kinds: dict[str, Any], weight: Weight, run: RunDir) -> Iterator[str]:
+    cures = {"s": "give --step-time SECONDS", "tok": "give --step-tokens N"}
+    for key, cadence in _rules(setting):
+        if cadence is not None and not pace.knows(cadence):
+            cure = cures.get(cadence.interval.unit, "the train loader has no length")
+            yield f"{key} ({cadence.interval}): when it is reached cannot be told, so it is left out; {cure}"
+    if setting.limits.max_time_s is not None and pace.step_time_s is None:
+        yield f"loop.max_time ({setting.limits.max_time_s:g}s): left out; {cures['s']}"
+    if setting.save.keep_best is not None and setting.enabled:
+        yield f"checkpoint.keep_best: {setting.save.keep_best.metric} is measured only then; an evaluation may save"
+    for name, kind in kinds.items():
+        package = str(getattr(kind, "__module__", "")).partition(".")[0]
+        if name == SAVER:
+            yield f"callbacks.{name}: a {kind.__name__} may decide otherwise than is told here"
+        elif kind.__name__ == "EarlyStopping" and package == "trainer_cli":
+            yield f"callbacks.{name}: may end the run earlier"
+        elif package != "trainer_cli":
+            yield f"callbacks.{name}: what it saves, asks for or stops is not counted"
+    if weight.doubt is not None:
+        yield weight.doubt
+    if run.read_summary().get("status") == RunStatus.running:
+        yield f"{run.path} says that it is being trained, or was killed: what is told is as of now"

@@ -1,0 +1,132 @@
+"""Where a `fit` begins: the run, its identity, and the checkpoint that it goes on from."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.naming import CONFIG_FILE
+from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
+from trainer_cli.config.difference import Change
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.run.resume import (
+    choose,
+    folder_of_checkpoints,
+    holds_training,
+    refuse_changes,
+    reopens,
+    unsaved_end,
+    why_finished,
+)
+from trainer_cli.run.rundir import RunDir, RunStatus
+from trainer_cli.run.select import select_one
+
+
+@dataclass(slots=True)
+class Start:
+    """What is known before anything is built: the run, where it goes on, and its identity."""
+
+    run: RunDir
+    run_id: str
+    attempt: int
+    entry: Entry | None
+    folder: Path
+    """Where that checkpoint is."""
+    reason: str
+    """Why it goes on from there, or from nothing."""
+    is_new: bool
+    changes: tuple[Change, ...] = ()
+    """What differs from the config that the run was trained with before, and may."""
+    keep_settings: tuple[str, ...] = ()
+    """Optimizer settings that were changed, by leave of `resume_allow`, since the checkpoint."""
+    finished: str | None = None
+    """Why the run ended, where it was killed after its last checkpoint and before it could tidy up and say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A run that is finished, and stays so under this config."""
+
+    step: int
+    reason: str
+
+
+def of_existing(run: RunDir, composed: Composed, storage: type[LocalStorage] = LocalStorage) -> Start | Done:
+    """Where a run that exists goes on, or how it ended where nothing is left to do.
+
+    Who is about to train holds its lock: checkpoints that turn out unsound are set aside by the storage.
+
+    Raises:
+        TrainError: it may not go on with this config, or cannot.
+    """
+    config = composed.config
+    stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
+    changes = diff(stored.raw, composed.raw)
+    folder = folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)
+    if holds_training(run, folder):
+        refuse_changes(changes, config.resume_allow, run.path, composed.origins)
+    run_id = run.run_id
+    attempt = len(run.attempts) + 1
+    catalog = Catalog(storage(folder, run_id=run_id, attempt=attempt))
+    summary = run.read_summary()
+    if config.resume in ("auto", "must") and not reopens(stored.config.loop, config.loop):
+        end = unsaved_end(catalog, run_id, summary, stored.config.checkpoint)
+        if end is not None:
+            return Done(*end)
+    choice = choose(config.resume, catalog, run_id, folder, newer=config.checkpoint.newer, attempts=run.attempts)
+    finished = None
+    if choice.entry is not None:
+        finished = why_finished(choice.entry, summary)
+        if finished is not None:
+            # The checkpoint's own config: the run's may be that of an attempt to reopen it.
+            trained = from_yaml(folder / choice.entry.name / CONFIG_FILE, trusted=True, missing_ok=True)
+            if reopens(trained.config.loop, config.loop):
+                finished = None
+            elif summary.get("status") == RunStatus.finished:
+                return Done(choice.entry.step, finished)
+    settings = [change.key for change in changes if change.key.startswith(("optimizer.", "param_groups."))]
+    return Start(
+        run,
+        run_id,
+        attempt,
+        choice.entry,
+        folder,
+        choice.reason,
+        is_new=False,
+        changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
+        keep_settings=tuple(key.rpartition(".")[2] for key in settings),
+        finished=finished,
+    )
+
+
+def of_new(run: RunDir, composed: Composed) -> Start:
+    """The start of a run that does not exist yet.
+
+    Raises:
+        TrainError: it was said that it does, or that its directory is empty.
+    """
+    config = composed.config
+    if config.resume == "must":
+        raise CheckpointError(f"resume=must, but {run.path} holds no run")
+    if config.resume not in ("auto", "never"):
+        if not Path(config.resume).exists():
+            raise UserError(f"resume={config.resume}: there is no such directory", where="resume")
+        raise UserError(
+            f"resume={config.resume}, but {run.path} holds no run to go back in",
+            where="resume",
+            cure="To begin a new run with these weights, use ckpt=PATH.",
+        )
+    if config.resume == "never" and run.path.is_dir() and any(run.path.iterdir()):
+        raise UserError(f"resume=never, but {run.path} is not empty", cure="Choose another run_dir= or name=.")
+    return Start(
+        run, secrets.token_hex(8), 1, None, run.checkpoints_folder, f"{run.path} holds no run yet", is_new=True
+    )
+
+
+def fork_of(composed: Composed, start: Start) -> Path | None:
+    """The checkpoint whose weights a new run begins with; it counts only while the run has none of its own."""
+    ckpt = composed.config.ckpt
+    return None if ckpt is None or start.entry is not None else select_one(ckpt)

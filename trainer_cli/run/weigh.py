@@ -1,0 +1,72 @@
+"""How large a checkpoint of a config will be: its state is made without values, and laid out as it would be saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.errors import TrainError
+from trainer_cli.trainer.progress import Progress
+from trainer_cli.trainer.schedulers import Schedulers
+from trainer_cli.trainer.state import capture
+
+if TYPE_CHECKING:
+    from trainer_cli.run.build import Builder, Data
+    from trainer_cli.trainer.trainer import Trainer
+
+_HOW = ("fused", "foreach", "capturable")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Bytes of the files of one checkpoint; None where nobody can tell."""
+
+    before_training: int | None = None
+    """Of one that is saved before the optimizer has made a step."""
+    trained: int | None = None
+    doubt: str | None = None
+    """What is not in them, or why there are none."""
+
+    def at(self, step: int) -> int:
+        """Bytes of the checkpoint of a step; 0 where nobody can tell."""
+        return (self.trained if step else self.before_training) or 0
+
+
+def weigh(builder: Builder, data: Data, end: Progress, *, beside: int = 0) -> Weight:
+    """Bytes of a checkpoint at the beginning, and of one about `end`. `beside`: bytes of small files that go with it."""
+    try:
+        trainer = builder.shapes(data)
+        loop = trainer.loop
+        loop.prepare(trainer, data.train)
+        if trainer.optimizer is not None:
+            trainer.schedulers = Schedulers(builder.schedulers(loop), trainer.optimizer)
+        before = _size(trainer, data) + beside
+        doubt = _step(trainer)
+        trainer.progress.load_state_dict(end.state_dict())
+        return Weight(before, _size(trainer, data) + beside, doubt)
+    except (TrainError, RuntimeError, NotImplementedError) as error:
+        return Weight(doubt=f"the size of a checkpoint cannot be told: {str(error).splitlines()[0]}")
+
+
+def _size(trainer: Trainer, data: Data) -> int:
+    trainer.hooks.call("on_fit_start", trainer, data.train, data.val, trainer.loop)
+    return TensorsFormat().size_bytes(capture(trainer, data.train))
+
+
+def _step(trainer: Trainer) -> str | None:
+    """Have the optimizer make what it keeps; else say that it is not counted."""
+    optimizer = trainer.optimizer
+    if optimizer is None:
+        return None
+    for group in optimizer.param_groups:
+        # How a step is computed changes nothing of what is kept, and not every way works without values.
+        group.update({key: False for key in _HOW if group.get(key)})
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                parameter.grad = parameter.detach().clone()
+    try:
+        optimizer.step()
+    except Exception as error:  # Any optimizer may be here, and may want what a plan does not have.
+        return f"what {type(optimizer).__name__} keeps is not counted: {type(error).__name__}: {error}"[:300]
+    return None
