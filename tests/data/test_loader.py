@@ -427,6 +427,11 @@ def test_a_users_own_torch_generator_goes_on_where_it_was(of: str, workers: int)
             assert batches(later, 1) == through[6:]
 
 
+def test_evaluations_of_a_users_loader_see_the_same_samples_whatever_its_generator() -> None:
+    loader = ForeignLoader(DataLoader(Drawing(), 4, shuffle=True, generator=torch.Generator()), seed=3)
+    assert batches(loader, 0) == batches(loader, 0)
+
+
 def test_a_position_with_other_generators_is_refused_and_one_of_before_they_were_saved_is_not() -> None:
     own = ForeignLoader(DataLoader(Drawing(), 4, shuffle=True, generator=torch.Generator()), seed=3)
     without = ForeignLoader(DataLoader(Drawing(), 4, shuffle=True), seed=3)
@@ -462,6 +467,13 @@ def test_a_users_plain_dataloader_is_walked_without_loading_what_was_seen() -> N
         assert len(loaded) == sum(map(len, whole[3:]))
     assert "without loading them" in loader.promise
     assert "replays" in ForeignLoader(DataLoader(Drawing(), 4, num_workers=1), seed=0).promise
+
+
+@pytest.mark.parametrize(("workers", "doing"), [(0, "loading"), (1, "waiting for")])
+def test_an_error_in_a_users_dataloader_says_at_which_batch(workers: int, doing: str) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        batches(ForeignLoader(DataLoader(Failing(), 4, num_workers=workers), seed=3), 0)
+    assert caught.value.__notes__ == [f"while {doing} batch 1 of epoch 0"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

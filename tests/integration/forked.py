@@ -25,6 +25,7 @@ def serve() -> None:
     import trainer_cli.cli.fit
     import trainer_cli.loggers.tensorboard
     import trainer_cli.run.fit
+    import trainer_cli.run.weigh
     import trainer_cli.trainer.trainer  # noqa: F401
 
     torch.set_num_threads(1)

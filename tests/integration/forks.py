@@ -1,4 +1,4 @@
-"""`train fit` in milliseconds: each command is a fork of a process that has everything imported already."""
+"""`train fit` and other verbs in milliseconds: each command is a fork of a process that has everything imported already."""
 
 from __future__ import annotations
 
@@ -49,10 +49,14 @@ class Forks:
 
     def fit(self, cwd: Path, *overrides: str, disk: Mapping[str, Any] | None = None, **env: str) -> Done:
         """Run it to its end. `disk`: the arguments of the FaultyDisk that holds its checkpoints."""
+        return self.run(cwd, "fit", *overrides, disk=disk, **env)
+
+    def run(self, cwd: Path, *arguments: str, disk: Mapping[str, Any] | None = None, **env: str) -> Done:
+        """Run any verb to its end."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with tempfile.TemporaryDirectory() as out:
-            asked = {"argv": ["fit", *overrides], "cwd": str(cwd), "env": env, "disk": disk, "out": out}
+            asked = {"argv": list(arguments), "cwd": str(cwd), "env": env, "disk": disk, "out": out}
             self._server.stdin.write(json.dumps(asked) + "\n")
             self._server.stdin.flush()
             answer = self._server.stdout.readline()

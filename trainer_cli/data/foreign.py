@@ -24,7 +24,8 @@ class ForeignLoader:
     back afterwards. A loader that can save and load its own position, with `state_dict` and `load_state_dict`,
     is put there by a resume. Of a plain DataLoader of a map-style dataset without workers, a resume walks the
     sampler past the batches already seen; any other loader is replayed, and those batches dropped. Either begins
-    with the states that the torch generators of the loader and its samplers had at the beginning of the epoch.
+    with the states that the torch generators of the loader and its samplers had at the beginning of the epoch; the
+    first epoch, with those they were given in.
 
     Whatever has a `set_epoch`, of the loader, its samplers and its dataset, is told each epoch before it begins.
     """
@@ -34,7 +35,7 @@ class ForeignLoader:
             raise UserError(
                 f"{type_name(loader)} can be iterated only once, but every epoch and resume starts it again",
                 where="data",
-                cure="Give an object whose __iter__ starts anew, such as a DataLoader or a list.",
+                cure="Give an object whose __iter__ starts anew, such as a DataLoader.",
             )
         self.loader = loader
         self.seed = seed
@@ -45,7 +46,7 @@ class ForeignLoader:
         self._position: tuple[int, int, Any] | None = None
         self._left_early = False
         self._generators = [] if self.stateful else _generators(loader)
-        self._begun_with = self._generator_states()
+        self._begun_with = self._given = self._generator_states()
 
     @property
     def promise(self) -> str:
@@ -91,8 +92,10 @@ class ForeignLoader:
                 cast(Any, self.loader).load_state_dict(position[2])
                 skip = 0
             else:
-                for generator, state in zip(self._generators, position[2], strict=True):
-                    generator.set_state(state)
+                self._set_generators(position[2])
+        elif epoch == batch == 0:
+            # So that every evaluation, which is a first epoch, sees the same samples.
+            self._set_generators(self._given)
         self._begun_with = self._generator_states()
         return self._batches(epoch, batch - skip, skip)
 
@@ -117,7 +120,9 @@ class ForeignLoader:
                     except StopIteration:
                         return
                     except Exception as error:
-                        error.add_note(f"while loading batch {number} of epoch {epoch}")
+                        # Workers load later ones meanwhile: one that died may have had another batch in hand.
+                        doing = "waiting for" if getattr(self.loader, "num_workers", 0) else "loading"
+                        error.add_note(f"while {doing} batch {number} of epoch {epoch}")
                         raise
                 number += 1
                 if not seen:
@@ -178,6 +183,10 @@ class ForeignLoader:
         own = state["loader"] if self.stateful else generators or None
         if own is not None:
             self._position = (state["epoch"], state["batch"], own)
+
+    def _set_generators(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
 
     def _generator_states(self) -> list[torch.Tensor]:
         return [generator.get_state() for generator in self._generators]

@@ -23,11 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.timeline import foresee
 from trainer_cli.config.compose import Composed, compose, from_yaml, to_yaml
 from trainer_cli.config.targets import import_from
 from trainer_cli.errors import ExitCode
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment
+from trainer_cli.run.plan import pace_of, setting_of, whence_of
+from trainer_cli.run.plan_view import timetable
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new
@@ -98,7 +101,7 @@ def fit(composed: Composed) -> int:
         stack.enter_context(Wishes(run.path, asking))
         path = start.folder / start.entry.name if start.entry is not None else fork
         states = ("all",) if start.entry is not None or config.load.states == ["all"] else ("model",)
-        return _train(start, trainer, data, path, states)
+        return _train(composed, start, trainer, data, path, states)
 
 
 def _stop(trainer: Trainer) -> None:
@@ -156,13 +159,31 @@ def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
     return facts
 
 
-def _train(start: Start, trainer: Trainer, data: Data, path: Path | None, states: tuple[str, ...]) -> int:
+def _tell_timetable(start: Start, trainer: Trainer, data: Data, composed: Composed, fork: Path | None) -> None:
+    """Say how many steps, evaluations and checkpoints are to come, and when."""
+    from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+
+    checkpoint, loop = trainer.checkpoint, trainer.loop
+    assert isinstance(checkpoint, CheckpointerCallback)
+    loop.learn_lengths(data.train)
+    whence = whence_of(start, fork, checkpoint.folder, composed)
+    evaluates = bool(data.val) or bool(trainer.hooks["run_validation"])
+    setting = setting_of(loop, checkpoint.settings, whence, evaluates=evaluates)
+    told = foresee(setting, pace_of(loop, data.train, whence.progress))
+    for line in timetable(told, whence.progress.step, loop.steps_per_epoch):
+        log.info("%s", line)
+
+
+def _train(
+    composed: Composed, start: Start, trainer: Trainer, data: Data, path: Path | None, states: tuple[str, ...]
+) -> int:
     """Fit, and write into summary.json how it ended, whatever happens."""
     run = start.run
     began = time.monotonic()
     result: FitResult | None = None
     status, reason = RunStatus.failed, ""
     try:
+        _tell_timetable(start, trainer, data, composed, path)
         result = trainer.fit(data.train, data.val, path, states=states, keep_settings=start.keep_settings)
         status = RunStatus.finished if result.finished else RunStatus.stopped
         reason = result.reason

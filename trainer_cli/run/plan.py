@@ -1,9 +1,9 @@
 """The story of `train plan`: what a `fit` would do now.
 
-    compose and check the config; look at the run directory as `fit` would, but change nothing in it
-    build the data, for its length; the loop's own arithmetic gives the rules
-    let the policy run ahead, from where the run would go on
-    make model and optimizer without values, for the size of a checkpoint
+compose and check the config; look at the run directory as `fit` would, but change nothing in it
+build the data, for its length; the loop's own arithmetic gives the rules
+let the policy run ahead, from where the run would go on
+make model and optimizer without values, for the size of a checkpoint
 """
 
 from __future__ import annotations
@@ -268,7 +268,8 @@ def _estimates(setting: Setting, pace: Pace) -> Iterator[str]:
             if (value := getattr(pace, field)) is not None:
                 yield f"{key} ({cadence.interval}): estimated from {flag}, {value:g}{unit} a step"
     if setting.limits.max_time_s is not None and pace.step_time_s is not None:
-        yield f"loop.max_time ({setting.limits.max_time_s:g}s): estimated from --step-time, {pace.step_time_s:g}s a step"
+        limit = setting.limits.max_time_s
+        yield f"loop.max_time ({limit:g}s): estimated from --step-time, {pace.step_time_s:g}s a step"
 
 
 def _unknown(setting: Setting, pace: Pace, kinds: dict[str, Any], weight: Weight, run: RunDir) -> Iterator[str]:

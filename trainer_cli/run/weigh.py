@@ -34,7 +34,7 @@ class Weight:
 
 
 def weigh(builder: Builder, data: Data, end: Progress, *, beside: int = 0) -> Weight:
-    """Bytes of a checkpoint at the beginning, and of one about `end`. `beside`: bytes of small files that go with it."""
+    """Bytes of a checkpoint at the beginning, and of one about `end`; `beside` are those of small files with it."""
     try:
         trainer = builder.shapes(data)
         loop = trainer.loop

@@ -37,7 +37,7 @@ class TrainingLoop:
         self.steps_per_epoch: int | None = None
         self.total_steps: int | None = None
         self.owed_record: dict[str, float] | None = None
-        self._epoch_batches: int | None = None
+        self.epoch_batches: int | None = None
         self._batches: Iterator[Any] | None = None
         self._ahead: list[Any] = []
         self._ahead_state: dict[str, Any] | None = None
@@ -47,21 +47,30 @@ class TrainingLoop:
         self._counts_tokens = False
 
     def prepare(self, trainer: Trainer, train_loader: Any) -> None:
+        """Get ready to train on a loader.
+
+        Raises:
+            UserError: as from `learn_lengths`.
+        """
+        self._train_loader = train_loader
+        self.learn_lengths(train_loader)
+        self._meter = Meter(trainer.device)
+        if self._saved_meter is not None:
+            self._meter.load_state_dict(self._saved_meter)
+        self._began = time.monotonic()
+
+    def learn_lengths(self, train_loader: Any) -> None:
         """Learn the lengths that cadences need.
 
         Raises:
             UserError: the loader is empty, or a duration needs a length that the loader does not tell.
         """
         settings = self.settings
-        self._train_loader = train_loader
-        self._epoch_batches = self._batches_of(train_loader)
-        self.steps_per_epoch = epoch_steps(self._epoch_batches, settings.grad_accum_steps, settings.steps_per_epoch)
-        self._meter = Meter(trainer.device)
-        if self._saved_meter is not None:
-            self._meter.load_state_dict(self._saved_meter)
+        self.epoch_batches = self._batches_of(train_loader)
+        self.steps_per_epoch = epoch_steps(self.epoch_batches, settings.grad_accum_steps, settings.steps_per_epoch)
         try:
             self._log = self.cadence(settings.log_interval)
-            self._eval = self.cadence(settings.eval_interval)
+            self.eval_interval = self.cadence(settings.eval_interval)
             longest, hard_stop = self.cadence(settings.max_duration), self.cadence(settings.hard_stop)
         except ValueError as error:
             raise UserError(str(error)) from None
@@ -69,7 +78,6 @@ class TrainingLoop:
         max_time = check_duration("loop.max_time", settings.max_time, units=(Unit.SECOND,))
         self.limits = Limits(longest, hard_stop, float(max_time.value) if max_time else None)
         self.total_steps = self.length(train_loader)
-        self._began = time.monotonic()
 
     def cadence(self, interval: Any) -> Cadence | None:
         """A cadence of this training, or None for null."""
@@ -193,7 +201,7 @@ class TrainingLoop:
                     if not self._meter.empty and (done or _due(self._log, trainer.progress)):
                         self._log_training(trainer)
                     evaluate = trainer.progress.evaluated_step != trainer.progress.step and (
-                        done or asked or _due(self._eval, trainer.progress)
+                        done or asked or _due(self.eval_interval, trainer.progress)
                     )
                     if evaluate or stop is not None:
                         break
@@ -236,7 +244,7 @@ class TrainingLoop:
         """The earliest step after this one at which anything but training may happen."""
         now = trainer.progress
         steps = [next_stop_step(self.limits, now), *trainer.callback_steps()]
-        steps += [cadence.next_step(now) for cadence in (self._log, self._eval) if cadence is not None]
+        steps += [cadence.next_step(now) for cadence in (self._log, self.eval_interval) if cadence is not None]
         return min(steps)
 
     def _steps(self, trainer: Trainer, event: int) -> None:
@@ -352,14 +360,14 @@ class TrainingLoop:
         except StopIteration:
             raise UserError(
                 f"the train loader ended after {trainer.progress.batch} batches of epoch {trainer.progress.epoch}"
-                + (f", but {self._epoch_batches} were to come" if self._epoch_batches is not None else ""),
+                + (f", but {self.epoch_batches} were to come" if self.epoch_batches is not None else ""),
                 cure="Check the loader's length, and loop.limit_train_batches.",
             ) from None
 
     def _end_of_epoch(self, trainer: Trainer) -> bool:
         """True after the last batch of an epoch; a loader without length is asked for one batch more."""
-        if self._epoch_batches is not None:
-            return trainer.progress.batch == self._epoch_batches
+        if self.epoch_batches is not None:
+            return trainer.progress.batch == self.epoch_batches
         assert self._batches is not None
         if getattr(self._train_loader, "stateful", False):
             self._ahead_state = self._loader_state(trainer)

@@ -117,7 +117,6 @@ class _Merger:
             isinstance(saved, list | tuple)
             and isinstance(now, list | tuple)
             and len(saved) == len(now)
-            and len(saved) == len(now)
             and (made is _ABSENT or len(made) == len(now))
         ):
             parts = [

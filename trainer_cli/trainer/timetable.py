@@ -41,20 +41,20 @@ class Cadence:
         if now.step == 0:
             return False
         if (steps := self.steps) is not None:
-            return math.floor(now.step / steps) > math.floor((now.step - 1) / steps)
+            return _whole(now.step, steps) > _whole(now.step - 1, steps)
         before, after = self._counts(now)
         return math.floor(after / self.interval.value) > math.floor(before / self.interval.value)
 
     def passed(self, now: Progress) -> int:
         """How many whole intervals lie behind `now`."""
         if (steps := self.steps) is not None:
-            return math.floor(now.step / steps)
+            return _whole(now.step, steps)
         return math.floor(self._counts(now)[1] / self.interval.value)
 
     def next_step(self, now: Progress) -> int:
         """The earliest step after `now` at which it may be due; exact where steps can tell."""
         if (steps := self.steps) is not None:
-            return math.ceil((math.floor(now.step / steps) + 1) * steps)
+            return math.ceil((_whole(now.step, steps) + 1) * steps)
         return now.step + 1
 
     def reached(self, now: Progress) -> bool:
@@ -75,6 +75,11 @@ class Cadence:
     def __str__(self) -> str:
         single = self.interval.value == 1 and self.interval.unit is not Unit.SECOND
         return f"every {str(self.interval).removeprefix('1 ') if single else self.interval}"
+
+
+def _whole(count: int, interval: Fraction) -> int:
+    """Whole intervals in a count: the floor of their quotient, without making it."""
+    return count * interval.denominator // interval.numerator
 
 
 def limited_batches(batches: int | None, limit: int | float | None) -> int | None:

@@ -117,9 +117,7 @@ class TensorsFormat:
         return {name: found[aliases.get(name, name)] for name in wanted}
 
 
-def _laid_out(
-    tensors: Mapping[str, Leaf], *, shapes_only: bool = False
-) -> tuple[list[TensorEntry], dict[str, str]]:
+def _laid_out(tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> tuple[list[TensorEntry], dict[str, str]]:
     """The tensors in file order, each stored once, and the names of those that are stored under another."""
     entries: list[tuple[int, TensorEntry]] = []
     aliases: dict[str, str] = {}

@@ -1,0 +1,280 @@
+"""What `train plan` tells is what a run then does: saves, removals, evaluations, what stays and why, and the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import make_project
+from forks import Forks
+
+MEASURE = '''
+"""Notes each save, and what the checkpoints take while what it replaces is still there."""
+
+import json
+import os
+from pathlib import Path
+
+from trainer_cli import Callback
+
+
+class Measure(Callback):
+    def on_after_optimizer_step(self, trainer, model, optimizer):
+        if trainer.progress.step + 1 == int(os.environ.get("STOP_AFTER", 0)):
+            trainer.stop("enough", finished=False)
+
+    def on_after_save_checkpoint(self, trainer, path):
+        manifests = [json.loads(file.read_text()) for file in path.parent.glob("[a-z]*/manifest.json")]
+        sizes = [sum(file["size_bytes"] for file in one["files"].values()) for one in manifests]
+        own = json.loads((path / "manifest.json").read_text())
+        with Path(trainer.run_dir, "..", "..", "saves.jsonl").open("a") as file:
+            told = {"name": path.name, "step": own["step"], "kind": own["kind"], "reason": own["reason"]}
+            file.write(json.dumps({**told, "count": len(sizes), "size_bytes": sum(sizes)}) + "\\n")
+'''
+BASE = ("experiment=mine", "+callbacks.measure._target_=mine.measure.Measure", "logging.console=off")
+CONFIGS = {
+    "epochs": ["checkpoint.save_interval=1ep", "loop.eval_interval=1ep"],
+    "part epochs": ["checkpoint.save_interval=0.25ep", "loop.eval_interval=0.5ep", "checkpoint.max_checkpoints=2"],
+    "samples": ["checkpoint.save_interval=100sp", "loop.max_duration=300sp", "loop.eval_interval=90sp"],
+    "ephemeral ones with a cooldown": [
+        "checkpoint.ephemeral_save_interval=3",
+        "checkpoint.ephemeral_cooldown=2",
+        "+callbacks.ema._target_=trainer_cli.callbacks.ema.EMA",
+    ],
+    "fixed steps": ["checkpoint.save_interval=null", "checkpoint.fixed_steps=[0,7,33]", "checkpoint.max_checkpoints=1"],
+    "all that is not permanent goes": [
+        "checkpoint.remove=all_non_permanent",
+        "checkpoint.ephemeral_save_interval=5",
+        "checkpoint.fixed_steps=[21]",
+        "loop.max_duration=37",
+    ],
+    "the newest and every twelfth": [
+        "checkpoint.save_interval=4",
+        "checkpoint.max_checkpoints=2",
+        "checkpoint.keep_every=12",
+    ],
+    "a hard stop": ["loop.hard_stop=30", "checkpoint.save_interval=12", "loop.eval_interval=8", "scheduler=warmup_cosine"],
+    "accumulation with a rest": [
+        "loop.grad_accum_steps=3",
+        "loop.limit_train_batches=10",
+        "loop.max_duration=3ep",
+        "checkpoint.save_interval=0.5ep",
+        "checkpoint.ephemeral_save_interval=17sp",
+        "optimizer=sgd",
+    ],
+    "neither before nor at the end": [
+        "checkpoint.pre_train_checkpoint=false",
+        "checkpoint.save_final=false",
+        "checkpoint.save_interval=7",
+    ],
+    "nothing removed, names of our own": [
+        "checkpoint.remove=never",
+        "checkpoint.name='e{epoch}-b{batch}-n{samples}'",
+        "checkpoint.ephemeral_save_interval=6",
+        "data.batch_size=7",
+        "loop.limit_train_batches=0.9",
+        "loop.eval_at_start=true",
+    ],
+    "the rest of an epoch dropped": [
+        "data.batch_size=7",
+        "+data.drop_last=true",
+        "checkpoint.save_interval=50sp",
+        "loop.max_duration=400sp",
+        "checkpoint.keep_every=150sp",
+        "checkpoint.max_checkpoints=1",
+    ],
+    "nothing saved": ["checkpoint.enabled=false"],
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return make_project(tmp_path, **{"mine/measure.py": MEASURE})
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file with the digest of its bytes, and every folder; compiled modules left out."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        for path in folder.rglob("*")
+        if "__pycache__" not in path.parts
+    }
+
+
+def planned(forks: Forks, place: Path, *overrides: str) -> dict[str, Any]:
+    """The plan, which must leave everything as it is."""
+    before = tree(place)
+    done = forks.run(place, "plan", *overrides, "--json")
+    assert done.code == 0, done.err
+    assert tree(place) == before
+    told: dict[str, Any] = json.loads(done.out)
+    return told
+
+
+def did(forks: Forks, place: Path, *overrides: str, code: int = 0, **env: str) -> dict[str, Any]:
+    """What one attempt did, by the words of the plan."""
+    run, notes = place / "runs" / "mine", place / "saves.jsonl"
+    notes.unlink(missing_ok=True)
+    log, metrics = run / "train.log", run / "metrics.jsonl"
+    evaluated = set(_evaluations(metrics))
+    told_before = len(log.read_text()) if log.exists() else 0
+    done = forks.fit(place, *overrides, **env)
+    assert done.code == code, done.err
+    noted = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+    summary = json.loads((run / "summary.json").read_text())
+    step, removals = summary["attempts"][-1]["start_step"], []
+    for line in log.read_text()[told_before:].splitlines():
+        if match := re.search(r" (?:committed|completed) step (\d+) \(", line):
+            step = int(match[1])
+        if match := re.search(r" removed (\S+) \((.*)\)$", line):
+            removals.append({"name": match[1], "step": step, "reason": match[2]})
+    assert [one["step"] for one in noted] == [
+        int(step) for step in re.findall(r"committed step (\d+) ", log.read_text()[told_before:])
+    ]
+    return {
+        "end": summary["step"],
+        "evaluations": [step for step in _evaluations(metrics) if step not in evaluated],
+        "saves": [{key: one[key] for key in ("name", "step", "kind", "reason")} for one in noted],
+        "removals": removals,
+        "kept": summary["checkpoints"],
+        "on_disk": sorted(path.parent.name for path in (run / "checkpoints").glob("*/manifest.json")),
+        "peak": max(((one["size_bytes"], one["count"]) for one in noted), default=None),
+    }
+
+
+def _evaluations(metrics: Path) -> list[int]:
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    return [line["step"] for line in lines if "val/loss" in line]
+
+
+def compare(told: dict[str, Any], done: dict[str, Any]) -> None:
+    assert told["end"]["step"] == done["end"]
+    assert told["evaluations"] == done["evaluations"]
+    assert [{key: one[key] for key in done["saves"][0]} for one in told["saves"]] == done["saves"]
+    assert told["removals"] == done["removals"]
+    assert told["kept"] == done["kept"]
+    assert sorted(one["name"] for one in told["kept"]) == done["on_disk"]
+    size_bytes, count = done["peak"]
+    assert told["peak"]["count"] == count
+    assert told["peak"]["size_bytes"] == pytest.approx(size_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("case", [case for case in CONFIGS if case != "nothing saved"])
+def test_a_run_does_what_its_plan_tells(forks: Forks, place: Path, case: str) -> None:
+    overrides = (*BASE, *CONFIGS[case])
+    told = planned(forks, place, *overrides)
+    assert told["does"] == "start"
+    compare(told, did(forks, place, *overrides))
+
+
+def test_a_run_that_saves_nothing_is_told_as_that(forks: Forks, place: Path) -> None:
+    overrides = (*BASE, *CONFIGS["nothing saved"])
+    told, done = planned(forks, place, *overrides), did(forks, place, *overrides)
+    assert told["saves"] == done["saves"] == told["kept"] == done["on_disk"] == []
+    assert told["evaluations"] == done["evaluations"]
+
+
+def test_a_plan_goes_on_from_where_the_run_would_and_under_changed_rules(forks: Forks, place: Path) -> None:
+    did(forks, place, *BASE, "loop.hard_stop=18", "checkpoint.save_interval=4")
+    later = (
+        *BASE,
+        "checkpoint.save_interval=8",
+        "checkpoint.max_checkpoints=2",
+        "checkpoint.ephemeral_save_interval=3",
+    )
+    told = planned(forks, place, *later)
+    assert (told["does"], told["from"]["step"]) == ("go on", 18)
+    assert told["from"]["checkpoint"] == "runs/mine/checkpoints/step18"
+    assert len(told["from"]["on_disk"]) == 6
+    assert any(change.startswith("checkpoint.max_checkpoints") for change in told["from"]["changes"])
+    assert {one["step"] for one in told["removals"]} >= {18}, "some go before the first step"
+    compare(told, did(forks, place, *later))
+
+
+def test_an_evaluation_that_a_stop_put_off_is_told(forks: Forks, place: Path) -> None:
+    rules = (*BASE, "checkpoint.save_interval=null", "checkpoint.ephemeral_save_interval=10", "loop.eval_interval=12")
+    did(forks, place, *rules, code=75, STOP_AFTER="12")
+    told = planned(forks, place, *rules)
+    assert told["evaluations"][0] == told["from"]["step"] == 12
+    compare(told, did(forks, place, *rules))
+
+
+def test_a_finished_run_has_nothing_to_do(forks: Forks, place: Path) -> None:
+    did(forks, place, *BASE)
+    told = planned(forks, place, *BASE)
+    assert (told["does"], told["saves"], told["end"]) == ("nothing", [], None)
+    assert "a fit would do nothing" in forks.run(place, "plan", *BASE).out
+
+
+def test_what_fit_refuses_plan_refuses_alike(forks: Forks, place: Path) -> None:
+    did(forks, place, *BASE)
+    before = tree(place)
+    plan, fit = forks.run(place, "plan", *BASE, "seed=3"), forks.fit(place, *BASE, "seed=3")
+    assert plan.code == 2
+    assert (plan.code, plan.err) == (fit.code, fit.err)
+    assert tree(place) == before
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_stays_where_it_is(forks: Forks, place: Path) -> None:
+    did(forks, place, *BASE, "loop.hard_stop=20", "checkpoint.save_interval=10")
+    file = place / "runs/mine/checkpoints/step20/rank0.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    later = (*BASE, "checkpoint.save_interval=10")
+    told = planned(forks, place, *later)
+    assert told["from"]["step"] == 10
+    compare(told, did(forks, place, *later) | {"on_disk": sorted(one["name"] for one in told["kept"])})
+
+
+def test_what_a_metric_decides_is_noted_and_bounded(forks: Forks, place: Path) -> None:
+    rules = (
+        *BASE, "checkpoint.keep_best.metric=val/loss", "checkpoint.keep_best.count=2", "loop.eval_interval=3",
+        "checkpoint.max_checkpoints=1",
+    )  # fmt: skip
+    told, done = planned(forks, place, *rules), did(forks, place, *rules)
+    sure, real = {one["step"] for one in told["saves"]}, {one["step"] for one in done["saves"]}
+    assert sure <= real <= sure | set(told["may_save"])
+    assert real - sure, "the case is worth something"
+    size_bytes, count = done["peak"]
+    assert count <= told["at_most"]["count"]
+    assert size_bytes <= told["at_most"]["size_bytes"] * 1.02
+    assert any("keep_best" in line for line in told["unknown"])
+
+
+def test_rules_in_time_are_estimates_and_left_out_where_nothing_is_given(forks: Forks, place: Path) -> None:
+    rules = (*BASE, "checkpoint.save_interval=1s", "loop.max_time=30s")
+    without = planned(forks, place, *rules)
+    assert [one["step"] for one in without["saves"]] == [0, 40]
+    assert [line.split()[0] for line in without["unknown"][:2]] == ["checkpoint.save_interval", "loop.max_time"]
+    given = planned(forks, place, *rules, "--step-time", "1.25")
+    assert [one["step"] for one in given["saves"]] == list(range(25))
+    assert given["stop"] == {"reason": "max_time of 30s used up", "finished": False}
+    assert len(given["estimates"]) == 2
+
+
+def test_people_get_a_chart_and_a_table(forks: Forks, place: Path) -> None:
+    done = forks.run(place, "plan", *BASE, "checkpoint.ephemeral_save_interval=5", "checkpoint.fixed_steps=[7]")
+    assert (done.code, done.err) == (0, "")
+    marks = {
+        line.split()[0]: line.split()[1]
+        for line in done.out.splitlines()
+        if re.fullmatch(r"  \w+ +[.|PFEe?x]{64}", line)
+    }
+    assert list(marks) == ["evaluations", "permanent", "fixed", "final", "ephemeral", "removals"]
+    assert marks["final"] == "." * 63 + "E"
+    assert re.search(
+        r"  step5 +ephemeral  every 5 steps, ephemeral +removed at 7: ephemeral, and step7 is newer", done.out
+    )
+    assert re.search(r"  step40 +permanent  end of training +stays: final", done.out)
+
+
+def test_a_fit_tells_its_timetable_before_the_first_step(forks: Forks, place: Path) -> None:
+    did(forks, place, *BASE)
+    log = (place / "runs/mine/train.log").read_text()
+    assert "steps 0 to 40, epochs of 20 (max_duration of 40 steps reached); 3 evaluations (16, 32, 40)" in log
+    assert log.index("4 checkpoints (0, 16, 32, 40); 4 on the disk at the end") < log.index("committed step 0")

@@ -1,0 +1,48 @@
+"""`train plan`: what a `fit` with these overrides would do, told without doing it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+
+from trainer_cli.cli.main import add_config_arguments
+from trainer_cli.errors import ExitCode, UserError
+
+EXAMPLES = """examples:
+  train plan +experiment=digits
+  train plan +experiment=digits checkpoint.max_checkpoints=3 checkpoint.ephemeral_save_interval=50
+  train plan +experiment=digits checkpoint.save_interval=5min --step-time 0.02
+  train plan +experiment=digits --json
+
+It tells every evaluation, every checkpoint with its reason, what is removed when and why, what is on the disk at the
+end, and the most disk that checkpoints take on the way. Where the run exists already, it goes on from there. Nothing
+is written, and nothing is trained; what cannot be known beforehand is named.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Overrides, what a step is expected to take, and how to tell it."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--step-time", type=float, metavar="SECONDS", help="what an optimizer step takes, for rules in time"
+    )
+    parser.add_argument(
+        "--step-tokens", type=float, metavar="N", help="tokens of an optimizer step, for rules in tokens"
+    )
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compose and check the config as `fit` does, then tell what would happen."""
+    for flag, value in (("--step-time", args.step_time), ("--step-tokens", args.step_tokens)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UserError(f"{flag} is {value:g}, but it is a number above 0")
+    from trainer_cli.run.fit import compose_fit
+    from trainer_cli.run.plan import plan
+    from trainer_cli.run.plan_view import as_dict, shown
+
+    composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    told = plan(composed, step_time_s=args.step_time, step_tokens=args.step_tokens)
+    print(json.dumps(as_dict(told), indent=2) if args.json else shown(told))
+    return int(ExitCode.DONE)

@@ -1,0 +1,187 @@
+"""A plan as people read it: a few lines, a chart of the steps, a table of the checkpoints; and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainer_cli.checkpoint.timeline import Timeline
+from trainer_cli.run.plan import Plan
+from trainer_cli.run.start import Done
+
+_WIDTH = 64
+_ROWS = 40
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """All of it as plain values, for JSON. Every list is whole, and in the order in which things happen."""
+    line, start, whence = plan.timeline, plan.start, plan.whence
+    done = isinstance(start, Done)
+    return {
+        "run_dir": str(plan.run_dir),
+        "does": "nothing" if done else "start" if whence.progress.step == 0 else "go on",
+        "reason": start.reason,
+        "from": {
+            "step": whence.progress.step,
+            "checkpoint": None if whence.path is None else str(whence.path),
+            "changes": [] if isinstance(start, Done) else [str(change) for change in start.changes],
+            "on_disk": [
+                {
+                    "name": one.name,
+                    "step": one.step,
+                    "kind": one.kind.value,
+                    "size_bytes": (whence.sizes or {})[one.name],
+                }
+                for one in whence.saved
+            ],
+            "left": list(whence.left),
+        },
+        "end": None if line.end is None else {"step": line.end.step, "epoch": line.end.epoch},
+        "stop": None if line.stop is None else asdict(line.stop),
+        "steps_per_epoch": plan.pace.steps_per_epoch,
+        "evaluations": line.evaluations,
+        "saves": [{**asdict(one), "size_bytes": one.size_bytes or None} for one in line.saves],
+        "completed": [asdict(one) for one in line.completed.values()],
+        "may_save": line.may_save,
+        "removals": [asdict(one) for one in line.removals],
+        "kept": [{"name": name, "why": why} for name, why in line.kept.items()],
+        "peak": None if line.peak is None else asdict(line.peak),
+        "at_most": None if plan.at_most is None else {"count": plan.at_most[0], "size_bytes": plan.at_most[1]},
+        "checkpoint_bytes": plan.weight.trained,
+        "estimates": list(plan.estimates),
+        "unknown": list(plan.unknown),
+    }
+
+
+def shown(plan: Plan) -> str:
+    """The plan as text."""
+    if isinstance(plan.start, Done):
+        return (
+            f"{plan.run_dir} is finished at step {plan.start.step} ({plan.start.reason}); a fit would do nothing.\n"
+            "To train on, give a larger loop.max_duration."
+        )
+    parts = ["\n".join(_summary(plan))]
+    if plan.timeline.end is not None:
+        parts += ["\n".join(_chart(plan)), "\n".join(_table(plan))]
+    for title, lines in (("estimated", plan.estimates), ("not known beforehand", plan.unknown)):
+        if lines:
+            parts.append("\n".join([f"{title}:", *(f"  {one}" for one in lines)]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def timetable(line: Timeline, start_step: int, steps_per_epoch: int | None) -> Iterator[str]:
+    """What a training tells of itself before its first step, in two lines; nothing where its end cannot be told."""
+    if line.end is None or line.stop is None:
+        return
+    epochs = "" if steps_per_epoch is None else f", epochs of {steps_per_epoch:,}"
+    yield (
+        f"steps {start_step:,} to {line.end.step:,}{epochs} ({line.stop.reason}); "
+        f"{_counted(line.evaluations, 'evaluation')}"
+    )
+    may = f"; {_counted(line.may_save, 'evaluation')} may save for a metric" if line.may_save else ""
+    stay = f"; {len(line.kept)} on the disk at the end" if line.kept else ""
+    yield f"{_counted([one.step for one in line.saves], 'checkpoint')}{stay}{may}"
+
+
+def _summary(plan: Plan) -> Iterator[str]:
+    line, whence, start = plan.timeline, plan.whence, plan.start
+    first = whence.progress.step
+    yield f"{plan.run_dir}: {start.reason}"
+    assert not isinstance(start, Done)
+    if whence.path is not None:
+        yield f"  goes on from   {whence.path} (step {first:,})" if first else f"  weights from   {whence.path}"
+    for change in start.changes:
+        yield f"  changed        {change} (may change)"
+    if whence.left:
+        yield f"  goes back      {', '.join(whence.left)} would be removed"
+    if line.end is None or line.stop is None:
+        yield f"  steps          from {first:,}; when it ends cannot be told"
+        return
+    per_epoch = plan.pace.steps_per_epoch
+    epochs = "" if per_epoch is None else f", epochs of {per_epoch:,}"
+    yield f"  steps          {first:,} to {line.end.step:,}{epochs} ({line.stop.reason})"
+    yield f"  evaluations    {_listed(line.evaluations)}"
+    yield f"  checkpoints    {_listed([one.step for one in line.saves])}"
+    if line.may_save:
+        yield f"  may save too   {_listed(line.may_save)}: where the metric is among the best"
+    if line.peak is not None:
+        most = _many(line.peak.count, line.peak.size_bytes)
+        yield f"  on the disk    {len(line.kept)} at the end; at most {most}, at step {line.peak.step:,}"
+    if plan.at_most is not None:
+        yield f"                 with those that a metric may add, no more than {_many(*plan.at_most)}"
+    if plan.weight.trained is not None:
+        yield f"  each takes     {_bytes(plan.weight.trained)}"
+
+
+def _chart(plan: Plan) -> Iterator[str]:
+    """A row for each kind of event, the steps from left to right."""
+    line = plan.timeline
+    assert line.end is not None
+    first, last = plan.whence.progress.step, line.end.step
+    fixed = [one.step for one in line.saves if one.reason.startswith("fixed step")]
+    final = [one.step for one in line.saves if one.reason == "end of training"]
+    others = [one for one in line.saves if one.step not in (*fixed, *final)]
+    rows = {
+        "evaluations": ("|", line.evaluations),
+        "permanent": ("P", [one.step for one in others if one.kind == "permanent"]),
+        "fixed": ("F", fixed),
+        "final": ("E", final),
+        "ephemeral": ("e", [one.step for one in others if one.kind == "ephemeral"]),
+        "perhaps": ("?", line.may_save),
+        "removals": ("x", [one.step for one in line.removals]),
+    }
+    ends = f"{first:,}", f"{last:,}"
+    yield f"  {'step':<13}{ends[0]}{' ' * max(1, _WIDTH - len(ends[0]) - len(ends[1]))}{ends[1]}"
+    for title, (mark, steps) in rows.items():
+        if steps:
+            marked = {_column(step, first, last) for step in steps}
+            yield f"  {title:<13}{''.join(mark if one in marked else '.' for one in range(_WIDTH))}"
+
+
+def _table(plan: Plan) -> Iterator[str]:
+    line = plan.timeline
+    gone = {one.name: f"removed at {one.step:,}: {one.reason}" for one in line.removals}
+    became = {**gone, **{name: f"stays: {why}" for name, why in line.kept.items()}}
+    rows = [(one.name, one.kind.value, "on the disk now", became.get(one.name, "")) for one in plan.whence.saved]
+    rows += [(one.name, one.kind.value, one.reason, became.get(one.name, "")) for one in line.saves]
+    if not rows:
+        return
+    hidden = len(rows) - _ROWS
+    rows = [("checkpoint", "kind", "why", "what becomes of it"), *rows]
+    if hidden > 0:
+        half = _ROWS // 2
+        rows = [*rows[: half + 1], (f"… {hidden} more", "", "", "(--json lists all)"), *rows[-half:]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _column(step: int, first: int, last: int) -> int:
+    return 0 if last == first else (step - first) * (_WIDTH - 1) // (last - first)
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return f"{len(steps):,}: {_spread(steps)}" if steps else "none"
+
+
+def _counted(steps: Sequence[int], noun: str) -> str:
+    many = f"{len(steps):,} {noun}{'' if len(steps) == 1 else 's'}" if steps else f"no {noun}"
+    return f"{many} ({_spread(steps)})" if steps else many
+
+
+def _spread(steps: Sequence[int]) -> str:
+    """The first few steps and the last."""
+    texts = [f"{step:,}" for step in steps]
+    return ", ".join(texts if len(texts) <= 6 else [*texts[:3], "…", texts[-1]])
+
+
+def _many(count: int, size_bytes: int) -> str:
+    return f"{count:,}{f', {_bytes(size_bytes)}' if size_bytes else ''}"
+
+
+def _bytes(size_bytes: int) -> str:
+    units: Iterable[tuple[int, str]] = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+    return next(
+        (f"{size_bytes / unit:.3g} {name}" for unit, name in units if size_bytes >= unit), f"{size_bytes} bytes"
+    )
