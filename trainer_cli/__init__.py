@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
     from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
+    from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
     from trainer_cli.data.loader import Loader
     from trainer_cli.loggers.base import Logger
     from trainer_cli.trainer.duration import Duration
@@ -22,7 +23,10 @@ _HOMES = {
     "Callback": "trainer_cli.trainer.hooks",
     "Checkpointer": "trainer_cli.checkpoint.checkpointer",
     "CheckpointerCallback": "trainer_cli.callbacks.checkpointer",
+    "checkpoint_path": "trainer_cli.checkpoint.find",
+    "checkpoint_pattern": "trainer_cli.checkpoint.find",
     "Duration": "trainer_cli.trainer.duration",
+    "latest_checkpoint": "trainer_cli.checkpoint.find",
     "Loader": "trainer_cli.data.loader",
     "Logger": "trainer_cli.loggers.base",
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
@@ -46,6 +50,9 @@ __all__ = [
     "TrainingLoop",
     "ValidationLoop",
     "WarmupCosine",
+    "checkpoint_path",
+    "checkpoint_pattern",
+    "latest_checkpoint",
     "make_sync_checkpointer",
 ]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Line, ListLogger, StopAt, StopInEvaluation, loader, trainer
+from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.checkpoint.storage.disk import Disk
@@ -588,3 +588,29 @@ def test_names_follow_the_pattern_and_a_resume_finds_them_under_any(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "ep0-ba0-default-x", "ep0-ba2-default-x", "ep1-ba1-default-x", "step6",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["save_interval", "ephemeral_save_interval", "keep_every"])
+def test_a_part_of_an_epoch_of_unknown_length_is_the_users_mistake(tmp_path: Path, key: str) -> None:
+    made = trainer(checkpoint=CheckpointerCallback(tmp_path, **{"save_interval": None, key: "0.5ep"}))
+    with pytest.raises(ConfigError, match=r"set loop\.steps_per_epoch") as caught:
+        made.fit(Unsized(3))
+    assert f"checkpoint.{key}" in str(caught.value)
+
+
+class AsksInItsMoment(Callback):
+    """Asks when a step is over, with nothing to log."""
+
+    def on_checkpoint(self, trainer: Any, occasion: Any) -> None:
+        if trainer.progress.step == 2:
+            trainer.checkpoint.asked = True
+
+
+@pytest.mark.parametrize("disk", [Disk, lambda: FullFor(2)])
+def test_what_was_asked_for_is_made_up_for_at_the_very_next_step(tmp_path: Path, disk: Any) -> None:
+    callback = CheckpointerCallback(tmp_path, save_interval=None, on_save_error="warn")
+    callback.storage.disk = disk()
+    trainer(callbacks=[AsksInItsMoment()], settings={"max_duration": 8, "log_interval": 2}, checkpoint=callback).fit(
+        loader(10, 4)
+    )
+    assert steps(tmp_path) == ([0, 2, 8] if type(callback.storage.disk) is Disk else [0, 3, 8])

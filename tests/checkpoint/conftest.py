@@ -1,4 +1,4 @@
-"""Makes the helpers of this folder importable, as `states`; a folder in memory for thousands of fsyncs."""
+"""Makes the helpers of this folder and of tests/trainer importable; a folder in memory for thousands of fsyncs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "trainer")]
 
 
 @pytest.fixture

@@ -88,6 +88,11 @@ def test_before_the_first_step_null_means_only_when_nothing_was_loaded(pre_train
     assert decision is None or decision.kind is P
 
 
+def test_a_fixed_step_0_is_saved_although_nothing_else_is_before_the_first_step():
+    rules = SaveRules(fixed_steps=frozenset({0}), pre_train=False)
+    assert ask(rules, Progress(step=0), None, moment=PRE).reason == "fixed step 0"
+
+
 def test_a_fork_at_an_interval_step_is_not_saved_before_it_trained():
     rules = SaveRules(save_interval=every(100), pre_train=None)
     assert ask(rules, Progress(step=200), None, moment=PRE, loaded=True) is None
@@ -244,6 +249,7 @@ EPHEMERAL, ALL, NEVER = Removal.ephemeral_only, Removal.all_non_permanent, Remov
         (("p1", "p2~", "p3~"), {}, {2}),  # but not longer
         (("p1", "p2~!", "p3~", "p4"), {}, {3}),
         (("p1", "p2~", "p3", "p4"), {"max_checkpoints": 2}, {1, 2}),  # and are not counted
+        (("p1", "p2", "p3~"), {"max_checkpoints": 2}, set()),
         (("p1", "e2", "e3~"), {}, set()),  # nor do they stand in for a good one
     ],
 )
@@ -281,6 +287,12 @@ def test_reasons_tell_why():
         "step100": "beyond the 1 newest permanent",
         "step110": "ephemeral, and step150 is newer",
     }
+
+
+def test_what_is_kept_is_told_from_the_newest_and_what_goes_from_the_oldest_on():
+    there, rules = saved("p3", "p1", "p5", "p2", "p4"), RetentionRules(max_checkpoints=2)
+    assert list(why_keep(there, rules)) == ["step5", "step4"]
+    assert list(why_remove(there, rules)) == ["step1", "step2", "step3"]
 
 
 def test_a_stop_at_the_very_end_saves_even_where_the_end_does_not() -> None:

@@ -147,12 +147,12 @@ CASES = [
     Case(
         "spaces and brackets",
         ["name=a b(c"],
-        "cannot read the override 'name=a b(c' (command line). A text with spaces or any of , = [ ] { } ( ) # & needs two pairs of quotes: 'name=\"a b(c\"'.",
+        "cannot read the override 'name=a b(c' (command line). A text with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes: 'name=\"a b(c\"'.",
     ),
     Case(
         "letters beyond ASCII",
         ["name=é"],
-        "cannot read the override 'name=é' (command line). A text with spaces or any of , = [ ] { } ( ) # & needs two pairs of quotes: 'name=\"é\"'.",
+        "cannot read the override 'name=é' (command line). A text with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes: 'name=\"é\"'.",
     ),
     Case(
         "several values",
@@ -816,7 +816,7 @@ CASES = [
         "mistakes of all stages",
         ["loop.max_step=3", "name=a b", "name=x(", "model=cmn", "seed=x", "loop.eval_steps=0"],
         "5 mistakes:\n"
-        "  - cannot read the override 'name=x(' (command line). A text with spaces or any of , = [ ] { } ( ) # & needs two pairs of quotes: 'name=\"x(\"'.\n"
+        "  - cannot read the override 'name=x(' (command line). A text with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes: 'name=\"x(\"'.\n"
         "  - there is no key 'loop.max_step' (command line). Did you mean 'loop.max_time'?\n"
         "  - there is no model called 'cmn' (command line). There are: cnn, gpt, mlp. Did you mean 'cnn'?\n"
         "  - seed is 'x', but it must be a whole number (command line).\n"

@@ -48,6 +48,12 @@ def test_a_short_check_stops_in_every_place_too(check: Check) -> None:
     assert [row.result for row in report.rows] == ["exact"] * 5
 
 
+def test_a_rehearsal_is_no_difference(check: Check) -> None:
+    stopping = "{_target_: trainer_cli.callbacks.early_stopping.EarlyStopping, patience: 90ep}"
+    report = check("", f"+callbacks.early_stopping={stopping}", "data.num_workers=0", steps=6)
+    assert report.exact, report
+
+
 def test_a_buffer_that_is_not_saved_is_named(check: Check) -> None:
     report = check(DIFFERENT, "model._target_=parts.Masked")
     found = json.loads(json.dumps(report.as_dict()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -40,6 +40,7 @@ from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.loops import TrainingLoop
+    from trainer_cli.trainer.timetable import Cadence
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -135,6 +136,8 @@ class CheckpointerCallback(Callback):
     def next_step(self, trainer: Trainer) -> int | None:
         if not self.settings.enabled or self._rules is None:
             return None
+        if self.asked:
+            return trainer.progress.step + 1
         return next_save_step(self._rules, trainer.progress)
 
     def on_checkpoint(self, trainer: Trainer, occasion: Occasion) -> None:
@@ -154,11 +157,9 @@ class CheckpointerCallback(Callback):
         )
         finished = trainer.stop_reason if occasion is Occasion.final else None
         if self._last_saved_step == trainer.progress.step:
-            self._amend(moment, finished)
-            return
-        decision = why_save(self._rules, moment)
-        if decision is not None:
-            self._try_to_save(trainer, decision, finished)
+            self._try(lambda: self._amend(moment, finished))
+        elif (decision := why_save(self._rules, moment)) is not None:
+            self._try(lambda: self.save(trainer, decision, finished=finished))
 
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
         """Keep what there is, apart from the checkpoints: it is of no step's end, so no resume may take it."""
@@ -200,10 +201,10 @@ class CheckpointerCallback(Callback):
         """Each checkpoint of this run on the disk now, and why it is kept."""
         return why_keep(self._facts(), self._retention) if self._rules is not None else {}
 
-    def _try_to_save(self, trainer: Trainer, decision: Decision, finished: str | None) -> None:
+    def _try(self, save: Callable[[], object]) -> None:
         """Save; a failure ends the training, or is told and passed over, as `on_save_error` says."""
         try:
-            self.save(trainer, decision, finished=finished)
+            save()
         except SaveError as error:
             self._failures += 1
             limit = self.settings.max_save_errors
@@ -237,8 +238,13 @@ class CheckpointerCallback(Callback):
         self.checkpointer.save(state, path, facts=facts)
 
     def _amend(self, moment: Moment, finished: str | None) -> None:
-        """Complete the manifest of a step that was saved before its evaluation, which a stop had put off."""
-        self.asked = False
+        """Complete the manifest of a step that was saved before its evaluation, which a stop had put off.
+
+        Raises:
+            SaveError: the manifest is as it was.
+        """
+        if moment.occasion is not Occasion.pre_train:
+            self.asked = False
         entry = next((one for one in self._own() if one.step == moment.now.step), None)
         if entry is None or entry.manifest is None or self._rules is None:
             return
@@ -250,7 +256,14 @@ class CheckpointerCallback(Callback):
         if decision is not None and manifest.kind is Kind.ephemeral:
             manifest = replace(manifest, kind=decision.kind, reason=decision.reason)
         whole = replace(manifest, metrics=metrics, finished=finished or manifest.finished)
-        self.storage.amend(entry.name, whole.to_bytes())
+        try:
+            self.storage.amend(entry.name, whole.to_bytes())
+        except OSError as error:
+            raise SaveError(
+                f"the checkpoint could not be completed: {error.strerror or error}",
+                where=str(self.folder / entry.name),
+                cure="It is intact as it was.",
+            ) from error
         log.info("completed step %d (its evaluation is made)", entry.step)
         self._retire()
 
@@ -341,15 +354,19 @@ class CheckpointerCallback(Callback):
 
 
 def rules_of(settings: CheckpointConfig, loop: TrainingLoop) -> tuple[SaveRules, RetentionRules]:
-    """The config's settings as rules, for a training whose epoch has a known length."""
+    """The config's settings as rules, for a training whose epoch has a known length.
+
+    Raises:
+        ConfigError: a part of an epoch, where nobody knows how many steps an epoch has.
+    """
     cooldown = settings.ephemeral_cooldown
-    save_interval = loop.cadence(settings.save_interval)
+    save_interval = _cadence(settings, "save_interval", loop)
     best = settings.keep_best
     keep_best = None if best.metric is None else BestRule(best.metric, best.mode, best.count)
     fixed_steps = frozenset(settings.fixed_steps)
     return SaveRules(
         save_interval=save_interval,
-        ephemeral_save_interval=loop.cadence(settings.ephemeral_save_interval),
+        ephemeral_save_interval=_cadence(settings, "ephemeral_save_interval", loop),
         ephemeral_cooldown=None if cooldown is None else Duration.parse(cooldown),
         fixed_steps=fixed_steps,
         pre_train=settings.pre_train_checkpoint,
@@ -359,11 +376,18 @@ def rules_of(settings: CheckpointConfig, loop: TrainingLoop) -> tuple[SaveRules,
     ), RetentionRules(
         remove=settings.remove,
         max_checkpoints=settings.max_checkpoints,
-        keep_every=loop.cadence(settings.keep_every),
+        keep_every=_cadence(settings, "keep_every", loop),
         keep_best=keep_best,
         fixed_steps=fixed_steps,
         save_interval=save_interval,
     )
+
+
+def _cadence(settings: CheckpointConfig, key: str, loop: TrainingLoop) -> Cadence | None:
+    try:
+        return loop.cadence(getattr(settings, key))
+    except ValueError as error:
+        raise ConfigError(str(error), where=f"checkpoint.{key}") from None
 
 
 def _asked_late(occasion: Occasion) -> Occasion:

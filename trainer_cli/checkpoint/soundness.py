@@ -14,6 +14,8 @@ from trainer_cli.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
+_LISTED = 20
+
 
 def why_unsound(storage: Storage, entry: Entry) -> str | None:
     """What is wrong with a checkpoint, every file read and digested; None where nothing is.
@@ -63,7 +65,9 @@ def newest_sound(catalog: Catalog, run_id: str, where: str, *, limit: int | None
             return entry
         unfit[entry.name] = problem
     if unfit or unread:
-        listed = "\n".join(f"  {name}: {problem}" for name, problem in {**unfit, **unread}.items())
+        all_of_them = [f"  {name}: {problem}" for name, problem in {**unfit, **unread}.items()]
+        more = [f"  … and {len(all_of_them) - _LISTED} more"] if len(all_of_them) > _LISTED else []
+        listed = "\n".join(all_of_them[:_LISTED] + more)
         raise CheckpointError(
             f"{where} holds checkpoints, but none is valid:\n{listed}\n",
             cure="Restore one of them, or start another run, under another name or in another folder.",

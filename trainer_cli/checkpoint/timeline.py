@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from trainer_cli.checkpoint.policy import (
     Decision,
@@ -31,6 +32,7 @@ from trainer_cli.trainer.timetable import Cadence
 _FARTHEST = 2**63
 Counts = tuple[int, int, int, int, int, float]
 """Epoch, batches and samples of it, samples, tokens, seconds."""
+_PLACE = {Unit.EPOCH: 0, Unit.SAMPLE: 3, Unit.TOKEN: 4, Unit.SECOND: 5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +79,12 @@ class Pace:
         """The earliest step after this one at which a cadence is due; None where it cannot be told."""
         if not self.knows(cadence):
             return None
-        now = self.at(after)
         if cadence.steps is not None:
-            return cadence.next_step(now)
-        passed = cadence.passed(now)
-        return first_step(lambda step: cadence.passed(self.at(step)) > passed, after + 1)
+            return cadence.next_step(self.at(after))
+        place, interval = _PLACE[cadence.interval.unit], cadence.interval.value
+        aim = (math.floor(Fraction(self._counts(after)[place]) / interval) + 1) * interval
+        whole = aim.numerator if aim.denominator == 1 else aim
+        return first_step(lambda step: self._counts(step)[place] >= whole, after + 1)
 
     def process_s(self, step: int) -> float:
         """Seconds that this process has run, as far as they can be told."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.errors import CheckpointError, ExitCode, UserError
+from trainer_cli.cli.table import HEADER, age, print_json, size, table, tensor_rows
+from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError
 
 if TYPE_CHECKING:
     from trainer_cli.run.inspect import Content
@@ -20,14 +21,17 @@ if TYPE_CHECKING:
 
 EXAMPLES = """actions:
   ls [WHAT ...]       a table of checkpoints (by default of all runs in ./runs)
-  show CKPT           its tensors and where it comes from (--norms, --states)
+  show CKPT           where it comes from and its tensors (--norms, --states)
   verify WHAT ...     read every byte and compare the digests
   diff CKPT CKPT      configs, names, shapes, and the largest relative changes
   pin, unpin WHAT ... keep it whatever the rules say, or no longer
   rm WHAT ...         remove (asks first, unless --yes)
   prune WHAT ...      remove what the run's own rules would (--dry-run shows it)
 
-WHAT is a checkpoint, a glob in quotes, a run directory, or RUN@latest, RUN@best, RUN@step500.
+WHAT is a checkpoint, a glob, a run directory, or RUN@latest, RUN@best, RUN@step500.
+Each action also answers as JSON with --json. Exit codes: 0 done, 1 something is not
+sound or was left alone, 2 a mistake in the command, 3 nothing is there, 4 the run is
+training just now (prune).
 
 examples:
   train ckpt ls runs/digits
@@ -37,7 +41,9 @@ examples:
   train ckpt rm 'runs/digits/checkpoints/step{180,360}' --yes
   train ckpt prune runs/digits --dry-run
 """
-_RUNS = "runs/*"
+_RUNS = ("runs/*", "runs/*/sweep/*")
+_METRIC_COLUMNS = 4
+_LISTED = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +52,15 @@ class _Action:
     least: int
     most: int | None
     flags: tuple[str, ...] = ()
+    wants: str = "a checkpoint, a glob or a run directory"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The action, what it is done to, and flags."""
-    parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS))
+    parser.add_argument("action", nargs="?", metavar="ACTION", help=", ".join(ACTIONS))
     parser.add_argument("what", nargs="*", metavar="WHAT", help="checkpoints, globs, run directories")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
-    parser.add_argument("--norms", action="store_true", help="show: the norm of each tensor")
+    parser.add_argument("--norms", action="store_true", help="show: the Euclidean norm of each tensor")
     parser.add_argument("--states", action="store_true", help="show: the small states too")
     parser.add_argument("-y", "--yes", action="store_true", help="rm, prune: do not ask")
     parser.add_argument("--force", action="store_true", help="rm: also pinned ones, and a run's last valid one")
@@ -64,92 +71,106 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do one action."""
-    action = ACTIONS[args.action]
+    action = ACTIONS.get(args.action)
+    if action is None:
+        known = f"There are: {', '.join(ACTIONS)}."
+        if args.action is None:
+            raise UserError("train ckpt needs an action", cure=known)
+        raise UserError(
+            f"train ckpt has no action {args.action!r}", cure=did_you_mean(args.action, ACTIONS).strip() or known
+        )
     for flag in ("norms", "states", "yes", "force", "dry_run"):
         if getattr(args, flag) and flag not in action.flags:
             raise UserError(
                 f"--{flag.replace('_', '-')} means nothing for {args.action}", cure="See train ckpt --help."
             )
     if len(args.what) < action.least or (action.most is not None and len(args.what) > action.most):
-        wanted = "two checkpoints" if action.least == 2 else "one checkpoint" if action.most == 1 else "a checkpoint"
-        raise UserError(f"train ckpt {args.action} needs {wanted}", cure="See train ckpt --help.")
-    return action.run(args)
+        raise UserError(f"train ckpt {args.action} needs {action.wants}", cure="See train ckpt --help.")
+    try:
+        return action.run(args)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise TrainError(f"train ckpt {args.action}: {error.strerror or error}", where=error.filename) from error
 
 
 def _ls(args: argparse.Namespace) -> int:
     from trainer_cli.run.shelf import look
 
-    if not args.what and not any(Path().glob(_RUNS)):
+    what = args.what or [pattern for pattern in _RUNS if any(Path().glob(pattern))]
+    if not what:
         raise CheckpointError("there is no folder runs/ here", cure="Say where: train ckpt ls RUN_DIRECTORY.")
-    items = look(args.what or [_RUNS])
+    items = look(what)
     if args.json:
-        _print_json([item.record() for item in items])
+        print_json([item.record() for item in items])
         return ExitCode.DONE
+    folders: dict[Path, list[Item]] = {}
+    for item in items:
+        folders.setdefault(item.path.parent, []).append(item)
     now = time.time()
-    for number, folder in enumerate(dict.fromkeys(item.path.parent for item in items)):
-        print(f"{'' if number == 0 else chr(10)}{folder}")
-        print(_table([_row(item, now) for item in items if item.path.parent == folder]))
+    print("\n\n".join(f"{folder}\n{_listing(own, now)}" for folder, own in folders.items()))
     return ExitCode.DONE
 
 
-def _row(item: Item, now: float) -> list[str]:
-    manifest = item.entry.manifest
-    marks = " ".join(
-        word for word, given in (("pinned", item.entry.pinned), ("best", item.best), ("final", _ended(item))) if given
-    )
-    state = item.state if manifest is None or manifest.finite else "not finite"
-    metrics = {} if manifest is None else manifest.metrics
-    values = "  ".join(f"{key} {value:.4g}" for key, value in metrics.items() if not key.startswith("train/"))
-    return [
-        item.path.name,
-        manifest.kind.value if manifest else "",
-        _size(item.entry.size_bytes) if manifest else "",
-        "" if item.saved_at is None else _age(now - item.saved_at),
-        "" if state == "valid" else state,
-        marks,
-        values,
-        f"({manifest.reason})" if manifest else "",
-    ]
-
-
-def _ended(item: Item) -> bool:
-    return item.entry.manifest is not None and item.entry.manifest.finished is not None
+def _listing(items: Sequence[Item], now: float) -> str:
+    measured = dict.fromkeys(key for item in items if (found := item.entry.manifest) for key in found.metrics)
+    metrics = [key for key in measured if not key.startswith("train/")][:_METRIC_COLUMNS]
+    plain = all(item.path.name == f"step{item.entry.step}" for item in items)
+    rows = []
+    for item in items:
+        manifest, saved_at = item.entry.manifest, item.saved_at
+        values = {} if manifest is None else manifest.metrics
+        marks = {"pinned": item.entry.pinned, "best": item.best, "final": item.finished}
+        rows.append(
+            [
+                item.path.name,
+                "" if plain else str(item.entry.step),
+                "" if manifest is None else manifest.kind.value,
+                "" if manifest is None else size(item.entry.size_bytes),
+                "" if saved_at is None else age(now - saved_at),
+                *(f"{values[key]:.4g}" if key in values else "" for key in metrics),
+                item.state,
+                " ".join(mark for mark, given in marks.items() if given),
+                item.entry.problem or ("" if manifest is None else manifest.reason),
+            ]
+        )
+    header = ["name", "step", "kind", "size", "age", *metrics, "state", "marks", "reason"]
+    return table(header, rows, right=["step", "size", "age", *metrics], indent="  ")
 
 
 def _show(args: argparse.Namespace) -> int:
-    from trainer_cli.config.difference import shown
-    from trainer_cli.run.inspect import open_checkpoint, totals
+    from trainer_cli.run.inspect import opened
 
-    content = open_checkpoint(_one(args.what[0]))
-    norms = {name: tensor.norm() for name, tensor in content.tensors.items()} if args.norms else {}
+    with opened(_one(args.what[0])) as content:
+        norms = {name: tensor.norm() for name, tensor in content.tensors.items()} if args.norms else {}
+        states = content.states() if args.states else {}
     if args.json:
-        _print_json(_facts(content) | {"tensors": _tensor_records(content, norms)})
+        tensors = [
+            {
+                "name": name,
+                "type": tensor.entry.code,
+                "shape": list(tensor.entry.shape),
+                "size_bytes": tensor.entry.size_bytes,
+                **({"norm": norms[name]} if norms else {}),
+            }
+            for name, tensor in content.tensors.items()
+        ]
+        more = {"states": states} if args.states else {}
+        print_json({**_facts(content), "tensors": tensors, "aliases": content.aliases, **more})
         return ExitCode.DONE
-    for key, value in _facts(content).items():
-        print(f"{key:<16} {value if isinstance(value, str) else shown(value)}")
-    print()
-    rows = []
-    for name, tensor in content.tensors.items():
-        entry = tensor.entry
-        norm = [f"{norms[name]:.6g}"] if name in norms else []
-        rows.append([f"  {name}", entry.code, str(list(entry.shape)), _size(entry.size_bytes), *norm])
-    rows += [[f"  {name}", "=", target, ""] + ([""] if norms else []) for name, target in content.aliases.items()]
-    print(_table(rows))
-    print()
-    print(
-        _table(
-            [[f"  {top}", f"{count:,} elements", _size(size)] for top, (count, size) in totals(content.tensors).items()]
-        )
-    )
+    print("\n".join(f"{key:<9} {value}" for key, value in _told_facts(content)))
+    print("\n" + table(HEADER, tensor_rows(content.tensors, norms), right=["elements", "size", "norm"]))
+    if content.aliases:
+        print("\n" + "\n".join(f"{name} is tied to {target}" for name, target in content.aliases.items()))
     if args.states:
-        print()
-        _print_json(content.states())
+        print("\nstates")
+        print_json(states)
     return ExitCode.DONE
 
 
 def _facts(content: Content) -> dict[str, Any]:
     manifest = content.manifest
-    facts = {
+    return {
         "path": str(content.path),
         "step": manifest.step,
         "epoch": manifest.epoch,
@@ -158,8 +179,10 @@ def _facts(content: Content) -> dict[str, Any]:
         "finished": manifest.finished,
         "finite": manifest.finite,
         "pinned": content.entry.pinned,
-        "size": _size(content.entry.size_bytes),
-        "metrics": {name: value if math.isfinite(value) else str(value) for name, value in manifest.metrics.items()},
+        "size_bytes": content.entry.size_bytes,
+        "files": {name: asdict(file) for name, file in manifest.files.items()},
+        "metrics": dict(manifest.metrics),
+        "progress": dict(manifest.progress),
         "run_id": manifest.run_id,
         "attempt": manifest.attempt,
         "world_size": manifest.world_size,
@@ -168,20 +191,25 @@ def _facts(content: Content) -> dict[str, Any]:
         "packages": list(manifest.target_packages),
         "config_digest": manifest.config_digest,
     }
-    return {key: value for key, value in facts.items() if value not in (None, {}, [])}
 
 
-def _tensor_records(content: Content, norms: Mapping[str, float]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "type": tensor.entry.code,
-            "shape": list(tensor.entry.shape),
-            "size_bytes": tensor.entry.size_bytes,
-            **({"norm": norms[name] if math.isfinite(norms[name]) else str(norms[name])} if name in norms else {}),
-        }
-        for name, tensor in content.tensors.items()
+def _told_facts(content: Content) -> list[tuple[str, str]]:
+    manifest = content.manifest
+    processes = f"{manifest.world_size} process{'' if manifest.world_size == 1 else 'es'}"
+    facts = [
+        ("path", str(content.path)),
+        ("step", f"{manifest.step} (epoch {manifest.epoch})"),
+        ("kind", f"{manifest.kind} ({manifest.reason})" + (", pinned" if content.entry.pinned else "")),
+        ("finished", manifest.finished or ""),
+        ("weights", "" if manifest.finite else "NOT FINITE: a resume passes it over"),
+        ("size", f"{size(content.entry.size_bytes)} in {len(manifest.files)} files"),
+        ("run", f"{manifest.run_id} (attempt {manifest.attempt}, {processes})"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))),
+        ("packages", ", ".join(manifest.target_packages)),
+        ("config", manifest.config_digest or ""),
+        *(("metric", f"{name} {value:.6g}") for name, value in manifest.metrics.items()),
     ]
+    return [(key, value) for key, value in facts if value]
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -201,41 +229,45 @@ def _verify(args: argparse.Namespace) -> int:
     if shows:
         print("\r\x1b[K", end="", file=sys.stderr)
     if args.json:
-        _print_json(
+        print_json(
             [
                 {"path": str(item.path), "sound": item.path not in faults, "problem": faults.get(item.path)}
                 for item in items
             ]
         )
     else:
-        rows = [[str(item.path), _size(item.entry.size_bytes), faults.get(item.path, "sound")] for item in items]
-        print(_table(rows))
-        print(f"{len(items) - len(faults)} of {len(items)} are sound")
+        rows = [
+            [
+                str(item.path),
+                "" if item.entry.manifest is None else size(item.entry.size_bytes),
+                faults.get(item.path, "sound"),
+            ]
+            for item in items
+        ]
+        print(table(["checkpoint", "size", "found"], rows, right=["size"]))
+        print(f"{len(items) - len(faults)} of {len(items)} sound")
     return ExitCode.FAILED if faults else ExitCode.DONE
 
 
 def _diff(args: argparse.Namespace) -> int:
-    from trainer_cli.run.inspect import compare, open_checkpoint
+    from trainer_cli.run.inspect import compare, opened
 
-    first, second = (open_checkpoint(_one(what)) for what in args.what)
-    found = compare(first, second)
+    paths = [_one(what) for what in args.what]
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(opened(path)) for path in paths)
+        found = compare(first, second)
     if args.json:
-        _print_json(
-            {
-                "config": [{"key": c.key, "old": _json(c.old), "new": _json(c.new)} for c in found.config],
-                "only_first": found.only_first,
-                "only_second": found.only_second,
-                "tensors": [{key: _json(value) for key, value in asdict(change).items()} for change in found.tensors],
-                "same": found.same,
-            }
-        )
+        config = [{"key": change.key, "old": change.old, "new": change.new} for change in found.config]
+        print_json({**asdict(found), "config": config})
         return ExitCode.DONE
     print(f"{first.path} (step {first.manifest.step}) -> {second.path} (step {second.manifest.step})")
-    _listed("config", found.config)
+    _listed("config", [found.no_config] if found.no_config else [str(change) for change in found.config])
     _listed(f"only in {first.path}", found.only_first)
     _listed(f"only in {second.path}", found.only_second)
-    _listed("tensors that differ, by relative change", found.tensors)
-    print(f"{found.same} tensors are the same, bit for bit")
+    rows = [[one.name, one.why or f"{one.relative:.3g}"] for one in found.tensors]
+    if rows:
+        _listed("tensors that differ", table(["tensor", "relative change"], rows).splitlines())
+    print(f"{found.same} of {len(found.tensors) + found.same} common tensors are the same, bit for bit")
     return ExitCode.DONE
 
 
@@ -243,7 +275,7 @@ def _pin(args: argparse.Namespace) -> int:
     from trainer_cli.run.shelf import look, pin
 
     changed = pin(look(args.what), pinned=args.action == "pin")
-    return _told(args, changed, f"{args.action}ned")
+    return _told(args, f"{args.action}ned", changed)
 
 
 def _rm(args: argparse.Namespace) -> int:
@@ -252,39 +284,47 @@ def _rm(args: argparse.Namespace) -> int:
     items = look(args.what)
     if not args.force and (reasons := why_not_remove(items)):
         listed = "\n".join(f"  {path}: {why}" for path, why in reasons.items())
-        raise UserError(f"these are not removed:\n{listed}\n", cure="To remove them all the same, add --force.")
+        raise UserError(f"nothing is removed, because of\n{listed}\n", cure="To remove them all the same, add --force.")
     paths = [item.path for item in items]
-    if args.dry_run or not _confirmed(args, paths):
-        return _told(args, paths, "would be removed" if args.dry_run else "left alone", done=args.dry_run)
-    for item in items:
-        remove(item)
-    return _told(args, paths, "removed")
+    if args.dry_run:
+        return _told(args, "would_be_removed", paths)
+    if not _confirmed(args, paths):
+        return _told(args, "removed", [], dict.fromkeys(paths, "you said no"))
+    return _told(args, "removed", *remove(items))
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from trainer_cli.run.shelf import carry_out, look, prunings
+    from trainer_cli.run.prune import carry_out, prunings
+    from trainer_cli.run.shelf import look
 
     items = look(args.what)
     plans = list(prunings(items))
     go = {path: why for plan in plans for path, why in plan.go.items()}
-    keep = {path: why for plan in plans for path, why in plan.keep.items()}
     if not args.json:
-        rows = [[str(path), "stays", why] for path, why in keep.items()] + [
-            [str(p), "goes", why] for p, why in go.items()
-        ]
-        print(_table(rows))
-    if not go or args.dry_run or not _confirmed(args, list(go)):
-        return _told(args, list(go), "would be removed", done=args.dry_run or not go)
+        keep = {path: why for plan in plans for path, why in plan.keep.items()}
+        rows = [[str(path), "stays", why] for path, why in keep.items()]
+        rows += [[str(path), "goes", why] for path, why in go.items()]
+        others = [item.path for item in items if item.path not in keep and item.path not in go]
+        rows += [[str(path), "left", "not counted: damaged, partial, or another run's"] for path in others]
+        print(table(["checkpoint", "rules", "why"], rows))
+    if args.dry_run or not go:
+        return _told(args, "would_be_removed" if args.dry_run else "removed", list(go))
+    if not _confirmed(args, list(go)):
+        return _told(args, "removed", [], dict.fromkeys(go, "you said no"))
+    gone: list[Path] = []
+    left: dict[Path, str] = {}
     for plan in plans:
-        carry_out(plan, items)
-    return _told(args, list(go), "removed")
+        removed, refused = carry_out(plan, items)
+        gone += removed
+        left |= refused
+    return _told(args, "removed", gone, left)
 
 
 ACTIONS: Mapping[str, _Action] = {
     "ls": _Action(_ls, 0, None),
-    "show": _Action(_show, 1, 1, ("norms", "states")),
+    "show": _Action(_show, 1, 1, ("norms", "states"), "one checkpoint"),
     "verify": _Action(_verify, 1, None),
-    "diff": _Action(_diff, 2, 2),
+    "diff": _Action(_diff, 2, 2, (), "two checkpoints"),
     "pin": _Action(_pin, 1, None),
     "unpin": _Action(_pin, 1, None),
     "rm": _Action(_rm, 1, None, ("yes", "force", "dry_run")),
@@ -295,69 +335,39 @@ ACTIONS: Mapping[str, _Action] = {
 def _one(what: str) -> Path:
     from trainer_cli.run.select import all_of
 
-    found = all_of(what)
+    found = all_of([what])
     if len(found) > 1:
-        raise UserError(
-            f"{what} names {len(found)} checkpoints, but one is wanted", cure=f"Name one, such as {found[-1]}."
-        )
-    return found[0]
+        path, run = list(found.items())[-1]
+        such = path if run is None else f"{run}@latest, {run}@best or {path}"
+        raise UserError(f"{what} names {len(found)} checkpoints, but one is wanted", cure=f"Name one, such as {such}.")
+    return next(iter(found))
 
 
 def _confirmed(args: argparse.Namespace, paths: Sequence[Path]) -> bool:
+    """Whether to remove them. The question goes to stderr, so that stdout holds the answer alone."""
     if args.yes:
         return True
+    count = f"{len(paths)} checkpoint{'' if len(paths) == 1 else 's'}"
     if not sys.stdin.isatty():
-        raise UserError(f"{len(paths)} checkpoints would be removed, and nobody can be asked", cure="Add --yes.")
-    for path in paths:
-        print(f"  {path}")
-    return input(f"remove {len(paths)}? [y/N] ").strip().lower() in ("y", "yes")
+        raise UserError(f"{count} would be removed, but nobody can be asked: this is no terminal", cure="Add --yes.")
+    lines = "".join(f"  {path}\n" for path in paths)
+    print(f"{lines}remove {count}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _told(args: argparse.Namespace, paths: Sequence[Path], what: str, *, done: bool = True) -> int:
+def _told(args: argparse.Namespace, what: str, done: Sequence[Path], left: Mapping[Path, str] | None = None) -> int:
+    """Say what was done, and what was left alone and why; the exit code."""
+    left = left or {}
     if args.json:
-        _print_json({what.replace(" ", "_"): [str(path) for path in paths]})
+        print_json({what: [str(path) for path in done], "left": {str(path): why for path, why in left.items()}})
     else:
-        print("\n".join(f"{what}: {path}" for path in paths) or "nothing to do")
-    return ExitCode.DONE if done else ExitCode.FAILED
+        lines = [f"{what.replace('_', ' ')}: {path}" for path in done]
+        lines += [f"left: {path}: {why}" for path, why in left.items()]
+        print("\n".join(lines) or "nothing to do")
+    return ExitCode.FAILED if left else ExitCode.DONE
 
 
-def _listed(title: str, rows: Iterable[object]) -> None:
-    lines = [f"  {row}" for row in rows]
+def _listed(title: str, lines: Sequence[str]) -> None:
     if lines:
-        more = [f"  … and {len(lines) - 40} more"] if len(lines) > 40 else []
-        print("\n".join([f"{title}:", *lines[:40], *more]))
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows in columns as wide as they need; empty columns vanish."""
-    if not rows:
-        return ""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    used = [column for column, width in enumerate(widths) if width]
-    return "\n".join("  ".join(f"{row[column]:<{widths[column]}}" for column in used).rstrip() for row in rows)
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
-def _age(seconds: float) -> str:
-    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= length:
-            return f"{seconds // length:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
-
-
-def _json(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+        more = [f"… and {len(lines) - _LISTED} more (all with --json)"] if len(lines) > _LISTED else []
+        print("\n".join([f"{title}:", *(f"  {line}" for line in [*lines[:_LISTED], *more])]))

@@ -28,6 +28,7 @@ EVALUATED = ("model", "data", "callbacks")
 SPECIAL = ("_target_", "_partial_", "_args_")
 DATA_KEYS = ("batch_size", "val_batch_size", "num_workers", "collate_fn", "persistent_workers", "worker_timeout")
 """Keys under `data` that belong to our loaders, and not to the object that is made."""
+_AT_LEAST = {"batch_size": 1, "val_batch_size": 1, "num_workers": 0}
 FROM_DATA = "from_data"
 SAVER = "checkpoint"
 SAVER_KEYS = (*(field.name for field in fields(CheckpointConfig)), "folder", "identity")
@@ -119,6 +120,11 @@ class _Judge:
         if not is_node(node):
             return
         yield from self._component("data", {key: value for key, value in node.items() if key not in DATA_KEYS})
+        for key, least in _AT_LEAST.items():
+            value = node.get(key)
+            if value is not None and value != MISSING and (type(value) is not int or value < least):
+                what = f"data.{key} is {value!r}, but it must be a whole number of at least {least}"
+                yield ConfigError(what, where=f"data.{key}")
         collate, where = node.get("collate_fn"), "data.collate_fn"
         if isinstance(collate, str):
             yield from self._target(collate, where)[1]

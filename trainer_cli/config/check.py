@@ -194,7 +194,8 @@ class _Examination:
                 if isinstance(value, Mapping):
                     self._fill(schema[key], value, here)
                 else:
-                    self._wrong(here, value, "a section, and is never null or a single value")
+                    cure = f"Set its keys, such as {'.'.join(here)}.{next(iter(schema[key]))}."
+                    self._wrong(here, value, "a section: a mapping of keys to values, never null", cure)
             else:
                 node = schema._get_node(key)
                 try:
@@ -243,8 +244,8 @@ class _Examination:
                 if not self._complaint(error, key) or where[0] != key or not self._put_back(where):
                     return None
             except OmegaConfBaseException as error:
-                where = str(getattr(error, "full_key", None) or key)
-                self._tell(tuple(where.split(".")), f"{where}: {why_unresolved(error, '')[0]}")
+                full_key = str(getattr(error, "full_key", None) or key)
+                self._tell(tuple(full_key.split(".")), f"{full_key}: {why_unresolved(error, '')[0]}")
                 return None
         if OmegaConf.is_missing(self.schema, key):
             return None

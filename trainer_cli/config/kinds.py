@@ -118,6 +118,11 @@ def why_unresolved(error: Exception, text: Any) -> tuple[str, str]:
         return f"the environment variable {found[1]} is not set", f"Set it, or write ${{oc.env:{found[1]},DEFAULT}}."
     if "Recursive interpolation" in words or "RecursionError" in words or "parent node" in words:
         return f"{text} leads back to itself", ""
+    if found := re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", words):
+        kind = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}.get(found[2], found[2])
+        return f"{text} comes to {found[1]!r}, but it must be {kind}", ""
+    if found := re.search(r"Unsupported interpolation type (\S+)", words):
+        return f"{text} asks for {found[1]!r}, which is no resolver", "Known: ${key}, ${oc.env:NAME,DEFAULT}."
     if found := re.search(r"Missing mandatory value: (\S+)", words):
         return f"{text} names {found[1]}, which must be given", f"Add {found[1]}=VALUE to the command line."
     return words.replace("while resolving interpolation", f"in {text}") if text else words, ""

@@ -208,9 +208,15 @@ def _unreadable(argument: str) -> ConfigError:
         cure = f"A single item cannot be set: write the whole list, {name}=[...], or add to its end, {name}+=ITEM."
     elif re.search(r"[^\w.\-/@+~]|\.\.|^\.|\.$", key, re.ASCII):
         cure = f"{key!r} is no key: keys are words joined by dots."
+    elif value.startswith("~"):
+        cure = f"Write the whole path, such as {key}=$HOME{value[1:]}."
+    elif found := re.fullmatch(r"\(([^()]*)\)", value):
+        cure = f"For a list write '{key}=[{found[1]}]'."
+    elif value.startswith(("[", "{")) and any(value.count(a) != value.count(b) for a, b in ("[]", "{}")):
+        cure = "A bracket is not closed, or one too many is."
     elif not _PLAIN.fullmatch(value):
         inner = value.replace("\\", "\\\\").replace('"', '\\"')
-        cure = f"A text with spaces or any of , = [ ] {{ }} ( ) # & needs two pairs of quotes: '{key}=\"{inner}\"'."
+        cure = f"A text with spaces, letters beyond a-z or any of , = [ ] {{ }} ( ) # & needs two pairs of quotes: '{key}=\"{inner}\"'."
     else:
         cure = "Write key=value."
     return ConfigError(what, where=COMMAND_LINE, cure=cure)

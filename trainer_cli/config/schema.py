@@ -332,3 +332,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for key in ("name", "run_dir"):
+            # An empty one would make the current folder the run's.
+            if getattr(self, key) is not None and not getattr(self, key).strip():
+                raise ConfigError(f"{key} is empty", where=key, cure=f"Write {key}=NAME, or leave it out.")

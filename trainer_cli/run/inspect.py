@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from trainer_cli.checkpoint.format.verified import Verified, read_verified
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.soundness import catalog_of
-from trainer_cli.errors import CheckpointError
+from trainer_cli.checkpoint.storage.port import ReadableFolder
+from trainer_cli.errors import CheckpointError, TrainError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +31,10 @@ _NUMPY = {
     "F64": "f8", "I64": "i8", "U64": "u8", "C64": "c8", "F32": "f4", "I32": "i4", "U32": "u4", "F16": "f2",
     "I16": "i2", "U16": "u2", "I8": "i1", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
+_FLOAT8 = {
+    "F8_E4M3": (4, 7), "F8_E5M2": (5, 15), "F8_E4M3FNUZ": (4, 8), "F8_E5M2FNUZ": (5, 16),
+}  # fmt: skip
+"""Bits of the exponent, and its bias."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,75 +46,91 @@ class Tensor:
     offset: int
 
     def blocks(self) -> Iterator[Array]:
-        """Its elements as 64-bit floats (complex ones as 128 bits), some at a time, straight from the file.
-
-        Raises:
-            CheckpointError: numpy has no such elements (8-bit floats).
-        """
+        """Its elements as 64-bit floats (complex ones as 128 bits), some at a time, straight from the file."""
         import numpy as np
 
         code, size = self.entry.code, math.prod(self.entry.shape)
         if not size:
             return
-        stored = "u2" if code == "BF16" else _NUMPY.get(code)
-        if stored is None:
-            raise CheckpointError(f"{self.entry.name} has elements of type {code}, whose values cannot be shown")
+        stored = "u2" if code == "BF16" else _NUMPY.get(code, "u1")
         raw = np.memmap(
             self.file, dtype=np.dtype(stored).newbyteorder("<"), mode="r", offset=self.offset, shape=(size,)
         )
+        table = _float8(code) if code in _FLOAT8 else None
         for start in range(0, size, _BLOCK):
             block = raw[start : start + _BLOCK]
+            if table is not None:
+                yield table[block]
+                continue
             if code == "BF16":
                 block = (block.astype("<u4") << 16).view("<f4")
             yield block.astype(np.complex128 if code == "C64" else np.float64)
 
     def norm(self) -> float:
         """The Euclidean norm over all elements."""
-        import numpy as np
-
-        return math.sqrt(sum(float(np.sum(np.abs(block) ** 2)) for block in self.blocks()))
+        return math.sqrt(sum(_squares(block) for block in self.blocks()))
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A checkpoint that was opened to look inside."""
+    """A checkpoint that is open, and held against removal."""
 
     path: Path
     entry: Entry
     manifest: Manifest
     tensors: dict[str, Tensor]
+    """By name, in the order of the files; where several ranks have one of a name, `NAME@rank1` is the second's."""
     aliases: dict[str, str]
+    """Names of tied tensors, and the name under which each is stored."""
+    folder: ReadableFolder
 
-    def states(self) -> Any:
-        """The small states, as they are written; what is no plain JSON is tagged with `$`."""
-        found = json.loads(_read(self.path, self.manifest, state_file(0)))
-        return found["state"] if isinstance(found, dict) and "state" in found else found
+    def states(self) -> dict[str, Any]:
+        """The small states of each rank, as they are written; what is no plain JSON is tagged with `$`."""
+        found = {}
+        for rank in range(self.manifest.world_size):
+            if state_file(rank) in self.manifest.files:
+                raw = json.loads(read_verified(self.folder, self.manifest, state_file(rank)))
+                found[f"rank{rank}"] = raw["state"] if isinstance(raw, dict) and "state" in raw else raw
+        return found
 
-    def config(self) -> Path | None:
-        """The config that it carries."""
-        return self.path / CONFIG_FILE if CONFIG_FILE in self.manifest.files else None
+    def config(self) -> str | None:
+        """The text of the config that it carries."""
+        if CONFIG_FILE not in self.manifest.files:
+            return None
+        return read_verified(self.folder, self.manifest, CONFIG_FILE).decode()
 
 
-def open_checkpoint(path: Path) -> Content:
-    """Read the manifest and the table of tensors.
+@contextmanager
+def opened(path: Path) -> Iterator[Content]:
+    """Read the manifest and the table of tensors, and hold the checkpoint while it is looked at. Of the tensors only
+    sizes and places are checked: their digest is `verify`'s.
 
     Raises:
-        CheckpointError: it is not valid.
+        CheckpointError: it is not valid, or of a format that has no such table.
     """
-    entry = catalog_of(path.parent).entry(path.name)
+    catalog = catalog_of(path.parent)
+    entry = catalog.entry(path.name)
     if entry.manifest is None or entry.problem is not None:
         raise CheckpointError(f"{path} is not valid: {entry.problem}")
     manifest = entry.manifest
+    if manifest.format != "tensors":
+        raise CheckpointError(f"{path} has the format {manifest.format[:40]!r}, which cannot be looked into")
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
-    for rank in range(manifest.world_size):
-        name = tensor_file(rank)
-        if name not in manifest.files:
-            continue
-        aliases |= manifest.aliases.get(name, {})
-        for tensor in _tensors(path, manifest, name):
-            tensors[tensor.entry.name] = tensor
-    return Content(path, entry, manifest, tensors, aliases)
+    try:
+        holding = catalog.storage.reading(path.name)
+        with holding as folder:
+            for rank in range(manifest.world_size):
+                file = tensor_file(rank)
+                if file not in manifest.files:
+                    continue
+                aliases |= manifest.aliases.get(file, {})
+                for tensor in _tensors(folder, manifest, file):
+                    name = tensor.entry.name
+                    tensors[f"{name}@rank{rank}" if name in tensors else name] = tensor
+            yield Content(path, entry, manifest, tensors, aliases, folder)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is just being removed") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +141,19 @@ class TensorChange:
     relative: float | None = None
     why: str | None = None
 
-    def __str__(self) -> str:
-        return f"{self.name}: {self.why}" if self.relative is None else f"{self.name}: {self.relative:.3g}"
-
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """All that differs between two checkpoints."""
 
-    config: list[Change]
-    only_first: list[str]
-    only_second: list[str]
-    tensors: list[TensorChange]
-    """Those of both that differ, the largest relative change first."""
-    same: int
+    config: list[Change] = field(default_factory=list)
+    no_config: str | None = None
+    """Why the configs cannot be compared."""
+    only_first: list[str] = field(default_factory=list)
+    only_second: list[str] = field(default_factory=list)
+    tensors: list[TensorChange] = field(default_factory=list)
+    """Those of both that differ: first what has no number, then the largest relative change first."""
+    same: int = 0
 
 
 def compare(first: Content, second: Content) -> Difference:
@@ -140,40 +161,49 @@ def compare(first: Content, second: Content) -> Difference:
     changes: list[TensorChange] = []
     same = 0
     for name, one in first.tensors.items():
-        other = second.tensors.get(name)
-        if other is None:
+        if (other := second.tensors.get(name)) is None:
             continue
         if (change := _change(name, one, other)) is None:
             same += 1
         else:
             changes.append(change)
     changes.sort(key=lambda one: (one.relative is not None, -(one.relative or 0.0), one.name))
+    config, no_config = _config_changes(first, second)
     return Difference(
-        _config_changes(first, second),
-        sorted(first.tensors.keys() - second.tensors.keys()),
-        sorted(second.tensors.keys() - first.tensors.keys()),
-        changes,
-        same,
+        config=config,
+        no_config=no_config,
+        only_first=sorted(first.tensors.keys() - second.tensors.keys()),
+        only_second=sorted(second.tensors.keys() - first.tensors.keys()),
+        tensors=changes,
+        same=same,
     )
 
 
 def _change(name: str, one: Tensor, other: Tensor) -> TensorChange | None:
-    import numpy as np
-
     if one.entry.shape != other.entry.shape:
         return TensorChange(name, why=f"shape {list(one.entry.shape)} -> {list(other.entry.shape)}")
     if one.entry.code != other.entry.code:
         return TensorChange(name, why=f"type {one.entry.code} -> {other.entry.code}")
     if _bytes_equal(one, other):
         return None
-    try:
-        moved = size = 0.0
-        for a, b in zip(one.blocks(), other.blocks(), strict=True):
-            moved += float(np.sum(np.abs(b - a) ** 2))
-            size += float(np.sum(np.abs(a) ** 2))
-    except CheckpointError:
-        return TensorChange(name, why="the values differ")
-    return TensorChange(name, relative=math.sqrt(moved / size) if size else math.inf)
+    import numpy as np
+
+    moved = size = 0.0
+    for a, b in zip(one.blocks(), other.blocks(), strict=True):
+        with np.errstate(all="ignore"):
+            moved += _squares(b - a)
+        size += _squares(a)
+    if not math.isfinite(moved) or not math.isfinite(size):
+        return TensorChange(name, why="it differs, and holds NaN or infinity")
+    return TensorChange(name, relative=math.sqrt(moved / size) if size else math.inf if moved else 0.0)
+
+
+def _squares(block: Array) -> float:
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        parts = (block.real, block.imag) if np.iscomplexobj(block) else (block,)
+        return float(sum(np.sum(np.square(part)) for part in parts))
 
 
 def _bytes_equal(one: Tensor, other: Tensor) -> bool:
@@ -186,40 +216,48 @@ def _bytes_equal(one: Tensor, other: Tensor) -> bool:
     return all(np.array_equal(a[at : at + 8 * _BLOCK], b[at : at + 8 * _BLOCK]) for at in range(0, size, 8 * _BLOCK))
 
 
-def _config_changes(first: Content, second: Content) -> list[Change]:
+def _float8(code: str) -> Array:
+    """The value of each of the 256 bytes."""
+    import numpy as np
+
+    bits, bias = _FLOAT8[code]
+    fraction_bits = 7 - bits
+    values = np.empty(256)
+    for byte in range(256):
+        exponent, fraction = (byte & 127) >> fraction_bits, byte & ((1 << fraction_bits) - 1)
+        lead = 1 if exponent else 0
+        size = math.ldexp(lead + fraction / (1 << fraction_bits), max(exponent, 1) - bias)
+        if code == "F8_E5M2" and exponent == 31:
+            size = math.nan if fraction else math.inf
+        elif code == "F8_E4M3" and byte & 127 == 127:
+            size = math.nan
+        values[byte] = -size if byte & 128 else size
+    if code.endswith("FNUZ"):
+        values[128] = math.nan
+    return values
+
+
+def _config_changes(first: Content, second: Content) -> tuple[list[Change], str | None]:
     # Hydra would take most of the time of an answer that does not need it.
-    from trainer_cli.config.compose import diff, from_yaml
+    from trainer_cli.config.compose import from_yaml
+    from trainer_cli.config.difference import diff
 
-    files = first.config(), second.config()
-    if files[0] is None or files[1] is None:
-        return []
-    old, new = (from_yaml(file, trusted=True, missing_ok=True).raw for file in files if file is not None)
-    return diff(old, new)
+    texts = {content.path: content.config() for content in (first, second)}
+    if lacking := [str(path) for path, text in texts.items() if text is None]:
+        return [], f"{' and '.join(lacking)} carries no config"
+    try:
+        old, new = (from_yaml(text or "", trusted=True, missing_ok=True).raw for text in texts.values())
+    except TrainError as error:
+        return [], str(error)
+    return diff(old, new), None
 
 
-def _tensors(path: Path, manifest: Manifest, file: str) -> Iterator[Tensor]:
-    with catalog_of(path.parent).storage.reading(path.name) as folder:
-        opened = Verified(folder, manifest, file)
-        # Only the header is read: the digest of the whole is `verify`'s.
-        with folder.open(file) as source:
-            opened.look_into(source)
-            layout = parsed_header(opened)
-            offset = source.size_bytes - opened.left_bytes
+def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[Tensor]:
+    checked = Verified(folder, manifest, file)
+    with folder.open(file) as source:
+        checked.look_into(source)
+        layout = parsed_header(checked)
+        offset = source.size_bytes - checked.left_bytes
     for entry in layout:
-        yield Tensor(entry, path / file, offset)
+        yield Tensor(entry, folder.path / file, offset)
         offset += entry.size_bytes
-
-
-def _read(path: Path, manifest: Manifest, file: str) -> bytes:
-    with catalog_of(path.parent).storage.reading(path.name) as folder:
-        return read_verified(folder, manifest, file)
-
-
-def totals(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Elements and bytes by the first part of the name: model, optimizer, callbacks …"""
-    found: dict[str, tuple[int, int]] = {}
-    for name, tensor in tensors.items():
-        top = name.partition("/")[0]
-        count, size = found.get(top, (0, 0))
-        found[top] = (count + math.prod(tensor.entry.shape), size + tensor.entry.size_bytes)
-    return found

@@ -23,7 +23,7 @@ from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml
 from trainer_cli.config.schema import CheckpointConfig, Newer, Removal
 from trainer_cli.config.targets import component, import_from
-from trainer_cli.run.inspect import open_checkpoint
+from trainer_cli.run.inspect import opened
 from trainer_cli.run.rundir import RunDir, RunStatus
 from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new
 from trainer_cli.trainer.progress import Progress
@@ -211,7 +211,8 @@ def _progress(entry: Entry) -> Progress:
 
 
 def _owes(path: Path) -> bool:
-    loop = open_checkpoint(path).states().get("loop") or {}
+    with opened(path) as content:
+        loop = content.states().get("loop") or {}
     return loop.get("owed_record") is not None
 
 

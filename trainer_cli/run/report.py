@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,7 +116,7 @@ def closing(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None
         print(f"  {key:<16} {value:.4f}{note}")
     print(f"  {'run directory':<16} {run.path}")
     if outcome.checkpoints:
-        names = ", ".join(f"{one['name']} ({one['why']})" for one in outcome.checkpoints[:4])
+        names = ", ".join(f"{one['name']} ({one['why']})" for one in _telling(outcome.checkpoints)[:4])
         more = len(outcome.checkpoints) - 4
         print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
     if outcome.status == "finished":
@@ -123,6 +124,12 @@ def closing(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None
     else:
         print("next: the same command again goes on from here.")
     sys.stdout.flush()
+
+
+def _telling(checkpoints: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those first whose reason few others share: the final one, the best, the pinned."""
+    shared = Counter(one["why"] for one in checkpoints)
+    return sorted(checkpoints, key=lambda one: shared[one["why"]])
 
 
 def _validate_command(run: RunDir) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from trainer_cli.checkpoint.policy import BestRule, Saved
 from trainer_cli.checkpoint.soundness import catalog_of
 from trainer_cli.config.globs import alternatives
 from trainer_cli.config.schema import Mode
+from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import CheckpointError, UserError
 
 _AT = re.compile(r"(?P<run>.+)@(?P<which>latest|best|step\d+)")
 _CONFIG_BYTES = 1_000_000
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +84,60 @@ def select_one(pattern: str | list[str]) -> Path:
     return chosen[0]
 
 
-def all_of(pattern: str) -> list[Path]:
-    """Every folder that a pattern names, valid or not; a run, or a folder of checkpoints, names all that are in it.
+def all_of(patterns: Sequence[str]) -> dict[Path, Path | None]:
+    """Every folder that the patterns name, valid or not, each with its run where that is known.
+
+    A run, or a folder of checkpoints, names all that are in it. A checkpoint that is named twice, also by another
+    path, counts once; a run that has no checkpoint yet is passed over where others have some.
 
     Raises:
-        CheckpointError: it names nothing.
+        CheckpointError: a pattern names nothing.
     """
-    found: list[Path] = []
+    found: dict[Path, Path | None] = {}
+    seen: set[str] = set()
+    empty: list[str] = []
+    for pattern in patterns:
+        named = _named(pattern)
+        if not named and not is_run(Path(pattern)):
+            raise CheckpointError(f"{pattern} names no checkpoint", cure=_nearby(pattern))
+        empty += [] if named else [pattern]
+        for path, run in named.items():
+            place = os.path.realpath(path)
+            if place not in seen:
+                seen.add(place)
+                found[path] = run
+    if not found:
+        raise CheckpointError(f"{', '.join(empty)}: there is no checkpoint yet")
+    return found
+
+
+def _named(pattern: str) -> dict[Path, Path | None]:
+    found: dict[Path, Path | None] = {}
+    holders: dict[Path, Path | None] = {}
     for path in _matches(pattern, whole_runs=True):
         if is_checkpoint(path) or parse_step(path.name) is not None:
-            found.append(path)
-        else:
+            folder = path.parent
+            if folder not in holders:
+                holders[folder] = run_holding(folder)
+            found[path] = holders[folder]
+        elif path.is_dir():
             folder = checkpoints_of(path)
-            found += [folder / name for name in catalog_of(folder).names()]
-    if not found:
-        raise CheckpointError(f"{pattern} names no checkpoint", cure=_nearby(pattern))
-    return list(dict.fromkeys(found))
+            run = path if is_run(path) else run_holding(folder)
+            found |= {folder / name: run for name in catalog_of(folder).names()}
+    if (match := _at(pattern)) is not None:
+        return dict.fromkeys(found, Path(match["run"]))
+    return found
+
+
+def is_run(path: Path) -> bool:
+    """True for the directory of a run, as far as one can see from outside."""
+    return (path / CONFIG_FILE).is_file() and not is_checkpoint(path)
+
+
+def run_holding(folder: Path) -> Path | None:
+    """The run that a folder of checkpoints lies in; None where it lies in none, or elsewhere by `checkpoint.folder`."""
+    run = folder / ".." if folder.name in ("", "..") else folder.parent
+    return run if is_run(run) and os.path.realpath(checkpoints_of(run)) == os.path.realpath(folder) else None
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -106,35 +147,62 @@ def is_checkpoint(path: Path) -> bool:
 
 def checkpoints_of(run: Path) -> Path:
     """The folder of a run's checkpoints: `checkpoints/`, or what its config says; a folder of no run is its own."""
-    if not (run / CONFIG_FILE).is_file() or is_checkpoint(run):
+    if not is_run(run):
         return run
     config = run_config(run)
     section = config.get("checkpoint")
     named = section.get("folder") if isinstance(section, dict) else None
-    return Path(named) if isinstance(named, str) and "${" not in named else run / "checkpoints"
+    if isinstance(named, str) and "${" in named:
+        named = _resolved(config, run)
+    return Path(named) if isinstance(named, str) else run / "checkpoints"
+
+
+def _resolved(config: dict[str, Any], run: Path) -> str:
+    """The value of `checkpoint.folder` where it refers to others."""
+    # Most answers need no more than plain YAML.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return str(OmegaConf.select(OmegaConf.create(config), "checkpoint.folder", throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        raise UserError(
+            f"checkpoint.folder cannot be told: {str(error).splitlines()[0]}",
+            where=str(run / CONFIG_FILE),
+            cure="Name the folder of its checkpoints instead of the run.",
+        ) from None
 
 
 def run_config(run: Path) -> dict[str, Any]:
     """The written config of a run, unresolved; empty where it cannot be read."""
     try:
         with (run / CONFIG_FILE).open("rb") as file:
-            found = yaml.safe_load(file.read(_CONFIG_BYTES))
+            found = yaml.load(file.read(_CONFIG_BYTES), Loader=_LOADER)
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _matches(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
-    if match := _AT.fullmatch(pattern):
+    if (match := _at(pattern)) is not None:
         yield _of_run(Path(match["run"]), match["which"])
         return
-    if Path(pattern).exists():
-        yield Path(pattern) if whole_runs else _checkpoint_folder(Path(pattern))
+    if os.path.lexists(pattern):
+        yield _straight(Path(pattern)) if whole_runs else _checkpoint_folder(Path(pattern))
         return
     for alternative in alternatives(pattern):
-        for name in glob.glob(alternative, recursive=True):
+        for name in sorted(glob.glob(alternative, recursive=True)):
             if Path(name).is_dir():
                 yield Path(name)
+
+
+def _at(pattern: str) -> re.Match[str] | None:
+    return None if os.path.lexists(pattern) else _AT.fullmatch(pattern)
+
+
+def _straight(path: Path) -> Path:
+    """A path that ends in a name."""
+    return path if path.name not in ("", "..") else path.resolve()
 
 
 def _checkpoint_folder(path: Path) -> Path:
@@ -146,38 +214,39 @@ def _checkpoint_folder(path: Path) -> Path:
         )
     if not path.is_dir():
         raise UserError(f"ckpt={path} is a file, but a checkpoint is a directory")
-    return path if path.name not in ("", "..") else path.resolve()
+    return _straight(path)
 
 
 def _of_run(run: Path, which: str) -> Path:
     folder = checkpoints_of(run)
     if not folder.is_dir():
-        raise CheckpointError(f"ckpt={run}@{which}: there is no {folder}", cure=_nearby(str(run)))
-    valid = catalog_of(folder).valid()
+        raise CheckpointError(f"{run}@{which}: there is no {folder}", cure=_nearby(str(run)))
+    catalog = catalog_of(folder)
     if which == "latest":
-        chosen = valid[-1] if valid else None
+        chosen = catalog.newest_valid()
     elif which == "best":
+        valid = catalog.valid()
         chosen = best_of(valid, run)
-        if chosen is None:
-            raise CheckpointError(
-                f"ckpt={run}@best: no checkpoint was saved at an evaluation, so none has a loss of one"
-            )
+        if chosen is None and valid:
+            raise CheckpointError(f"{run}@best: no checkpoint was saved at an evaluation, so none has a loss of one")
     else:
-        chosen = next((entry for entry in valid if f"step{entry.step}" == which), None)
+        # A damaged one is named too: whoever loads it says what is wrong with it.
+        named = [entry for entry in catalog.entries() if f"step{entry.step}" == which]
+        chosen = next((entry for entry in named if entry.valid), named[0] if named else None)
     if chosen is None:
-        have = ", ".join(entry.name for entry in valid) or "no valid checkpoint"
-        raise CheckpointError(f"ckpt={run}@{which}: there is none", cure=f"{folder} holds {have}.")
+        have = [entry.name for entry in catalog.valid()]
+        listed = ", ".join([*have[:4], "…", *have[-4:]] if len(have) > 9 else have) or "no valid checkpoint"
+        raise CheckpointError(f"{run}@{which}: there is none", cure=f"{folder} holds {listed}.")
     return folder / chosen.name
 
 
-def best_of(valid: Sequence[Entry], run: Path) -> Entry | None:
+def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
     """The best by the run's own `checkpoint.keep_best`, else the one with the smallest validation loss; of equal ones
     the newer."""
-    saved = {one.name: entry for entry in valid if (one := entry.saved()) is not None}
     facts = [one for entry in valid if (one := entry.saved()) is not None]
-    rule = _best_rule(run) or _usual_rule(facts)
+    rule = (None if run is None else _best_rule(run)) or _usual_rule(facts)
     ranked = rule.ranked(facts) if rule is not None else []
-    return saved[ranked[0].name] if ranked else None
+    return next((entry for entry in valid if ranked and entry.name == ranked[0].name), None)
 
 
 def _best_rule(run: Path) -> BestRule | None:
@@ -208,5 +277,12 @@ def _nearby(pattern: str) -> str | None:
         folder = folder.parent
     if not folder.is_dir():
         return None
-    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))[:8]
-    return f"{folder} holds {', '.join(names)}." if names else f"{folder} is empty."
+    runs = [path for path in folder.iterdir() if is_run(path)] if folder == Path(pattern) else []
+    if runs:
+        return f"It holds runs: name one, such as {runs[0]}, or all, as '{folder}/*'."
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    wanted = re.split(r"[@/]", pattern[len(str(folder)) :].lstrip("/") if folder != Path() else pattern)[0]
+    meant = did_you_mean(wanted, names) if wanted and not re.search(r"[*?\[{]", wanted) else ""
+    more = ", …" if len(names) > 8 else ""
+    where = "this folder" if folder == Path() else folder
+    return f"{where} holds {', '.join(names[:8])}{more}.{meant}" if names else f"{where} is empty."

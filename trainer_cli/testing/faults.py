@@ -13,7 +13,7 @@ from os import stat_result
 from pathlib import Path
 from typing import TypeVar
 
-from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.disk import Disk, StrPath
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class FaultyDisk(Disk):
     def open_new(self, path: Path) -> int:
         return self._do("open_new", path, lambda: super(FaultyDisk, self).open_new(path))
 
-    def open(self, path: Path) -> int:
+    def open(self, path: StrPath) -> int:
         return self._do("open", path, lambda: super(FaultyDisk, self).open(path))
 
     def write(self, fd: int, data: memoryview) -> int:
@@ -91,19 +91,19 @@ class FaultyDisk(Disk):
     def rmdir(self, path: Path) -> None:
         self._do("rmdir", path, lambda: super(FaultyDisk, self).rmdir(path))
 
-    def listdir(self, path: Path) -> list[str]:
+    def listdir(self, path: StrPath) -> list[str]:
         return self._do("listdir", path, lambda: super(FaultyDisk, self).listdir(path))
 
-    def stat(self, path: Path, *, follow: bool = True) -> stat_result:
+    def stat(self, path: StrPath, *, follow: bool = True) -> stat_result:
         return self._do("stat", path, lambda: super(FaultyDisk, self).stat(path, follow=follow))
 
-    def _do(self, name: str, on: Path | int, act: Callable[[], T], half: Callable[[], T] | None = None) -> T:
-        self.operations.append(f"{name} {on.name if isinstance(on, Path) else 'file'}")
+    def _do(self, name: str, on: StrPath | int, act: Callable[[], T], half: Callable[[], T] | None = None) -> T:
+        self.operations.append(f"{name} {'file' if isinstance(on, int) else os.path.basename(on)}")
         count = len(self.operations)
         if self.at is None or count < self.at or (count > self.at and not self.persistent):
             return act()
         if self.fault is Fault.error:
-            raise OSError(self.number, os.strerror(self.number), str(on) if isinstance(on, Path) else None)
+            raise OSError(self.number, os.strerror(self.number), None if isinstance(on, int) else str(on))
         if self.fault is Fault.delay:
             time.sleep(self.delay_s)
             return act()

@@ -45,12 +45,6 @@ class Cadence:
         before, after = self._counts(now)
         return math.floor(after / self.interval.value) > math.floor(before / self.interval.value)
 
-    def passed(self, now: Progress) -> int:
-        """How many whole intervals lie behind `now`."""
-        if (steps := self.steps) is not None:
-            return _whole(now.step, steps)
-        return math.floor(self._counts(now)[1] / self.interval.value)
-
     def next_step(self, now: Progress) -> int:
         """The earliest step after `now` at which it may be due; exact where steps can tell."""
         if (steps := self.steps) is not None:

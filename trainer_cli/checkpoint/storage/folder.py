@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
 from trainer_cli.checkpoint.naming import is_plain
-from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.disk import Disk, StrPath
 from trainer_cli.checkpoint.storage.port import Bytes
 from trainer_cli.config.schema import DigestAlgorithm
 
@@ -108,25 +108,38 @@ class LocalReadableFolder:
     def open(self, file: str) -> Iterator[LocalSource]:
         if not is_plain(file):
             raise ValueError(f"{file!r} is not a plain name of a file")
-        path = self.path / file
-        fd = self._disk.open(path)
+        source = open_source(self._disk, self.path / file)
         try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(errno.EINVAL, "Not a plain file", str(path))
-            yield LocalSource(fd, self._disk, found.st_size, path)
+            yield source
         finally:
-            self._disk.close(fd)
+            source.close()
+
+
+def open_source(disk: Disk, path: StrPath) -> LocalSource:
+    """Open a plain file for reading; the caller closes it."""
+    fd = disk.open(path)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "Not a plain file", str(path))
+        return LocalSource(fd, disk, found.st_size, path)
+    except BaseException:
+        disk.close(fd)
+        raise
 
 
 class LocalSource:
     """Reads front to back."""
 
-    def __init__(self, fd: int, disk: Disk, size_bytes: int, path: Path) -> None:
+    def __init__(self, fd: int, disk: Disk, size_bytes: int, path: StrPath) -> None:
         self.size_bytes = size_bytes
         self._fd = fd
         self._disk = disk
         self._path = path
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._disk.close(self._fd)
 
     def read_into(self, buffer: memoryview) -> None:
         while buffer:

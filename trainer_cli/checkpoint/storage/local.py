@@ -22,8 +22,8 @@ from trainer_cli.checkpoint.naming import (
     parse_hidden,
     removed_marker,
 )
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, write_file
+from trainer_cli.checkpoint.storage.disk import Disk, StrPath
+from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
 from trainer_cli.config.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class LocalStorage:
             found = self.disk.listdir(self.root)
         except FileNotFoundError:
             return []
-        return [name for name in found if is_plain(name) and self._is_folder(self.root / name)]
+        return [name for name in found if is_plain(name) and self._is_folder(f"{self.root}/{name}")]
 
     def location(self, name: str) -> str:
         return str(self._path(name))
@@ -107,25 +107,30 @@ class LocalStorage:
             self.disk.close(fd)
 
     def peek(self, name: str, file: str) -> bytes | None:
-        folder = LocalReadableFolder(self._path(name), self.disk)
+        if not is_plain(file):
+            raise ValueError(f"{file!r} is not a plain name of a file")
+        path = f"{self._text(name)}/{file}"
         try:
-            with folder.open(file) as source:
-                if source.size_bytes > _LARGEST_PEEK:
-                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder.path / file))
-                content = bytearray(source.size_bytes)
-                source.read_into(memoryview(content))
-                return bytes(content)
+            source = open_source(self.disk, path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        try:
+            if source.size_bytes > _LARGEST_PEEK:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+            content = bytearray(source.size_bytes)
+            source.read_into(memoryview(content))
+            return bytes(content)
+        finally:
+            source.close()
 
     def sizes(self, name: str) -> dict[str, int]:
-        path = self._path(name)
+        path = self._text(name)
         sizes: dict[str, int] = {}
         try:
             for file in self.disk.listdir(path):
-                found = self.disk.stat(path / file, follow=False)
+                found = self.disk.stat(f"{path}/{file}", follow=False)
                 if stat.S_ISLNK(found.st_mode):
-                    found = self.disk.stat(path / file)
+                    found = self.disk.stat(f"{path}/{file}")
                 if stat.S_ISREG(found.st_mode):
                     sizes[file] = found.st_size
         except (FileNotFoundError, NotADirectoryError):
@@ -133,7 +138,7 @@ class LocalStorage:
         return sizes
 
     def is_pinned(self, name: str) -> bool:
-        return self._is_there(self._path(name) / PINNED_FILE)
+        return self._is_there(f"{self._text(name)}/{PINNED_FILE}")
 
     def remove(self, name: str) -> bool:
         path = self._path(name)
@@ -224,9 +229,12 @@ class LocalStorage:
         return None
 
     def _path(self, name: str) -> Path:
+        return Path(self._text(name))
+
+    def _text(self, name: str) -> str:
         if not is_plain(name):
             raise ValueError(f"{name!r} is not a plain name of a checkpoint")
-        return self.root / name
+        return f"{self.root}/{name}"
 
     def _hidden(self, kind: Hidden, name: str) -> Path:
         """A hidden name that is free."""
@@ -265,14 +273,14 @@ class LocalStorage:
         elif self._is_there(final):
             self.set_aside(name, "it has no manifest")
 
-    def _is_there(self, path: Path) -> bool:
+    def _is_there(self, path: StrPath) -> bool:
         try:
             self.disk.stat(path, follow=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
-    def _is_folder(self, path: Path) -> bool:
+    def _is_folder(self, path: StrPath) -> bool:
         try:
             return stat.S_ISDIR(self.disk.stat(path).st_mode)
         except OSError as error:

@@ -1,0 +1,119 @@
+"""What a run's own rules of removal say of its checkpoints now, as its next save would apply them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.policy import BestRule, RetentionRules, why_keep, why_remove
+from trainer_cli.checkpoint.soundness import catalog_of, why_unsound
+from trainer_cli.config.compose import from_yaml
+from trainer_cli.config.schema import CheckpointConfig
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.run.rundir import RunDir
+from trainer_cli.run.shelf import Item, remove
+from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.timetable import Cadence
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What the rules say of one folder of checkpoints."""
+
+    run: RunDir
+    keep: dict[Path, str]
+    go: dict[Path, str]
+
+
+def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
+    """What would go by the rules of each run that the items belong to. Other runs' checkpoints, and damaged or partial
+    ones, are in neither list, and so are those newer than the newest that is sound: no rule counts on them.
+
+    Raises:
+        CheckpointError: a folder belongs to no run whose config can be read.
+    """
+    for folder in dict.fromkeys(item.path.parent for item in items):
+        here = [item for item in items if item.path.parent == folder]
+        run = RunDir(next((item.run for item in here if item.run is not None), folder))
+        if not run.exists_as_run():
+            raise CheckpointError(
+                f"{folder} lies in no run's directory, so nobody knows its rules",
+                cure="Name the run: train ckpt prune RUN_DIRECTORY.",
+            )
+        entries = _usable(folder, run.run_id)
+        saved = [one for entry in entries if (one := entry.saved()) is not None]
+        rules = _rules(run, entries)
+        chosen = {item.path for item in here}
+        go = {folder / name: why for name, why in why_remove(saved, rules).items() if folder / name in chosen}
+        yield Pruning(run, {folder / name: why for name, why in why_keep(saved, rules).items()}, go)
+
+
+def carry_out(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], dict[Path, str]]:
+    """Remove what a pruning says and the rules still say, with the run's lock held: what is gone, what is left and why.
+
+    Raises:
+        RunDirectoryError: the run is training, and prunes by itself.
+    """
+    with pruning.run.lock():
+        own = [item for item in items if item.path in pruning.keep or item.path in pruning.go]
+        still = {path for now in prunings(own) for path in now.go} if own else set()
+        return remove(item for item in own if item.path in pruning.go and item.path in still)
+
+
+def steps_per_epoch(entries: Sequence[Entry]) -> int | None:
+    """The length of an epoch, told from a checkpoint at an epoch's end; None where there is none."""
+    for entry in entries:
+        progress: Mapping[str, Any] = entry.manifest.progress if entry.manifest is not None else {}
+        epoch, step = progress.get("epoch", 0), progress.get("step", 0)
+        if epoch and not progress.get("batch", 1) and (length := Fraction(step) / Fraction(epoch)).denominator == 1:
+            return int(length)
+    return None
+
+
+def _usable(folder: Path, run_id: str) -> list[Entry]:
+    """The run's valid checkpoints up to the newest that a resume would go on from."""
+    catalog = catalog_of(folder)
+    entries = catalog.valid(run_id)
+    while entries and (not entries[-1].resumable or _why_unread(folder, entries[-1]) is not None):
+        entries.pop()
+    return entries
+
+
+def _why_unread(folder: Path, entry: Entry) -> str | None:
+    try:
+        return why_unsound(catalog_of(folder).storage, entry)
+    except OSError as error:
+        return str(error)
+
+
+def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
+    config = from_yaml(run.config_file, trusted=True, missing_ok=True).config
+    settings: CheckpointConfig = config.checkpoint
+    epoch = config.loop.steps_per_epoch or steps_per_epoch(entries)
+
+    def cadence(interval: Any, key: str) -> Cadence | None:
+        if interval is None:
+            return None
+        try:
+            return Cadence(Duration.parse(interval), epoch)
+        except ValueError:
+            raise UserError(
+                f"checkpoint.{key}={interval} cannot be told without knowing how many steps an epoch has, and no "
+                "checkpoint was saved at an epoch's end",
+                where=os.fspath(run.config_file),
+            ) from None
+
+    best = settings.keep_best
+    return RetentionRules(
+        remove=settings.remove,
+        max_checkpoints=settings.max_checkpoints,
+        keep_every=cadence(settings.keep_every, "keep_every"),
+        keep_best=None if best.metric is None else BestRule(best.metric, best.mode, best.count),
+        fixed_steps=frozenset(settings.fixed_steps),
+        save_interval=cadence(settings.save_interval, "save_interval"),
+    )
