@@ -215,6 +215,74 @@ CASES = [
         ["checkpoint.fixed_steps+=1,2"],
         "'checkpoint.fixed_steps+=1,2' gives several values, but one run takes one (command line). For a list write 'checkpoint.fixed_steps+=[1,2]', for a text 'checkpoint.fixed_steps+=\"1,2\"', or -m to run each (train fit -m).",
     ),
+    Case(
+        "sizes of batches",
+        ["data.batch_size=0", "+data.val_batch_size=1.5"],
+        "2 mistakes:\n"
+        "  - data.batch_size is 0, but it must be a whole number of at least 1 (command line).\n"
+        "  - data.val_batch_size is 1.5, but it must be a whole number of at least 1 (command line).",
+    ),
+    Case(
+        "path of a key with slashes",
+        ["optimizer/lr=3"],
+        "there is no group 'optimizer/lr' (command line). Parts of a key are joined by dots: 'optimizer.lr=3'.",
+    ),
+    Case(
+        "round brackets for a list",
+        ["checkpoint.fixed_steps=(1,2)"],
+        "cannot read the override 'checkpoint.fixed_steps=(1,2)' (command line). For a list write 'checkpoint.fixed_steps=[1,2]'.",
+    ),
+    Case(
+        "bracket not closed",
+        ["checkpoint.fixed_steps=[1,2"],
+        "cannot read the override 'checkpoint.fixed_steps=[1,2' (command line). A bracket is not closed, or one too many is.",
+    ),
+    Case(
+        "home directory that no shell has put in",
+        ["run_dir=~/x"],
+        "cannot read the override 'run_dir=~/x' (command line). Write the whole path, such as run_dir=$HOME/x.",
+    ),
+    Case(
+        "interpolation of another type",
+        ["name=x", "seed='${name}'"],
+        "seed: ${name} comes to 'x', but it must be a whole number (command line).",
+    ),
+    Case(
+        "empty name",
+        ["name="],
+        "name is empty (command line). Write name=NAME, or leave it out.",
+    ),
+    Case(
+        "empty run directory, which would be the current one",
+        ["run_dir="],
+        "run_dir is empty (command line). Write run_dir=NAME, or leave it out.",
+    ),
+    Case(
+        "override before a choice",
+        ["experiment=x"],
+        "an override of model stands before 'optimizer@foo: sgd' (configs/experiment/x.yaml:3). Move overrides to the end of the list.",
+        {"experiment/x.yaml": PACKAGE + "defaults:\n  - override /model: mlp\n  - /optimizer@foo: sgd\n"},
+    ),
+    Case(
+        "override of what the primary config does not choose",
+        ["experiment=x"],
+        "nothing chooses a model that could be overridden (configs/experiment/x.yaml:3). Write '- /model: OPTION' without override, or choose one in config.yaml.",
+        {
+            "config.yaml": "seed: 1\n",
+            "experiment/x.yaml": PACKAGE + "defaults:\n  - override /model: mlp\n",
+        },
+    ),
+    Case(
+        "Hydra's own settings in a file",
+        ["experiment=x"],
+        "hydra.sweeper has no effect (configs/experiment/x.yaml:3). Hydra only composes the config here.",
+        {"experiment/x.yaml": PACKAGE + "hydra:\n  sweeper:\n    params:\n      seed: 1,2\n"},
+    ),
+    Case(
+        "fit without an optimizer",
+        ["fit", "optimizer=null"],
+        "optimizer is null, but nothing trains without (command line). Choose one with optimizer=NAME; `train list optimizer` shows them.",
+    ),
     # Types and ranges
     Case(
         "whole number",
@@ -382,7 +450,7 @@ CASES = [
     Case(
         "unknown resolver",
         ["name='${now_:x}'"],
-        "name: Unsupported interpolation type now_ (command line).",
+        "name: ${now_:x} asks for 'now_', which is no resolver (command line). Known: ${key}, ${oc.env:NAME,DEFAULT}.",
     ),
     Case(
         "circle in a file",
@@ -671,13 +739,13 @@ CASES = [
     Case(
         "section that is a value",
         ["experiment=x"],
-        "loop is 3, but it must be a section, and is never null or a single value (configs/experiment/x.yaml:2).",
+        "loop is 3, but it must be a section: a mapping of keys to values, never null (configs/experiment/x.yaml:2). Set its keys, such as loop.max_duration.",
         {"experiment/x.yaml": "# @package _global_\nloop: 3\n"},
     ),
     Case(
         "section that is null",
         ["experiment=x"],
-        "loop is null, but it must be a section, and is never null or a single value (configs/experiment/x.yaml:2).",
+        "loop is null, but it must be a section: a mapping of keys to values, never null (configs/experiment/x.yaml:2). Set its keys, such as loop.max_duration.",
         {"experiment/x.yaml": "# @package _global_\nloop:\n"},
     ),
     Case(

@@ -68,6 +68,7 @@ class Files:
             reading.package = "_global_"
         if not reading.broken and (reading.package == "_global_" or not group):
             self._no_lists(reading, name)
+            _no_hydra(reading, name, primary=not group)
         return reading
 
     def _no_lists(self, reading: Reading, name: str) -> None:
@@ -88,6 +89,16 @@ class Files:
     def broken(self) -> bool:
         """Whether one of them could not be read."""
         return any(reading.broken for reading in self.read.values())
+
+
+def _no_hydra(reading: Reading, name: str, *, primary: bool) -> None:
+    """Refuse settings of Hydra's own, which nobody here reads but for the primary config's search path."""
+    for key, value in reading.node.value if isinstance(reading.node, yaml.MappingNode) else ():
+        if key.value == "hydra" and isinstance(value, yaml.MappingNode):
+            for below, _ in value.value:
+                if not (primary and below.value == "searchpath"):
+                    where = f"{name}:{below.start_mark.line + 1}"
+                    reading.add(f"hydra.{below.value} has no effect", where, "Hydra only composes the config here.")
 
 
 def _misshapen(node: Any, schema: DictConfig, path: KeyPath) -> Iterator[tuple[KeyPath, yaml.Node, str]]:

@@ -149,20 +149,21 @@ def raise_all(mistakes: Sequence[ConfigError]) -> None:
 
 def _patterns(value: str, argument: str) -> tuple[list[str], bool]:
     """What `ckpt=VALUE` names: one pattern, or the parts of `[a,b]`."""
-    text = _unquoted(value.strip())
+    text = unquoted(value.strip())
     if text == "null":
         return [], False
     if not text:
         raise ConfigError("ckpt= names nothing", where=COMMAND_LINE, cure="Give a path, a glob, or ckpt=null.")
     if not (text.startswith("[") and text.endswith("]") and _closes_at_end(text)):
         return [text], False
-    parts = [_unquoted(part.strip()) for part in _split(text[1:-1])]
+    parts = [unquoted(part.strip()) for part in _split(text[1:-1])]
     if not all(parts):
         raise ConfigError(f"{argument} has an empty part", where=COMMAND_LINE, cure="Write ckpt='[a,b]'.")
     return parts, True
 
 
-def _unquoted(text: str) -> str:
+def unquoted(text: str) -> str:
+    """A text without the one pair of quotes around it, where it has one."""
     quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" and text[0] not in text[1:-1]
     return text[1:-1] if quoted else text
 

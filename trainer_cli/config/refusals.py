@@ -66,6 +66,9 @@ def _mistakes_of(place: Place, override: Override, schema: DictConfig) -> Iterat
     elif override.package is not None or "/" in key:
         groups = locate.groups(place.dirs)
         cure = f"There are: {', '.join(groups)}.{did_you_mean(key, groups)}"
+        parts = tuple(key.split("/"))
+        if override.package is None and parts[0] in schema and check.unknown_key(parts, schema) is None:
+            cure = f"Parts of a key are joined by dots: '{line_of(override).replace(key, '.'.join(parts), 1)}'."
         yield ConfigError(f"there is no group '{key}'", where=COMMAND_LINE, cure=cure)
     elif unknown := check.unknown_key(path, schema):
         yield _no_key(place, *unknown)
@@ -199,6 +202,8 @@ def translated(error: Exception, place: Place, command: CommandLine, files: Mapp
         return _missing_file(text, place, command)
     if found := re.search(r"(\S+) appears more than once in the final|Multiple values for ([^.]+)\.", text):
         return _chosen_twice(found[1] or found[2], place, command, files)
+    if wrong := _wrong_override(text, place):
+        return wrong
     if reply := _reply(text):
         return reply
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -211,6 +216,21 @@ def translated(error: Exception, place: Place, command: CommandLine, files: Mapp
         what = f"a defaults list cannot resolve {found[1]}"
         where = next((at for path in files if (at := _mention(path, re.escape(found[1]), place.cwd))), where)
     return ConfigError(f"cannot compose: {what}", where=where)
+
+
+def _wrong_override(text: str, place: Place) -> ConfigError | None:
+    """An `override` in the defaults list of a file: of what nobody chose before, or not at the list's end."""
+    if found := re.search(r"In '([^']+)': Could not override '([^'@]+)[^']*'\. No match in the defaults list", text):
+        what = f"nothing chooses a {found[2]} that could be overridden"
+        cure = f"Write '- /{found[2]}: OPTION' without override, or choose one in {place.primary}.yaml."
+    elif found := re.search(r"In (\S+): Override '(\S+) : [^']*' is defined before '([^']+)'", text):
+        what, cure = f"an override of {found[2]} stands before {found[3]!r}", "Move overrides to the end of the list."
+    else:
+        return None
+    file = locate.find(place.dirs, found[1])
+    entry = rf"^\s*-\s*override\s+/?{re.escape(found[2])}(?:@\S*)?\s*:"
+    at = _mention(file, entry, place.cwd) if file is not None else None
+    return ConfigError(what, where=at or found[1], cure=cure)
 
 
 def _chosen_twice(group: str, place: Place, command: CommandLine, files: Mapping[Path, Any]) -> ConfigError:

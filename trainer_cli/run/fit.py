@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.timeline import foresee
 from trainer_cli.config.compose import Composed, compose, from_yaml, to_yaml
+from trainer_cli.config.overrides import unquoted
+from trainer_cli.config.sweep import text_of
 from trainer_cli.config.targets import import_from
 from trainer_cli.errors import ExitCode
 from trainer_cli.run import report
@@ -33,7 +35,7 @@ from trainer_cli.run.plan import pace_of, setting_of, whence_of
 from trainer_cli.run.plan_view import timetable
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
 from trainer_cli.run.signals import StopSignals
-from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new
+from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new, refuse_no_optimizer
 from trainer_cli.run.wishes import Wishes
 
 if TYPE_CHECKING:
@@ -46,16 +48,17 @@ log = logging.getLogger(__name__)
 def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> Composed:
     """The config of a fit; with `resume=RUN_DIR` the run's own, overrides on top."""
     rest = [override for override in overrides if not override.startswith("resume=")]
-    named = [override.partition("=")[2] for override in overrides if override.startswith("resume=")]
+    named = [unquoted(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
     directory = RunDir(named[-1]) if named and named[-1] not in ("auto", "never", "must") else None
     if directory is None or not directory.exists_as_run():
         return compose(overrides, config_dir=config_dir, config_name=config_name)
-    rest += [f"run_dir='{directory.path}'", "resume=must"]
+    rest += [f"run_dir={text_of(str(directory.path))}", "resume=must"]
     return from_yaml(directory.config_file, rest, config_dir=config_dir, config_name=config_name)
 
 
 def fit(composed: Composed) -> int:
     """Train, or go on training, and return the exit code."""
+    refuse_no_optimizer(composed)
     config = composed.config
     run = RunDir(config.run_dir)
     import_from(composed.project_root)
@@ -88,6 +91,7 @@ def fit(composed: Composed) -> int:
             resume=config.resume if config.resume not in ("auto", "must", "never") else None,
         )
         if not start.is_new:
+            stack.enter_context(_put_back_if_nothing_was_loaded(start, trainer))
             # After the summary says that it runs: under a longer config nothing may call it finished.
             run.write_config(to_yaml(composed), composed.overrides)
         if start.finished is not None:
@@ -102,6 +106,18 @@ def fit(composed: Composed) -> int:
         path = start.folder / start.entry.name if start.entry is not None else fork
         states = ("all",) if start.entry is not None or config.load.states == ["all"] else ("model",)
         return _train(composed, start, trainer, data, path, states)
+
+
+@contextmanager
+def _put_back_if_nothing_was_loaded(start: Start, trainer: Trainer) -> Iterator[None]:
+    """Where a changed config cannot go on from the run's checkpoint, the run keeps the config it was trained with."""
+    before = start.run.config_files()
+    try:
+        yield
+    except BaseException:
+        if start.entry is not None and not trainer.goes_on:
+            start.run.put_back(before)
+        raise
 
 
 def _stop(trainer: Trainer) -> None:

@@ -8,12 +8,15 @@ make model and optimizer without values, for the size of a checkpoint
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.format.layout import state_file
+from trainer_cli.checkpoint.format.verified import read_verified
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import Saved
 from trainer_cli.checkpoint.soundness import catalog_of, why_unsound
@@ -23,7 +26,6 @@ from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml
 from trainer_cli.config.schema import CheckpointConfig, Newer, Removal
 from trainer_cli.config.targets import component, import_from
-from trainer_cli.run.inspect import opened
 from trainer_cli.run.rundir import RunDir, RunStatus
 from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new
 from trainer_cli.trainer.progress import Progress
@@ -195,7 +197,7 @@ def whence_of(start: Start, fork: Path | None, folder: Path, composed: Composed)
         tuple(saved for one in before if (saved := one.saved()) is not None),
         {one.name: one.size_bytes for one in before},
         max((one.step for one in before), default=None),
-        path is not None and whole and progress.evaluated_step != progress.step and _owes(path),
+        path is not None and whole and entry is not None and _owes(Catalog(Untouched(path.parent)), entry),
         tuple(one.name for one in left) if composed.config.checkpoint.newer is Newer.trash else (),
     )
 
@@ -210,10 +212,15 @@ def _progress(entry: Entry) -> Progress:
     return Progress.of(entry.manifest.progress) or Progress(step=entry.step, epoch=entry.manifest.epoch)
 
 
-def _owes(path: Path) -> bool:
-    with opened(path) as content:
-        loop = content.states().get("loop") or {}
-    return loop.get("owed_record") is not None
+def _owes(catalog: Catalog, entry: Entry) -> bool:
+    """Whether the attempt that saved a checkpoint stopped before an evaluation that was due."""
+    file, manifest = state_file(0), entry.manifest
+    if manifest is None or file not in manifest.files:
+        return False
+    with catalog.storage.reading(entry.name) as folder:
+        found = json.loads(read_verified(folder, manifest, file))
+    loop = found.get("state", {}).get("loop")
+    return isinstance(loop, dict) and loop.get("owed_record") is not None
 
 
 def _checkpoint(composed: Composed) -> CheckpointConfig:

@@ -184,6 +184,16 @@ class RunDir:
         replace(self.overrides_file, [_yaml_list(overrides).encode()])
         replace(self.config_file, [config_yaml.encode()])
 
+    def config_files(self) -> dict[Path, bytes]:
+        """What `write_config` replaces."""
+        return {file: file.read_bytes() for file in (self.overrides_file, self.config_file) if file.exists()}
+
+    @staticmethod
+    def put_back(files: Mapping[Path, bytes]) -> None:
+        """Undo a `write_config`."""
+        for file, content in files.items():
+            replace(file, [content])
+
     @property
     def run_id(self) -> str:
         """The id given at birth; checkpoints of this run carry it."""

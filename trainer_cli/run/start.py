@@ -11,7 +11,7 @@ from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
 from trainer_cli.config.difference import Change
-from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.run.resume import (
     choose,
     folder_of_checkpoints,
@@ -52,6 +52,16 @@ class Done:
 
     step: int
     reason: str
+
+
+def refuse_no_optimizer(composed: Composed) -> None:
+    """Refuse a config that can only be evaluated, before anything is made for it."""
+    if not composed.config.optimizer:
+        raise ConfigError(
+            "optimizer is null, but nothing trains without",
+            where=composed.where("optimizer"),
+            cure="Choose one with optimizer=NAME; `train list optimizer` shows them.",
+        )
 
 
 def of_existing(run: RunDir, composed: Composed, storage: type[LocalStorage] = LocalStorage) -> Start | Done:

@@ -18,6 +18,7 @@ from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.errors import ConfigError, TrainError, UserError
 from trainer_cli.run.resume import folder_of_checkpoints, holds_training, refuse_changes, reopens
 from trainer_cli.run.rundir import RunDir, RunStatus
+from trainer_cli.run.start import refuse_no_optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ def folder_of(bases: Sequence[Path]) -> Path:
 
 
 def _planned(job: Job, composed: Composed) -> Planned:
+    refuse_no_optimizer(composed)
     config = composed.config
     if config.resume not in ("auto", "must", "never"):
         raise UserError(
