@@ -536,6 +536,17 @@ def test_going_back_asks_what_becomes_of_newer_ones(tmp_path: Path) -> None:
     assert steps(tmp_path) == [0, 2, 4, 5, 10]
 
 
+def test_going_back_deletes_nothing_where_nothing_is_ever_removed(tmp_path: Path) -> None:
+    attempt(tmp_path, save_interval=2, remove="never")
+    made = trainer(
+        settings={"max_duration": 10},
+        checkpoint=CheckpointerCallback(tmp_path, save_interval=5, newer="trash", remove="never"),
+    )
+    made.fit(loader(10, 4), ckpt_path=tmp_path / "step6")
+    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step0", "step10", "step2", "step4", "step6"]
+    assert {path.name.split(".")[2] for path in tmp_path.glob(".aside.*")} == {"step8", "step10"}
+
+
 class FullFor(Disk):
     """Takes no byte in some saves."""
 

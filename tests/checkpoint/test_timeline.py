@@ -21,11 +21,12 @@ from trainer_cli.checkpoint.policy import (
     why_remove,
     why_save,
 )
-from trainer_cli.checkpoint.timeline import Pace, Setting, Timeline, first_step, foresee
+from trainer_cli.checkpoint.timeline import Setting, Timeline, foresee
 from trainer_cli.config.schema import Removal
 from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.pace import Pace, first_step
 from trainer_cli.trainer.progress import Progress
-from trainer_cli.trainer.stopping import Limits, why_stop
+from trainer_cli.trainer.stopping import Limits, Stop, why_stop
 from trainer_cli.trainer.timetable import Cadence, epoch_steps
 
 
@@ -265,3 +266,20 @@ def test_a_run_of_a_million_steps_asks_only_where_something_happens() -> None:
 def test_the_first_step_is_found(holds_from: int) -> None:
     assert first_step(lambda step: step >= holds_from, 0) == holds_from
     assert first_step(lambda step: False, 0) is None
+
+
+def test_a_run_that_had_ended_when_it_was_killed_only_says_so() -> None:
+    last = Saved("step4", 4, Kind.ephemeral, progress=Progress(step=4))
+    setting = Setting(
+        limits=Limits(Cadence(Duration.parse(10))),
+        save=SaveRules(save_interval=Cadence(Duration.parse(2))),
+        saved=(last,),
+        last_saved_step=4,
+        loaded=True,
+        wish=Stop("no better for 3 epochs", finished=True),
+    )
+    told = foresee(setting, Pace(start=Progress(step=4)))
+    assert told.end is not None
+    assert (told.end.step, told.stop, told.saves) == (4, setting.wish, [])
+    assert told.kept == {"step4": "final"}
+    assert (told.completed["step4"].kind, told.completed["step4"].reason) == (Kind.permanent, "every 2 steps")

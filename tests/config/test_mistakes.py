@@ -233,7 +233,7 @@ CASES = [
         "cannot read the override 'checkpoint.fixed_steps=(1,2)' (command line). For a list write 'checkpoint.fixed_steps=[1,2]'.",
     ),
     Case(
-        "bracket not closed",
+        "bracket not closed on the command line",
         ["checkpoint.fixed_steps=[1,2"],
         "cannot read the override 'checkpoint.fixed_steps=[1,2' (command line). A bracket is not closed, or one too many is.",
     ),
@@ -277,6 +277,12 @@ CASES = [
         ["experiment=x"],
         "hydra.sweeper has no effect (configs/experiment/x.yaml:3). Hydra only composes the config here.",
         {"experiment/x.yaml": PACKAGE + "hydra:\n  sweeper:\n    params:\n      seed: 1,2\n"},
+    ),
+    Case(
+        "argument that a component from a group's file lacks",
+        ["model=bare"],
+        "Linear: missing required arguments: 'in_features', 'out_features' (model, configs/model/bare.yaml:2).",
+        {"model/bare.yaml": "# A layer.\n_target_: torch.nn.Linear\n"},
     ),
     Case(
         "fit without an optimizer",

@@ -402,14 +402,15 @@ def test_a_users_dataloader_is_replayed_exactly_whatever_the_training_draws(work
 def test_a_users_own_torch_generator_goes_on_where_it_was(of: str, workers: int) -> None:
     def made() -> ForeignLoader:
         generator = torch.Generator().manual_seed(7)
-        settings: dict[str, Any] = {
+        choices: dict[str, dict[str, Any]] = {
             "loader": {"shuffle": True, "generator": generator},
             "sampler": {"sampler": RandomSampler(Drawing(), generator=generator)},
             "both": {"sampler": RandomSampler(Drawing(), generator=generator), "generator": generator},
-        }[of]
-        return ForeignLoader(DataLoader(Drawing(), 4, num_workers=workers, **settings), seed=3)
+        }
+        return ForeignLoader(DataLoader(Drawing(), 4, num_workers=workers, **choices[of]), seed=3)
 
-    through, states = [], []
+    through: list[Any] = []
+    states: list[tuple[dict[str, Any], int]] = []
     loader = made()
     for epoch in (0, 1):
         states.append((loader.state_dict(epoch), len(through)))
@@ -449,6 +450,19 @@ def test_persistent_workers_of_a_users_loader_are_said_to_remember() -> None:
 
     assert "persistent workers" in promise(True)
     assert "persistent workers" not in promise(False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_of_a_loader_with_its_own_state_are_said_to_draw_anew(workers: int) -> None:
+    class Knowing(DataLoader[torch.Tensor]):
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+    promise = ForeignLoader(Knowing(Drawing(), 4, num_workers=workers), seed=0).promise
+    assert "its own position" in promise
+    assert ("draw from them" in promise) is bool(workers)
 
 
 def test_a_users_plain_dataloader_is_walked_without_loading_what_was_seen() -> None:

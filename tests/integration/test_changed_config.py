@@ -98,6 +98,16 @@ def test_a_rate_that_is_allowed_is_the_one_that_a_new_run_would_have(place: Path
     assert new[30] > 0
 
 
+def test_a_change_that_is_allowed_but_cannot_go_on_leaves_the_config_as_it_was(place: Path, forks: Forks) -> None:
+    files = [place / "runs/base" / name for name in ("config.yaml", "overrides.yaml")]
+    before = [file.read_text("utf-8") for file in files]
+    larger = ["loop.max_duration=30", "model.hidden=[64]", "resume_allow=['model.*']"]
+    done = forks.fit(place, *SMALL, "name=base", *larger)
+    assert done.code == 2, done.err
+    assert "does not fit this training" in done.err
+    assert [file.read_text("utf-8") for file in files] == before
+
+
 def test_a_run_that_never_came_to_a_checkpoint_may_be_mended_freely(forks: Forks, tmp_path: Path) -> None:
     stopping = ("callbacks=early_stopping", "callbacks.early_stopping.metric=")
     wrong = forks.fit(tmp_path, *SMALL, *stopping[:1], stopping[1] + "val/los", "run_dir=run")

@@ -35,6 +35,24 @@ class Measure(Callback):
             told = {"name": path.name, "step": own["step"], "kind": own["kind"], "reason": own["reason"]}
             file.write(json.dumps({**told, "count": len(sizes), "size_bytes": sum(sizes)}) + "\\n")
 '''
+STREAM = '''
+"""Points that nobody has counted."""
+
+import torch
+
+from mine.parts import Points
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        points = Points(80, "train")
+        return (points[index] for index in range(80))
+
+
+class Data:
+    def __init__(self):
+        self.train, self.val = Stream(), Points(20, "val")
+'''
 BASE = ("experiment=mine", "+callbacks.measure._target_=mine.measure.Measure", "logging.console=off")
 CONFIGS = {
     "epochs": ["checkpoint.save_interval=1ep", "loop.eval_interval=1ep"],
@@ -97,7 +115,7 @@ CONFIGS = {
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    return make_project(tmp_path, **{"mine/measure.py": MEASURE})
+    return make_project(tmp_path, **{"mine/measure.py": MEASURE, "mine/stream.py": STREAM})
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -219,6 +237,17 @@ def test_a_finished_run_has_nothing_to_do(forks: Forks, place: Path) -> None:
     told = planned(forks, place, *BASE)
     assert (told["does"], told["saves"], told["end"]) == ("nothing", [], None)
     assert "a fit would do nothing" in forks.run(place, "plan", *BASE).out
+
+
+def test_epochs_of_a_stream_can_be_told_where_their_length_is(forks: Forks, place: Path) -> None:
+    rules = (*BASE, "data._target_=mine.stream.Data", "loop.max_duration=3ep", "checkpoint.save_interval=1ep")
+    told = planned(forks, place, *rules)
+    assert told["end"] is None
+    assert [one["step"] for one in told["saves"]] == [0]
+    assert told["unknown"][0].startswith("loop.max_duration (3 epochs): ")
+    assert "when it ends cannot be told" in forks.run(place, "plan", *rules).out
+    known = (*rules, "loop.steps_per_epoch=10", "checkpoint.ephemeral_save_interval=0.3ep")
+    compare(planned(forks, place, *known), did(forks, place, *known))
 
 
 def test_what_fit_refuses_plan_refuses_alike(forks: Forks, place: Path) -> None:

@@ -268,7 +268,7 @@ class CheckpointerCallback(Callback):
         self._retire()
 
     def _leave_branch(self, newer: list[Entry], step: int) -> None:
-        """Training goes back behind these: refuse, or remove them, so that they can never win later.
+        """Training goes back behind these: refuse, or remove them (set them aside), so that they can never win later.
 
         One that cannot be read was passed over, not left: it stays.
         """
@@ -289,7 +289,10 @@ class CheckpointerCallback(Callback):
                 cure="Unpin them, or copy them to another place.",
             )
         for entry in reversed(left):
-            if not self.storage.remove(entry.name):
+            if self.settings.remove is Removal.never:
+                # Nothing is ever deleted then; under its hidden name it wins no more.
+                self.storage.set_aside(entry.name, f"the training went back to step {step}")
+            elif not self.storage.remove(entry.name):
                 raise UserError(f"{entry.name} is being read, so it cannot be removed now", cure="Try again later.")
         log.warning("went back to step %d: removed %s", step, names)
 

@@ -27,8 +27,8 @@ class Verb:
 
 VERBS: Mapping[str, Verb] = {
     "fit": Verb("trainer_cli.cli.fit", "train, or go on where a run stopped"),
-    "plan": Verb("trainer_cli.cli.plan", "tell what a fit would do: steps, evaluations, checkpoints, disk"),
     "validate": Verb("trainer_cli.cli.validate", "evaluate every checkpoint that a glob matches"),
+    "plan": Verb("trainer_cli.cli.plan", "tell what a fit would do: steps, evaluations, checkpoints, disk"),
     "check": Verb("trainer_cli.cli.check", "prove that a stopped and resumed training equals going straight through"),
     "config": Verb("trainer_cli.cli.config", "print the composed config, and where each value comes from"),
     "ckpt": Verb("trainer_cli.cli.ckpt", "list, show, verify, compare, pin, remove and prune checkpoints"),

@@ -36,6 +36,8 @@ _ANY: Mapping[str, Schema] = {
 }
 """What the keys hold whose annotation, `Any`, does not tell."""
 _NARROWER: Mapping[str, Schema] = {
+    "name": {"anyOf": [{"type": "string", "pattern": r"\S"}, NULL]},
+    "run_dir": {"type": "string", "pattern": r"\S"},
     "load.states": {"enum": [["model"], ["all"]]},
     "checkpoint.fixed_steps": {
         "type": "array",

@@ -77,14 +77,20 @@ class Origins:
     _settings: dict[KeyPath, _Setting] | None = None
 
     def of(self, key: KeyPath) -> str:
-        """`file:line`, `command line` or `default`: of the key, of one below it, or of the nearest above."""
+        """`file:line`, `command line` or `default`: of the key, of one below it, or of the nearest above.
+
+        A component that only its group's file speaks of stands where its target does, else where its option was chosen.
+        """
         if any(_below(given.path, key) for given in self.given):
             return COMMAND_LINE
         settings = self._read()
         for length in range(len(key), 0, -1):
             if found := settings.get(key[:length]):
                 return found.origin.place
-        return DEFAULT
+        if found := settings.get((*key, "_target_")):
+            return found.origin.place
+        above = (self.choices.get(key[:length]) for length in range(len(key), 0, -1))
+        return next((choice.origin.place for choice in above if choice is not None), DEFAULT)
 
     def exact(self, key: KeyPath) -> Origin:
         """What set this very value: itself, or a value above it that is no mapping; else who chose its group."""

@@ -217,7 +217,10 @@ def _unreadable(argument: str) -> ConfigError:
         cure = "A bracket is not closed, or one too many is."
     elif not _PLAIN.fullmatch(value):
         inner = value.replace("\\", "\\\\").replace('"', '\\"')
-        cure = f"A text with spaces, letters beyond a-z or any of , = [ ] {{ }} ( ) # & needs two pairs of quotes: '{key}=\"{inner}\"'."
+        cure = (
+            "A text with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes: "
+            f"'{key}=\"{inner}\"'."
+        )
     else:
         cure = "Write key=value."
     return ConfigError(what, where=COMMAND_LINE, cure=cure)

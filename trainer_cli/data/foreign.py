@@ -52,10 +52,16 @@ class ForeignLoader:
     def promise(self) -> str:
         """What its resume can promise, in a sentence."""
         if self.stateful:
-            return (
+            told = (
                 f"{type_name(self.loader)} saves and loads its own position, so a resume goes on where "
                 "it says it stood; it is exact if the loader's own state is."
             )
+            if isinstance(self.loader, DataLoader) and self.loader.num_workers:
+                told += (
+                    " The random generators of its workers are not part of it: samples that draw from them are "
+                    "others after a resume inside an epoch."
+                )
+            return told
         if self.walks:
             return (
                 f"{type_name(self.loader)} has no position of its own, so a resume walks its sampler past the batches "

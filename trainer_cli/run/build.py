@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -177,11 +178,11 @@ class Builder:
             device=config.device,
         )
 
-    def shapes(self, data: Data) -> Trainer:
+    def shapes(self, data: Data, *, values: bool = False) -> Trainer:
         """A trainer that has shapes, but no values: what would be saved of it is as large as of the real one.
 
-        No logger is in it, and no callback but this package's own. A model that cannot be made without values is
-        made with them.
+        No logger is in it, and no callback but this package's own. It has `values` after all where these are asked
+        for, and where the model cannot be made without.
         """
         config = self.config
         own = {name: node for name, node in config.callbacks.items() if name != SAVER and _is_ours(node)}
@@ -198,10 +199,11 @@ class Builder:
                 device=device,
             )
 
-        try:
-            return made("meta")
-        except Exception:  # Whatever it was: with values it does not happen, or is told as what it is.
-            return made("cpu")
+        if not values:
+            # Whatever goes wrong: with values it does not happen, or is told as what it is.
+            with suppress(Exception):
+                return made("meta")
+        return made("cpu")
 
     def make(self, node: Any, where: str, first: tuple[Any, ...] = ()) -> Any:
         """The object that a node with `_target_` describes; nested nodes are made first.

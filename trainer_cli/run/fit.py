@@ -16,8 +16,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -184,7 +184,7 @@ def _tell_timetable(start: Start, trainer: Trainer, data: Data, composed: Compos
     loop.learn_lengths(data.train)
     whence = whence_of(start, fork, checkpoint.folder, composed)
     evaluates = bool(data.val) or bool(trainer.hooks["run_validation"])
-    setting = setting_of(loop, checkpoint.settings, whence, evaluates=evaluates)
+    setting = setting_of(loop, checkpoint.settings, start, whence, evaluates=evaluates)
     told = foresee(setting, pace_of(loop, data.train, whence.progress))
     for line in timetable(told, whence.progress.step, loop.steps_per_epoch):
         log.info("%s", line)

@@ -21,14 +21,17 @@ from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import Saved
 from trainer_cli.checkpoint.soundness import catalog_of, why_unsound
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.timeline import Pace, Setting, Timeline, foresee
+from trainer_cli.checkpoint.timeline import Setting, Timeline, foresee
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml
 from trainer_cli.config.schema import CheckpointConfig, Newer, Removal
 from trainer_cli.config.targets import component, import_from
+from trainer_cli.run import report
 from trainer_cli.run.rundir import RunDir, RunStatus
 from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new
+from trainer_cli.trainer.pace import Pace
 from trainer_cli.trainer.progress import Progress
+from trainer_cli.trainer.stopping import Stop
 
 if TYPE_CHECKING:
     from trainer_cli.run.weigh import Weight
@@ -84,45 +87,50 @@ def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: f
     Raises:
         TrainError: whatever `fit` would refuse before its first step.
     """
-    config = composed.config
     import_from(composed.project_root)
-    run = RunDir(config.run_dir)
-    start = of_existing(run, composed, Untouched) if run.exists_as_run() else of_new(run, composed)
-    if isinstance(start, Done):
-        from trainer_cli.run.weigh import Weight
+    report.to_console(composed.config.logging.level)
+    with composed.placing():
+        run = RunDir(composed.config.run_dir)
+        start = of_existing(run, composed, Untouched) if run.exists_as_run() else of_new(run, composed)
+        return _nothing(run, start) if isinstance(start, Done) else _ahead(composed, start, step_time_s, step_tokens)
 
-        nothing = Whence(Progress(step=start.step))
-        return Plan(
-            run_dir=run.path, start=start, whence=nothing, pace=Pace(start=nothing.progress), timeline=Timeline(),
-            weight=Weight(), at_most=None, estimates=(), unknown=(),
-        )  # fmt: skip
-    whence = _whence(composed, start)
 
+def _nothing(run: RunDir, done: Done) -> Plan:
+    from trainer_cli.run.weigh import Weight
+
+    here = Progress(step=done.step)
+    return Plan(
+        run_dir=run.path, start=done, whence=Whence(here), pace=Pace(start=here), timeline=Timeline(), weight=Weight(),
+        at_most=None, estimates=(), unknown=(),
+    )  # fmt: skip
+
+
+def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tokens: float | None) -> Plan:
     from trainer_cli.run.build import Builder
     from trainer_cli.run.weigh import weigh
     from trainer_cli.trainer.loops import TrainingLoop
 
-    with composed.placing():
-        builder = Builder(config, composed.trust)
-        data = builder.data()
-        loop = TrainingLoop(**{one.name: getattr(config.loop, one.name) for one in fields(config.loop)})
-        loop.learn_lengths(data.train)
-        kinds = {
-            name: component(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
-            for name, node in config.callbacks.items()
-            if node is not None
-        }
-        checkpoint = _checkpoint(composed)
-        pace = pace_of(loop, data.train, whence.progress, step_time_s=step_time_s, step_tokens=step_tokens)
-        evaluates = bool(data.val) or any(_overrides(kind, "run_validation") for kind in kinds.values())
-        setting = setting_of(loop, checkpoint, whence, evaluates=evaluates)
-        told = foresee(setting, pace)
-        beside = len(to_yaml(composed).encode())
-        weight = weigh(builder, data, told.end or whence.progress, beside=beside)
-    name = _name(composed, checkpoint, pace)
-    timeline = foresee(setting, pace, name=name, size=weight.at, sizes=whence.sizes)
+    config = composed.config
+    folder = start.run.folder_for(config.checkpoint.folder)
+    whence = whence_of(start, fork_of(composed, start), folder, composed)
+    builder = Builder(config, composed.trust)
+    data = builder.data()
+    loop = TrainingLoop(**{one.name: getattr(config.loop, one.name) for one in fields(config.loop)})
+    loop.learn_lengths(data.train)
+    kinds = {
+        name: component(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
+        for name, node in config.callbacks.items()
+        if node is not None
+    }
+    checkpoint = _checkpoint(composed)
+    pace = pace_of(loop, data.train, whence.progress, step_time_s=step_time_s, step_tokens=step_tokens)
+    evaluates = bool(data.val) or any(_overrides(kind, "run_validation") for kind in kinds.values())
+    setting = setting_of(loop, checkpoint, start, whence, evaluates=evaluates)
+    end = foresee(setting, pace).end or whence.progress
+    weight = weigh(builder, data, end, beside=len(to_yaml(composed).encode()))
+    timeline = foresee(setting, pace, name=_name(composed, checkpoint), size=weight.at, sizes=whence.sizes)
     return Plan(
-        run_dir=run.path,
+        run_dir=start.run.path,
         start=start,
         whence=whence,
         pace=pace,
@@ -130,11 +138,13 @@ def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: f
         weight=weight,
         at_most=_at_most(setting, timeline, weight),
         estimates=tuple(_estimates(setting, pace)),
-        unknown=tuple(_unknown(setting, pace, kinds, weight, run)),
+        unknown=tuple(_unknown(setting, pace, kinds, weight, start.run)),
     )
 
 
-def setting_of(loop: TrainingLoop, checkpoint: CheckpointConfig, whence: Whence, *, evaluates: bool) -> Setting:
+def setting_of(
+    loop: TrainingLoop, checkpoint: CheckpointConfig, start: Start, whence: Whence, *, evaluates: bool
+) -> Setting:
     """All that decides what happens, of a loop that has learnt its lengths."""
     from trainer_cli.callbacks.checkpointer import rules_of
 
@@ -151,6 +161,7 @@ def setting_of(loop: TrainingLoop, checkpoint: CheckpointConfig, whence: Whence,
         loaded=whence.path is not None,
         saved=whence.saved,
         last_saved_step=whence.last_saved_step,
+        wish=None if start.finished is None else Stop(start.finished, finished=True),
     )
 
 
@@ -202,11 +213,6 @@ def whence_of(start: Start, fork: Path | None, folder: Path, composed: Composed)
     )
 
 
-def _whence(composed: Composed, start: Start) -> Whence:
-    folder = start.run.folder_for(composed.config.checkpoint.folder)
-    return whence_of(start, fork_of(composed, start), folder, composed)
-
-
 def _progress(entry: Entry) -> Progress:
     assert entry.manifest is not None
     return Progress.of(entry.manifest.progress) or Progress(step=entry.step, epoch=entry.manifest.epoch)
@@ -237,7 +243,7 @@ def _overrides(kind: Any, hook: str) -> bool:
     return getattr(kind, hook, None) is not getattr(Callback, hook)
 
 
-def _name(composed: Composed, checkpoint: CheckpointConfig, pace: Pace) -> Callable[[Progress], str]:
+def _name(composed: Composed, checkpoint: CheckpointConfig) -> Callable[[Progress], str]:
     naming, own = Naming(checkpoint.name, checkpoint.suffix), composed.config.name or "default"
 
     def name(at: Progress) -> str:

@@ -57,9 +57,10 @@ class Done:
 def refuse_no_optimizer(composed: Composed) -> None:
     """Refuse a config that can only be evaluated, before anything is made for it."""
     if not composed.config.optimizer:
+        choice = composed.origins.choices.get(("optimizer",))
         raise ConfigError(
             "optimizer is null, but nothing trains without",
-            where=composed.where("optimizer"),
+            where=choice.origin.place if choice is not None and not choice.label else composed.where("optimizer"),
             cure="Choose one with optimizer=NAME; `train list optimizer` shows them.",
         )
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
-from trainer_cli.errors import TrainError
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.schedulers import Schedulers
 from trainer_cli.trainer.state import capture
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
     from trainer_cli.run.build import Builder, Data
     from trainer_cli.trainer.trainer import Trainer
 
+_AFFORDABLE_BYTES = 2**30
+"""A state up to this size is made with values where that is the only way to know it."""
 _HOW = ("fused", "foreach", "capturable")
 
 
@@ -34,19 +35,30 @@ class Weight:
 
 
 def weigh(builder: Builder, data: Data, end: Progress, *, beside: int = 0) -> Weight:
-    """Bytes of a checkpoint at the beginning, and of one about `end`; `beside` are those of small files with it."""
+    """Bytes of a checkpoint at the beginning, and of one about `end`; `beside` are those of small files with it.
+
+    Raises:
+        TrainError: `fit` would refuse the model, the optimizer or their state.
+    """
     try:
-        trainer = builder.shapes(data)
-        loop = trainer.loop
-        loop.prepare(trainer, data.train)
-        if trainer.optimizer is not None:
-            trainer.schedulers = Schedulers(builder.schedulers(loop), trainer.optimizer)
-        before = _size(trainer, data) + beside
+        trainer, before = _made(builder, data)
         doubt = _step(trainer)
+        if doubt is not None and before <= _AFFORDABLE_BYTES:
+            trainer, _ = _made(builder, data, values=True)
+            doubt = _step(trainer)
         trainer.progress.load_state_dict(end.state_dict())
-        return Weight(before, _size(trainer, data) + beside, doubt)
-    except (TrainError, RuntimeError, NotImplementedError) as error:
+        return Weight(before + beside, _size(trainer, data) + beside, doubt)
+    except (RuntimeError, NotImplementedError) as error:
         return Weight(doubt=f"the size of a checkpoint cannot be told: {str(error).splitlines()[0]}")
+
+
+def _made(builder: Builder, data: Data, *, values: bool = False) -> tuple[Trainer, int]:
+    """A trainer as before its first step, and the bytes of its state."""
+    trainer = builder.shapes(data, values=values)
+    trainer.loop.prepare(trainer, data.train)
+    if trainer.optimizer is not None:
+        trainer.schedulers = Schedulers(builder.schedulers(trainer.loop), trainer.optimizer)
+    return trainer, _size(trainer, data)
 
 
 def _size(trainer: Trainer, data: Data) -> int:
