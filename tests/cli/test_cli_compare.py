@@ -67,7 +67,7 @@ def test_diff_with_a_file(printed: Printed) -> None:
 BAD = {
     "digits_mlp": "there is no 'digits_mlp', and it is no list of overrides (--diff). Name a run directory",
     "runs/nothing": "there is no 'runs/nothing'",
-    "runs/nothing@latest": "ckpt=runs/nothing@latest: there is no runs/nothing/checkpoints (--diff)",
+    "runs/nothing@latest": "runs/nothing@latest: there is no runs/nothing (--diff). The current folder is empty.",
     "seed='1": 'cannot read "seed=\'1": No closing quotation (--diff)',
     "sed=1": "there is no key 'sed' (command line). Did you mean 'seed'?",
     ".": "ckpt=. matches no valid checkpoint",

@@ -16,6 +16,7 @@ from trainer_cli.cli.main import VERBS, main, parser_of
 from trainer_cli.config import locate
 from trainer_cli.config.compose import compose
 from trainer_cli.config.sweep import jobs
+from trainer_cli.run.rundir import RunDir
 
 NEEDS = {"experiment=char_gpt": ["data.path=text.txt"], "data=characters": ["data.path=text.txt"]}
 """What must be said with an option, since its file leaves it open."""
@@ -51,8 +52,23 @@ def test_an_example_can_be_run(made: Path, capsys: pytest.CaptureFixture[str], t
         assert not parsed.diff.startswith("-")
     else:
         (made / "new").mkdir()
+        if verb == "ckpt":
+            save_some(made)
         assert main([verb, *arguments]) == 0
         assert capsys.readouterr().err == ""
+
+
+def save_some(project: Path) -> None:
+    """The run `digits`, with checkpoints as an example names them."""
+    from trainer_cli.checkpoint.checkpointer import Facts, make_sync_checkpointer
+
+    RunDir(project / "runs/digits").create("run_dir: runs/digits\n", [], {"run_id": "digits"}).release()
+    for step in (180, 360, 900):
+        make_sync_checkpointer().save(
+            {"model": {}, "progress": {"step": step}},
+            project / f"runs/digits/checkpoints/step{step}",
+            facts=Facts(run_id="digits", step=step, metrics={"val/loss": 1 / step}),
+        )
 
 
 def shipped() -> list[str]:

@@ -250,10 +250,11 @@ def test_epochs_of_a_stream_can_be_told_where_their_length_is(forks: Forks, plac
     compare(planned(forks, place, *known), did(forks, place, *known))
 
 
-def test_what_fit_refuses_plan_refuses_alike(forks: Forks, place: Path) -> None:
+@pytest.mark.parametrize("refused", ["seed=3", "optimizer=null", "resume=never", "optimizer.lr=-1"])
+def test_what_fit_refuses_plan_refuses_alike(forks: Forks, place: Path, refused: str) -> None:
     did(forks, place, *BASE)
     before = tree(place)
-    plan, fit = forks.run(place, "plan", *BASE, "seed=3"), forks.fit(place, *BASE, "seed=3")
+    plan, fit = forks.run(place, "plan", *BASE, refused), forks.fit(place, *BASE, refused)
     assert plan.code == 2
     assert (plan.code, plan.err) == (fit.code, fit.err)
     assert tree(place) == before

@@ -28,7 +28,7 @@ from trainer_cli.config.schema import CheckpointConfig, Newer, Removal
 from trainer_cli.config.targets import component, import_from
 from trainer_cli.run import report
 from trainer_cli.run.rundir import RunDir, RunStatus
-from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new
+from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new, refuse_no_optimizer
 from trainer_cli.trainer.pace import Pace
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.stopping import Stop
@@ -87,6 +87,7 @@ def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: f
     Raises:
         TrainError: whatever `fit` would refuse before its first step.
     """
+    refuse_no_optimizer(composed)
     import_from(composed.project_root)
     report.to_console(composed.config.logging.level)
     with composed.placing():

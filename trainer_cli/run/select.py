@@ -284,5 +284,5 @@ def _nearby(pattern: str) -> str | None:
     wanted = re.split(r"[@/]", pattern[len(str(folder)) :].lstrip("/") if folder != Path() else pattern)[0]
     meant = did_you_mean(wanted, names) if wanted and not re.search(r"[*?\[{]", wanted) else ""
     more = ", …" if len(names) > 8 else ""
-    where = "this folder" if folder == Path() else folder
+    where = "The current folder" if folder == Path() else folder
     return f"{where} holds {', '.join(names[:8])}{more}.{meant}" if names else f"{where} is empty."
