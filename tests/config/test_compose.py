@@ -119,7 +119,8 @@ def test_an_odd_path_as_second_folder_is_searched_too(tmp_path: Path, project: P
     odd = tmp_path / "it's a, [b] = {c}"
     project.rename(odd)
     first = tmp_path / "first"
-    first.mkdir()
+    (first / "loop").mkdir(parents=True)
+    (first / "loop/short.yaml").write_text("max_duration: 1ep\n")
     (odd / "mine.py").rename(tmp_path / "mine.py")
     assert compose([], config_dir=first, cwd=odd).config.model["_target_"] == "mine.MLP"
 

@@ -36,22 +36,22 @@ CASES = [
     Case(
         "unknown key",
         ["loop.max_step=3"],
-        "there is no key 'loop.max_step' (command line). Did you mean 'loop.max_time'?",
+        "there is no key 'loop.max_step' (command line). Did you mean 'loop.max_duration'?",
     ),
     Case(
         "unknown key under +",
         ["+loop.max_step=3"],
-        "there is no key 'loop.max_step' (command line). Did you mean 'loop.max_time'?",
+        "there is no key 'loop.max_step' (command line). Did you mean 'loop.max_duration'?",
     ),
     Case(
         "unknown key under ++",
         ["++loop.max_step=3"],
-        "there is no key 'loop.max_step' (command line). Did you mean 'loop.max_time'?",
+        "there is no key 'loop.max_step' (command line). Did you mean 'loop.max_duration'?",
     ),
     Case(
         "unknown key under ~",
         ["~loop.max_step"],
-        "there is no key 'loop.max_step' (command line). Did you mean 'loop.max_time'?",
+        "there is no key 'loop.max_step' (command line). Did you mean 'loop.max_duration'?",
     ),
     Case(
         "unknown top-level key",
@@ -885,13 +885,19 @@ CASES = [
         ["--config-dir", "nowhere"],
         "nowhere is not a folder (--config-dir).",
     ),
+    Case(
+        "folder without configs",
+        ["--config-dir", "empty"],
+        "empty holds no configs: no .yaml in it or below it (--config-dir).",
+        {"../empty/notes.txt": "nothing here"},
+    ),
     # Several at once
     Case(
         "mistakes of all stages",
         ["loop.max_step=3", "name=a b", "name=x(", "model=cmn", "seed=x", "loop.eval_steps=0"],
         "5 mistakes:\n"
         "  - cannot read the override 'name=x(' (command line). A text with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes: 'name=\"x(\"'.\n"
-        "  - there is no key 'loop.max_step' (command line). Did you mean 'loop.max_time'?\n"
+        "  - there is no key 'loop.max_step' (command line). Did you mean 'loop.max_duration'?\n"
         "  - there is no model called 'cmn' (command line). There are: cnn, gpt, mlp. Did you mean 'cnn'?\n"
         "  - seed is 'x', but it must be a whole number (command line).\n"
         "  - loop.eval_steps is 0, but it must be a finite number of at least 1 (command line).",
@@ -909,7 +915,7 @@ CASES = [
         "mistakes of a file and the command line",
         ["experiment=x", "loop.max_step=3", "optimizer.lr=nan"],
         "5 mistakes:\n"
-        "  - there is no key 'loop.max_step' (command line). Did you mean 'loop.max_time'?\n"
+        "  - there is no key 'loop.max_step' (command line). Did you mean 'loop.max_duration'?\n"
         "  - loop.max_time: 12:30:45 is read by YAML as the number 45045 (configs/experiment/x.yaml:3). Write 12h30m45s, or put it in quotes.\n"
         "  - loop.eval_at_start: no is read by YAML as false (configs/experiment/x.yaml:4). Write false, or 'no' in quotes.\n"
         "  - seed is 'x', but it must be a whole number (configs/experiment/x.yaml:5).\n"

@@ -179,3 +179,13 @@ def test_mixtures_mix_mixtures_and_packed_rows() -> None:
     assert isinstance(batch["count"], int)
     with pytest.raises(UserError, match="batches in different ways"):
         Mixture({"a": packs["line"], "b": source(0, 5)}, {"a": 1, "b": 1})
+
+
+class Collates(Numbers):
+    def collate(self, samples: list[Any]) -> list[Any]:
+        return samples
+
+
+def test_two_datasets_of_a_class_that_makes_its_own_batches_are_mixed() -> None:
+    parts = {name: SimpleNamespace(train=Collates(0, 5)) for name in ("a", "b")}
+    assert Mixture(parts, {"a": 1, "b": 1}).train.collate([1, 2]) == [1, 2]

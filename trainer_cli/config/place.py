@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import Override
 
 from trainer_cli.config import locate
 from trainer_cli.config.reading import read_file
+from trainer_cli.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Place:
         here = (cwd or Path.cwd()).resolve()
         package = Path(__file__).resolve().parents[1]
         dirs = locate.config_dirs(config_dir, here, package)
+        if config_dir is not None and not _holds_yaml(dirs[0]):
+            raise ConfigError(f"{config_dir} holds no configs: no .yaml in it or below it", where="--config-dir")
         primary = config_name.removesuffix(".yaml")
         dirs += [folder for folder in _own_search_path(locate.find(dirs, primary), here) if folder not in dirs]
         return cls(dirs, here, locate.project_root(config_dir, here), primary)
@@ -42,6 +45,11 @@ class Place:
     def listed(self) -> str:
         """The folders, for a message."""
         return " or ".join(str(folder) for folder in self.dirs)
+
+
+def _holds_yaml(folder: Path) -> bool:
+    """Whether a primary config or an option of a group stands in a folder; groups may be nested once."""
+    return any(next(folder.glob(pattern), None) is not None for pattern in ("*.yaml", "*/*.yaml", "*/*/*.yaml"))
 
 
 def _own_search_path(primary: Path | None, cwd: Path) -> Iterator[Path]:

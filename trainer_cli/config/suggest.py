@@ -5,12 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_ELSEWHERE = {
+    "max_duration": "max_steps max_step max_epochs num_epochs epochs num_train_epochs total_steps max_iters",
+    "grad_accum_steps": "accumulate_grad_batches gradient_accumulation_steps grad_accum accumulation_steps",
+    "eval_interval": "val_check_interval check_val_every_n_epoch eval_every val_interval",
+    "eval_steps": "limit_val_batches eval_iters",
+    "log_interval": "log_every_n_steps logging_steps log_every",
+    "save_interval": "save_steps save_every every_n_train_steps every_n_epochs checkpoint_interval",
+    "max_checkpoints": "save_total_limit save_top_k keep_last max_to_keep",
+    "clip_norm": "gradient_clip_val max_grad_norm grad_clip",
+    "num_workers": "dataloader_num_workers workers",
+    "batch_size": "per_device_train_batch_size micro_batch_size train_batch_size",
+    "lr": "learning_rate",
+}
+"""What other trainers call it."""
+_OURS = {theirs: ours for ours, names in _ELSEWHERE.items() for theirs in names.split()}
+
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `word`, or None where nothing is like it. Case and `-` for `_` do not count."""
+    """The choice most like `word`, or what other trainers call by this word; None where there is neither.
+
+    Case and `-` for `_` do not count.
+    """
     plain: dict[str, str] = {}
     for choice in choices:
         plain.setdefault(_plain(choice), choice)
+    section, dot, name = _plain(word).rpartition(".")
+    if (ours := f"{section}{dot}{_OURS.get(name, '')}") in plain and name in _OURS:
+        return plain[ours]
     matches = get_close_matches(_plain(word), plain, n=1, cutoff=0.6)
     return plain[matches[0]] if matches else None
 
