@@ -43,7 +43,7 @@ def serve() -> None:
 @cache
 def _composed(overrides: tuple[str, ...]) -> Any:
     """The config of many equal commands, composed once: it would take most of their time."""
-    from trainer_cli.run.fit import compose_fit
+    from trainer_cli.run.asked import compose_fit
 
     return compose_fit(overrides)
 
@@ -60,9 +60,9 @@ def _become(asked: Mapping[str, Any], composed: Any) -> None:
         from trainer_cli.cli.main import main
 
         if composed is not None:
-            import trainer_cli.run.fit
+            import trainer_cli.run.asked
 
-            trainer_cli.run.fit.compose_fit = lambda *_, **__: composed
+            trainer_cli.run.asked.compose_fit = lambda *_, **__: composed
         code = main(asked["argv"])
         if disk is not None:
             with open(f"{asked['out']}/operations", "w", encoding="utf-8") as file:

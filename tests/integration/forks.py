@@ -1,4 +1,4 @@
-"""`train fit` and other verbs in milliseconds: each command is a fork of a process that has everything imported already."""
+"""`train` in milliseconds: each command is a fork of a process that has everything imported already."""
 
 from __future__ import annotations
 

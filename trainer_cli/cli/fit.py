@@ -39,12 +39,17 @@ def run(args: argparse.Namespace) -> int:
         return sweep(args.overrides, config_dir=args.config_dir, config_name=args.config_name, at_once=at_once)
     if args.jobs is not None:
         raise UserError("--jobs is for a sweep", cure="Add -m.")
-    from trainer_cli.run.fit import compose_fit, fit
-
     if args.frozen is not None:
         from trainer_cli.config.frozen import thaw
         from trainer_cli.run.children import stop_with_parent
 
         stop_with_parent()
-        return fit(thaw(args.frozen, args.overrides, config_dir=args.config_dir))
-    return fit(compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name))
+        composed = thaw(args.frozen, args.overrides, config_dir=args.config_dir)
+    else:
+        from trainer_cli.run.asked import compose_fit
+
+        composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    # Only now: a mistake in the config is answered without what training needs.
+    from trainer_cli.run.fit import fit
+
+    return fit(composed)

@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,7 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.timeline import foresee
-from trainer_cli.config.compose import Composed, compose, from_yaml, to_yaml
-from trainer_cli.config.overrides import unquoted
-from trainer_cli.config.sweep import text_of
+from trainer_cli.config.compose import Composed, to_yaml
 from trainer_cli.config.targets import import_from
 from trainer_cli.errors import ExitCode
 from trainer_cli.run import report
@@ -43,17 +41,6 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import FitResult, Trainer
 
 log = logging.getLogger(__name__)
-
-
-def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> Composed:
-    """The config of a fit; with `resume=RUN_DIR` the run's own, overrides on top."""
-    rest = [override for override in overrides if not override.startswith("resume=")]
-    named = [unquoted(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
-    directory = RunDir(named[-1]) if named and named[-1] not in ("auto", "never", "must") else None
-    if directory is None or not directory.exists_as_run():
-        return compose(overrides, config_dir=config_dir, config_name=config_name)
-    rest += [f"run_dir={text_of(str(directory.path))}", "resume=must"]
-    return from_yaml(directory.config_file, rest, config_dir=config_dir, config_name=config_name)
 
 
 def fit(composed: Composed) -> int:
