@@ -262,6 +262,22 @@ def test_a_run_of_a_million_steps_asks_only_where_something_happens() -> None:
     assert (len(told.evaluations), len(told.kept)) == (1000, 104)
 
 
+def test_more_saves_than_are_to_be_foreseen_end_the_foresight() -> None:
+    setting, pace = anything(3)
+    everything = replace(
+        setting,
+        limits=Limits(Cadence(Duration.parse(1000))),
+        save=SaveRules(save_interval=Cadence(Duration.parse(1))),
+        eval_interval=None,
+        wish=None,
+    )
+    pace = replace(pace, start=Progress())
+    told = foresee(everything, pace, most_saves=5)
+    assert told.cut
+    assert len(told.saves) == 6
+    assert not foresee(everything, pace, most_saves=5000).cut
+
+
 @pytest.mark.parametrize("holds_from", [0, 1, 2, 3, 8, 1000, 10**15])
 def test_the_first_step_is_found(holds_from: int) -> None:
     assert first_step(lambda step: step >= holds_from, 0) == holds_from

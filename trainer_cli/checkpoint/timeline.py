@@ -96,6 +96,8 @@ class Timeline:
     completed: dict[str, Save] = field(default_factory=dict)
     """Checkpoints of before whose manifest is completed: by name, as what they then are."""
     peak: Peak | None = None
+    cut: bool = False
+    """True where there are more saves than were to be foreseen: nothing is said of what comes after them."""
 
 
 def known(setting: Setting, pace: Pace) -> Setting:
@@ -127,14 +129,15 @@ def foresee(
     name: Callable[[Progress], str] = lambda at: f"step{at.step}",
     size: Callable[[int], int] = lambda step: 0,
     sizes: Mapping[str, int] | None = None,
+    most_saves: int | None = None,
 ) -> Timeline:
-    """Go from event to event up to the end, as the training will.
+    """Go from event to event up to the end, as the training will, or until there are more than `most_saves`.
 
     Args:
         name: what a checkpoint is called.
         size: bytes of a checkpoint of this step; `sizes` has those of what is there already, by name.
     """
-    return _Run(known(setting, pace), pace, name, size, dict(sizes or {})).told()
+    return _Run(known(setting, pace), pace, name, size, dict(sizes or {}), most_saves).told()
 
 
 class _Run:
@@ -147,7 +150,9 @@ class _Run:
         name: Callable[[Progress], str],
         size: Callable[[int], int],
         sizes: dict[str, int],
+        most_saves: int | None,
     ) -> None:
+        self.most_saves = most_saves
         self.setting, self.pace, self.name, self.size = setting, pace, name, size
         self.there = {one.name: sizes.get(one.name, 0) for one in setting.saved}
         self.there_bytes = sum(self.there.values())
@@ -177,6 +182,9 @@ class _Run:
             return self._closed()
         for step, due in self._events(end):
             self._step(step, due, line.stop if step == end else None)
+            if self.most_saves is not None and len(line.saves) > self.most_saves:
+                line.cut = True
+                return line
         return self._closed()
 
     def _step(self, step: int, due: bool, stop: Stop | None) -> None:

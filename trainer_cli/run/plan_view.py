@@ -75,10 +75,12 @@ def timetable(line: Timeline, start_step: int, steps_per_epoch: int | None) -> I
     if line.end is None or line.stop is None:
         return
     epochs = "" if steps_per_epoch is None else f", epochs of {steps_per_epoch:,}"
-    yield (
-        f"steps {start_step:,} to {line.end.step:,}{epochs} ({line.stop.reason}); "
-        f"{_counted(line.evaluations, 'evaluation')}"
-    )
+    whole = f"steps {start_step:,} to {line.end.step:,}{epochs} ({line.stop.reason})"
+    if line.cut:
+        yield whole
+        yield f"checkpoints at {_spread([one.step for one in line.saves[:4]])}, … (`train plan` tells all of them)"
+        return
+    yield f"{whole}; {_counted(line.evaluations, 'evaluation')}"
     may = f"; {_counted(line.may_save, 'evaluation')} may save for a metric" if line.may_save else ""
     stay = f"; {len(line.kept)} on the disk at the end" if line.kept else ""
     yield f"{_counted([one.step for one in line.saves], 'checkpoint')}{stay}{may}"
