@@ -46,7 +46,7 @@ def test_a_set_has_one_digest_whatever_its_order() -> None:
     assert Digests().one({"b", "a", "c"}) == Digests().one({"c", "b", "a"})
 
 
-@pytest.mark.parametrize("value", [len, nn.Linear, object(), [print]], ids=str)
+@pytest.mark.parametrize("value", [len, nn.Linear, object(), [print]], ids=["function", "class", "object", "in a list"])
 def test_what_has_no_value_has_no_digest(value: Any) -> None:
     assert Digests().one(value) is None
 
