@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+_LONG = (
+    "tests/integration",
+    "tests/testing",
+    "tests/faults",
+    "test_readme",
+    "test_wheel",
+    "test_histories",
+    "test_fuzz",
+)
 
 # Before torch is imported anywhere, in this process and in those that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,7 +40,9 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Files that train whole runs first, so that no core is left waiting for one of them at the end.
+    items.sort(key=lambda item: not any(place in str(item.path) for place in _LONG))
     needs = {
         "gpu": (_has_gpu, "needs a CUDA device"),
         "root": (lambda: os.geteuid() == 0, "needs the superuser"),
