@@ -103,7 +103,7 @@ def test_the_users_project_runs_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "configs" / "experiment").mkdir(parents=True)
     (tmp_path / "shapes.py").write_text(_blocks("python", "# shapes.py")[0])
     (tmp_path / "configs" / "experiment" / "mine.yaml").write_text(_blocks("yaml", "shapes.Net")[0])
-    done = _sh(next(text for text in _blocks("sh") if "experiment=mine" in text), tmp_path)
+    done = _sh(_block("experiment=mine model.width=64"), tmp_path)
     assert re.search(r"runs/mine/checkpoints/step80\s+80\s+large", done.stdout), done.stdout
     assert "My experiment" in _sh("train list experiment", tmp_path).stdout
 

@@ -118,7 +118,7 @@ def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results
             except ConfigError:
                 raise
             except (CheckpointError, UserError) as error:
-                log.error("%s: %s", name, error)
+                log.error("%s", error if str(error).startswith(name) else f"{name}: {error}")
                 failures.append(error.exit_code)
             else:
                 results.add(rows)
