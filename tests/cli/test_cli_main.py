@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -163,3 +165,23 @@ def test_a_reader_that_goes_away_is_no_drama() -> None:
     os.close(write)
     assert done.returncode == 1
     assert done.stderr == b""
+
+
+def test_collecting_garbage_is_left_as_it_was_and_on_where_something_is_built(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainer_cli.config.compose import compose
+    from trainer_cli.run.build import Builder
+
+    assert gc.isenabled()
+    main(["config", "nothing=3"])
+    assert gc.isenabled()
+    composed = compose([])
+    gc.disable()
+    try:
+        main(["config"])
+        assert not gc.isenabled()
+        Builder(composed.config, composed.trust)
+        assert gc.isenabled()
+    finally:
+        gc.enable()
