@@ -18,7 +18,7 @@ LAYERS = {
     1: "errors",
     2: """config.schema config.locate config.suggest config.globs
           trainer.duration trainer.timetable trainer.stopping trainer.progress trainer.pace
-          checkpoint.policy checkpoint.timeline checkpoint.manifest checkpoint.naming data.order""",
+          checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming data.order""",
     3: "parallel checkpoint.storage checkpoint.format checkpoint.process trainer.hooks models data loggers",
     4: "checkpoint trainer",
     5: "callbacks",

@@ -177,11 +177,11 @@ def test_collecting_garbage_is_left_as_it_was_and_on_where_something_is_built(
     main(["config", "nothing=3"])
     assert gc.isenabled()
     composed = compose([])
+    Builder(composed.config, composed.trust)
+    assert gc.isenabled()
     gc.disable()
     try:
         main(["config"])
         assert not gc.isenabled()
-        Builder(composed.config, composed.trust)
-        assert gc.isenabled()
     finally:
         gc.enable()

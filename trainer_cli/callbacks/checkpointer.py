@@ -15,12 +15,10 @@ from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.checkpointer import Facts, make_sync_checkpointer
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import (
-    BestRule,
     Decision,
     Kind,
     Moment,
     Occasion,
-    RetentionRules,
     Saved,
     SaveRules,
     next_save_step,
@@ -30,17 +28,16 @@ from trainer_cli.checkpoint.policy import (
 )
 from trainer_cli.checkpoint.process.background import Background
 from trainer_cli.checkpoint.process.port import Process
+from trainer_cli.checkpoint.rules import retention_rules, save_rules
 from trainer_cli.checkpoint.snapshot import is_finite
-from trainer_cli.checkpoint.soundness import catalog_of, newest_sound, why_unsound
+from trainer_cli.checkpoint.soundness import catalog_of, is_sound, newest_sound
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.schema import CheckpointConfig, KeepBestConfig, Mode, Newer, OnSaveError, Removal
 from trainer_cli.errors import ConfigError, SaveError, UserError
-from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.loops import TrainingLoop
-    from trainer_cli.trainer.timetable import Cadence
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -116,7 +113,8 @@ class CheckpointerCallback(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        self._rules, self._retention = rules_of(self.settings, loop)
+        self._rules = save_rules(self.settings, loop.saving_cadence)
+        self._retention = retention_rules(self.settings, loop.saving_cadence)
         if not self.settings.enabled:
             return
         self.checkpointer.format.trial(trainer.checkpoint_state())
@@ -272,7 +270,7 @@ class CheckpointerCallback(Callback):
 
         One that cannot be read was passed over, not left: it stays.
         """
-        left = [entry for entry in newer if self._can_be_read(entry)]
+        left = [entry for entry in newer if is_sound(self.storage, entry)]
         if not left:
             return
         names = ", ".join(entry.name for entry in left)
@@ -295,12 +293,6 @@ class CheckpointerCallback(Callback):
             elif not self.storage.remove(entry.name):
                 raise UserError(f"{entry.name} is being read, so it cannot be removed now", cure="Try again later.")
         log.warning("went back to step %d: removed %s", step, names)
-
-    def _can_be_read(self, entry: Entry) -> bool:
-        try:
-            return why_unsound(self.storage, entry) is None
-        except OSError:
-            return False
 
     def _retire(self) -> None:
         try:
@@ -354,43 +346,6 @@ class CheckpointerCallback(Callback):
             later=self.process.submit,
             wait=self.process.settle,
         )
-
-
-def rules_of(settings: CheckpointConfig, loop: TrainingLoop) -> tuple[SaveRules, RetentionRules]:
-    """The config's settings as rules, for a training whose epoch has a known length.
-
-    Raises:
-        ConfigError: a part of an epoch, where nobody knows how many steps an epoch has.
-    """
-    cooldown = settings.ephemeral_cooldown
-    save_interval = _cadence(settings, "save_interval", loop)
-    best = settings.keep_best
-    keep_best = None if best.metric is None else BestRule(best.metric, best.mode, best.count)
-    fixed_steps = frozenset(settings.fixed_steps)
-    return SaveRules(
-        save_interval=save_interval,
-        ephemeral_save_interval=_cadence(settings, "ephemeral_save_interval", loop),
-        ephemeral_cooldown=None if cooldown is None else Duration.parse(cooldown),
-        fixed_steps=fixed_steps,
-        pre_train=settings.pre_train_checkpoint,
-        save_final=settings.save_final,
-        save_on_stop=settings.save_on_stop,
-        keep_best=keep_best,
-    ), RetentionRules(
-        remove=settings.remove,
-        max_checkpoints=settings.max_checkpoints,
-        keep_every=_cadence(settings, "keep_every", loop),
-        keep_best=keep_best,
-        fixed_steps=fixed_steps,
-        save_interval=save_interval,
-    )
-
-
-def _cadence(settings: CheckpointConfig, key: str, loop: TrainingLoop) -> Cadence | None:
-    try:
-        return loop.cadence(getattr(settings, key))
-    except ValueError as error:
-        raise ConfigError(str(error), where=f"checkpoint.{key}") from None
 
 
 def _asked_late(occasion: Occasion) -> Occasion:

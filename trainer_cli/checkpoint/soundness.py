@@ -33,6 +33,14 @@ def why_unsound(storage: Storage, entry: Entry) -> str | None:
     return None
 
 
+def is_sound(storage: Storage, entry: Entry) -> bool:
+    """True where nothing is wrong with a checkpoint and it can be read just now."""
+    try:
+        return why_unsound(storage, entry) is None
+    except OSError:
+        return False
+
+
 def newest_sound(catalog: Catalog, run_id: str, where: str, *, limit: int | None = None) -> Entry | None:
     """The newest checkpoint of a run that is sound and whose weights are finite; None where there are none at all.
 

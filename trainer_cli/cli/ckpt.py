@@ -65,8 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-y", "--yes", action="store_true", help="rm, prune: do not ask")
     parser.add_argument("--force", action="store_true", help="rm: also pinned ones, and a run's last valid one")
     parser.add_argument("-n", "--dry-run", action="store_true", help="rm, prune: only show what would go")
-    parser.epilog = EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def run(args: argparse.Namespace) -> int:

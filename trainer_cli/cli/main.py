@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import gc
 import os
 import sys
 import traceback
@@ -15,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trainer_cli.config.garbage import uncollected
 from trainer_cli.errors import ExitCode, TrainError, UserError
 
 
@@ -61,10 +61,6 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code. Mistakes of the user become one message on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # While configs are composed a collection finds nothing, and takes a tenth of the answer's time. Who builds turns
-    # it on again (run/build.py).
-    collects = gc.isenabled()
-    gc.disable()
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -86,9 +82,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             traceback.print_exc()
         return int(ExitCode.FAILED)
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _wants_all() -> bool:
@@ -132,7 +125,8 @@ def _dispatch(arguments: list[str]) -> int:
         from trainer_cli.cli.meant import no_verb
 
         raise no_verb(word, arguments, VERBS)
-    module = import_module(VERBS[word].module)
+    with uncollected():
+        module = import_module(VERBS[word].module)
     parser = parser_of(word, module)
     try:
         parsed = _parsed(parser, word, rest)

@@ -24,6 +24,7 @@ from trainer_cli.config.appending import add
 from trainer_cli.config.chosen import chosen
 from trainer_cli.config.difference import ABSENT, Absent, Change, diff
 from trainer_cli.config.engine import Files
+from trainer_cli.config.garbage import uncollected
 from trainer_cli.config.kinds import names_one_of
 from trainer_cli.config.nodes import COMPONENTS, own_nodes
 from trainer_cli.config.origins import Choice, Given, Origins, Source, label
@@ -70,6 +71,7 @@ class Composed:
             raise
 
 
+@uncollected()
 def compose(
     overrides: Sequence[str],
     *,
@@ -101,6 +103,7 @@ def compose(
     return Composed(config, draft.raw, list(overrides), place.root, place.dirs, draft.origins, Trust())
 
 
+@uncollected()
 def from_yaml(
     source: str | Path,
     overrides: Sequence[str] = (),

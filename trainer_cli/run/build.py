@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -59,7 +58,6 @@ class Builder:
     """Makes every part of one config, errors told with the key path of the node they come from."""
 
     def __init__(self, config: TrainConfig, trust: Trust) -> None:
-        gc.enable()  # off while the command only composed
         self.config = config
         self.trust = trust
 

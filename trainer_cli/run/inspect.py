@@ -118,8 +118,7 @@ def opened(path: Path) -> Iterator[Content]:
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     try:
-        holding = catalog.storage.reading(path.name)
-        with holding as folder:
+        with catalog.storage.reading(path.name) as folder:
             for rank in range(manifest.world_size):
                 file = tensor_file(rank)
                 if file not in manifest.files:

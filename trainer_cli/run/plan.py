@@ -19,7 +19,8 @@ from trainer_cli.checkpoint.format.layout import state_file
 from trainer_cli.checkpoint.format.verified import read_verified
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import Saved
-from trainer_cli.checkpoint.soundness import catalog_of, why_unsound
+from trainer_cli.checkpoint.rules import retention_rules, save_rules
+from trainer_cli.checkpoint.soundness import catalog_of, is_sound
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.timeline import Setting, Timeline, foresee
 from trainer_cli.config.arguments import SAVER
@@ -127,7 +128,7 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
     pace = pace_of(loop, data.train, whence.progress, step_time_s=step_time_s, step_tokens=step_tokens)
     evaluates = bool(data.val) or any(_overrides(kind, "run_validation") for kind in kinds.values())
     setting = setting_of(loop, checkpoint, start, whence, evaluates=evaluates)
-    end = foresee(setting, pace).end or whence.progress
+    end = foresee(setting, pace, most_saves=0).end or whence.progress
     weight = weigh(builder, data, end, beside=len(to_yaml(composed).encode()))
     timeline = foresee(setting, pace, name=_name(composed, checkpoint), size=weight.at, sizes=whence.sizes)
     return Plan(
@@ -147,13 +148,10 @@ def setting_of(
     loop: TrainingLoop, checkpoint: CheckpointConfig, start: Start, whence: Whence, *, evaluates: bool
 ) -> Setting:
     """All that decides what happens, of a loop that has learnt its lengths."""
-    from trainer_cli.callbacks.checkpointer import rules_of
-
-    save, retention = rules_of(checkpoint, loop)
     return Setting(
         limits=loop.limits,
-        save=save,
-        retention=retention,
+        save=save_rules(checkpoint, loop.saving_cadence),
+        retention=retention_rules(checkpoint, loop.saving_cadence),
         eval_interval=loop.eval_interval,
         eval_at_start=loop.settings.eval_at_start,
         evaluates=evaluates,
@@ -202,7 +200,7 @@ def whence_of(start: Start, fork: Path | None, folder: Path, composed: Composed)
     catalog = Catalog(Untouched(folder))
     own = [] if start.is_new else catalog.valid(start.run_id)
     before = [one for one in own if one.step <= progress.step]
-    left = [one for one in own if one.step > progress.step and why_unsound(catalog.storage, one) is None]
+    left = [one for one in own if one.step > progress.step and is_sound(catalog.storage, one)]
     return Whence(
         progress,
         path,

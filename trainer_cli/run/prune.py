@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry
-from trainer_cli.checkpoint.policy import BestRule, RetentionRules, why_keep, why_remove
-from trainer_cli.checkpoint.soundness import catalog_of, why_unsound
+from trainer_cli.checkpoint.policy import RetentionRules, why_keep, why_remove
+from trainer_cli.checkpoint.rules import retention_rules
+from trainer_cli.checkpoint.soundness import catalog_of, is_sound
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.config.schema import CheckpointConfig
 from trainer_cli.errors import CheckpointError, UserError
@@ -79,16 +80,9 @@ def _usable(folder: Path, run_id: str) -> list[Entry]:
     """The run's valid checkpoints up to the newest that a resume would go on from."""
     catalog = catalog_of(folder)
     entries = catalog.valid(run_id)
-    while entries and (not entries[-1].resumable or _why_unread(folder, entries[-1]) is not None):
+    while entries and (not entries[-1].resumable or not is_sound(catalog.storage, entries[-1])):
         entries.pop()
     return entries
-
-
-def _why_unread(folder: Path, entry: Entry) -> str | None:
-    try:
-        return why_unsound(catalog_of(folder).storage, entry)
-    except OSError as error:
-        return str(error)
 
 
 def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
@@ -96,7 +90,7 @@ def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
     settings: CheckpointConfig = config.checkpoint
     epoch = config.loop.steps_per_epoch or steps_per_epoch(entries)
 
-    def cadence(interval: Any, key: str) -> Cadence | None:
+    def cadence(key: str, interval: Any) -> Cadence | None:
         if interval is None:
             return None
         try:
@@ -108,12 +102,4 @@ def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
                 where=os.fspath(run.config_file),
             ) from None
 
-    best = settings.keep_best
-    return RetentionRules(
-        remove=settings.remove,
-        max_checkpoints=settings.max_checkpoints,
-        keep_every=cadence(settings.keep_every, "keep_every"),
-        keep_best=None if best.metric is None else BestRule(best.metric, best.mode, best.count),
-        fixed_steps=frozenset(settings.fixed_steps),
-        save_interval=cadence(settings.save_interval, "save_interval"),
-    )
+    return retention_rules(settings, cadence)

@@ -48,7 +48,7 @@ def weigh(builder: Builder, data: Data, end: Progress, *, beside: int = 0) -> We
             doubt = _step(trainer)
         trainer.progress.load_state_dict(end.state_dict())
         return Weight(before + beside, _size(trainer, data) + beside, doubt)
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         return Weight(doubt=f"the size of a checkpoint cannot be told: {str(error).splitlines()[0]}")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.config.schema import LoopConfig, check_duration
-from trainer_cli.errors import UserError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.duration import Duration, Unit
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.step import Forward, Meter, Number, batch_weight, read_outputs, sample_count, to_device
@@ -86,6 +86,17 @@ class TrainingLoop:
         duration = Duration.parse(interval)
         self._counts_tokens = self._counts_tokens or duration.unit is Unit.TOKEN
         return Cadence(duration, self.steps_per_epoch)
+
+    def saving_cadence(self, key: str, interval: Any) -> Cadence | None:
+        """The cadence of a setting of `checkpoint`.
+
+        Raises:
+            ConfigError: a part of an epoch, where nobody knows how many steps an epoch has.
+        """
+        try:
+            return self.cadence(interval)
+        except ValueError as error:
+            raise ConfigError(str(error), where=f"checkpoint.{key}") from None
 
     def length(self, train_loader: Any) -> int | None:
         """Optimizer steps in `max_duration`, where they can be told beforehand."""
