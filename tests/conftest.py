@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,19 @@ settings.load_profile("tests")
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TRAIN_FULL_ERROR", "HYDRA_FULL_ERROR", "COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_projects_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a file's tests imported from projects of their own is unknown to the next file's, in whatever order."""
+    paths = list(sys.path)
+    yield
+    sys.path[:] = paths
+    made = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(made):
+            del sys.modules[name]
+    importlib.invalidate_caches()
 
 
 @pytest.fixture
