@@ -17,12 +17,13 @@ from torch.utils.data import (
     Sampler,
 )
 
+from trainer_cli.data import randomness
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.digits import Digits
 from trainer_cli.data.foreign import ForeignLoader
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
-from trainer_cli.data.position import timeout_seconds
+from trainer_cli.data.position import STATE_VERSION, timeout_seconds
 from trainer_cli.data.randomness import kept_random_state, seed_random
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.errors import UserError
@@ -244,7 +245,7 @@ def test_an_error_in_collating_names_the_samples() -> None:
 def test_the_state_says_where_and_of_what() -> None:
     state = Loader(Plain(), shuffle=True, seed=5).state_dict(2, 64)
     assert state == {
-        "version": 1, "order": ORDER_VERSION, "seed": 5, "epoch": 2, "sample_offset": 64, "length": 10,
+        "version": STATE_VERSION, "order": ORDER_VERSION, "seed": 5, "epoch": 2, "sample_offset": 64, "length": 10,
         "fingerprint": "plain-1",
     }  # fmt: skip
 
@@ -262,7 +263,7 @@ def test_a_position_is_taken_up_with_another_batch_size_and_other_workers() -> N
         ({"fingerprint": "other"}, "fingerprint was 'other' and is 'plain-1'"),
         ({"order": "feistel-0"}, "order was 'feistel-0'"),
         ({"order": "sequential"}, "order was 'sequential'"),
-        ({"version": 2, "length": 9}, "version was 2 and is 1; length was 9 and is 10"),
+        ({"version": 1, "length": 9}, "version was 1 and is 2; length was 9 and is 10"),
     ],
 )
 def test_a_position_in_other_data_is_refused(changed: dict[str, Any], told: str) -> None:
@@ -626,3 +627,40 @@ def test_the_random_state_is_kept_whatever_numpys_generator_is() -> None:
         assert np.random.get_state(legacy=False) == first
     finally:
         np.random.set_bit_generator(before)
+
+
+def drawn(seed: int) -> tuple[Any, ...]:
+    seed_random(seed)
+    return torch.rand(2).tolist(), [random.random(), random.gauss(), random.gauss()], np.random.randn(3).tolist()
+
+
+def test_a_seed_gives_the_same_numbers_as_ever() -> None:
+    with kept_random_state():
+        tensor, python, numpy = drawn(0x0123456789ABCDEF)
+        upper = np.random.RandomState(0x01234567)
+        assert python[0] == upper.random_sample()
+        assert numpy == np.random.RandomState(0x89ABCDEF).randn(3).tolist()
+        assert tensor == torch.rand(2, generator=torch.Generator().manual_seed(0x0123456789ABCDEF)).tolist()
+
+
+def test_random_numbers_do_not_depend_on_where_generators_lie_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    with kept_random_state():
+        known, states = drawn(7), random_states()
+    monkeypatch.setattr(randomness, "_python_twister", lambda: None)
+    monkeypatch.setattr(randomness, "_numpy_twister", lambda generator: None)
+    monkeypatch.setattr(randomness, "_python_and_spare", lambda: None)
+    with kept_random_state():
+        seed_random(5)
+        random.gauss()
+        before = random_states()
+        with kept_random_state():
+            assert (drawn(7), random_states()) == (known, states)
+        assert random_states() == before
+
+
+def test_memory_that_is_not_a_generators_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert randomness._python_twister() is not None
+    assert randomness._numpy_twister(np.random.get_bit_generator()) is not None
+    assert randomness._numpy_twister(np.random.PCG64(1)) is None
+    monkeypatch.setattr("sys.implementation.name", "pypy")
+    assert randomness._python_twister.__wrapped__() is None

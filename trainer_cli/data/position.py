@@ -8,7 +8,8 @@ from typing import Any
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.duration import Duration, Unit
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+"""Changes when a saved position would be read otherwise, or `seed_random` would give other random numbers."""
 
 
 def check_counts(*, batch_size: int, num_workers: int) -> None:
