@@ -1,6 +1,7 @@
 """Batches: the same from any sample on, with any number of workers, and nothing else disturbed."""
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -484,11 +485,35 @@ def test_a_users_plain_dataloader_is_walked_without_loading_what_was_seen() -> N
     assert "replays" in ForeignLoader(DataLoader(Drawing(), 4, num_workers=1), seed=0).promise
 
 
-@pytest.mark.parametrize(("workers", "doing"), [(0, "loading"), (1, "waiting for")])
-def test_an_error_in_a_users_dataloader_says_at_which_batch(workers: int, doing: str) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_in_a_users_dataloader_names_the_batch_and_its_samples(workers: int) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         batches(ForeignLoader(DataLoader(Failing(), 4, num_workers=workers), seed=3), 0)
-    assert caught.value.__notes__ == [f"while {doing} batch 1 of epoch 0"]
+    assert caught.value.__notes__ == ["while loading batch 1 of epoch 0 (samples [4, 5, 6, 7])"]
+
+
+def test_an_error_in_a_users_dataloader_after_a_resume_names_the_same_samples() -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        batches(ForeignLoader(DataLoader(Failing(), batch_size=None), seed=3), 0, batch=2)
+    [note] = caught.value.__notes__
+    assert re.fullmatch(r"while loading batch (\d+) of epoch 0 \(sample \1\)", note)
+
+
+def test_a_sampler_that_draws_at_its_start_gives_the_order_that_torch_gives_it() -> None:
+    class Eager(Sampler[list[int]]):
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([[index] for index in torch.randperm(23).tolist()])
+
+    def made() -> Any:
+        return DataLoader(Drawing(), batch_sampler=Eager())
+
+    loader = ForeignLoader(made(), seed=3)
+    own = loader.loader.batch_sampler  # type: ignore[attr-defined]
+    found = [batch[0][0] for batch in batches(loader, 1)]
+    with kept_random_state():
+        seed_random(sample_seed(3, 1, 0))
+        assert found == [float(indices[0]) for indices in iter(made())._sampler_iter]
+    assert loader.loader.batch_sampler is own  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

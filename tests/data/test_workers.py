@@ -3,17 +3,20 @@
 import gc
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from trainer_cli.data import inhand
 from trainer_cli.data.foreign import ForeignLoader
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.workers import WorkerError
@@ -231,6 +234,54 @@ def test_a_worker_that_dies_or_hangs_is_named_with_its_sample_and_none_is_left(
         list(loader.iterate(3))
     assert caught.value.exit_code == 1
     assert children() == []
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_worker_of_a_users_loader_that_dies_is_named_with_what_it_had_before_it(persistent: bool, busy: bool) -> None:
+    own = torch.utils.data.DataLoader(Ill("killed"), 4, num_workers=2, persistent_workers=persistent)
+    loader = ForeignLoader(own, seed=0)
+
+    def train(loader: ForeignLoader) -> None:
+        for number, _ in enumerate(loader.iterate(3)):
+            while busy and number == 2:
+                time.sleep(0.001)  # torch raises wherever the training is, or where it waits for a batch
+
+    with pytest.raises((RuntimeError, ConnectionError, EOFError)) as caught:
+        train(loader)
+    [note] = caught.value.__notes__
+    asked = [rf"batch {batch} of epoch 3 \(samples \[{4 * batch}, [\d, ]+\]\)" for batch in (3, 5, 7)]
+    assert re.fullmatch(rf"data worker 1 \(pid \d+\) died over ({asked[0]} or )?{asked[1]}( or {asked[2]})?", note)
+    del own, loader, caught
+    gc.collect()
+    assert children() == []
+
+
+@pytest.mark.parametrize("timeout", [0, 3])
+def test_a_worker_of_a_users_loader_that_hangs_is_told_of_once_unless_torch_ends_it(
+    timeout: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_torch = torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data
+    monkeypatch.setattr(of_torch, "__defaults__", (0.05,))
+    own = torch.utils.data.DataLoader(Ill("slow"), 4, num_workers=2, timeout=timeout)
+    iterator = ForeignLoader(own, seed=0).iterate(0)
+    for _ in range(5):
+        next(iterator)
+    monkeypatch.setattr(inhand, "LONG_S", 0.0)
+    if timeout:
+        with pytest.raises(RuntimeError, match="timed out") as caught:
+            next(iterator)
+        assert caught.value.__notes__ == ["while loading batch 5 of epoch 0 (samples [20, 21, 22, 23])"]
+        assert not caplog.messages
+    else:
+        threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGKILL) for pid in children()]).start()
+        with pytest.raises(RuntimeError):
+            next(iterator)
+        [told] = caplog.messages
+        assert re.match(
+            r"data worker 1 \(pid \d+\) has been loading batch 5 of epoch 0 \(samples \[20, 21, 22, 23\]\)", told
+        )
+        assert "torch.utils.data.dataloader.DataLoader(timeout=SECONDS)" in told
 
 
 def test_a_slow_batch_of_quick_samples_is_no_hang() -> None:

@@ -19,6 +19,24 @@ class Fault:
     cure: str
 
 
+STREAM = """
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self):
+        self.at = self.begin = 0
+
+    def __iter__(self):
+        points = Points()
+        self.at, self.begin = self.begin, 0
+        while self.at < 40:
+            self.at += 1
+            yield points[self.at - 1]
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = self.begin = state["at"]
+"""
 FAULTS = {
     "a dataset that is random at construction, unseeded": Fault(
         """
@@ -196,6 +214,68 @@ class ByItself(Data):
         "data.train.rng (a random generator)",
         "no checkpoint holds it",
         "dataset instead of the loader",
+    ),
+    "an iterable dataset that forgets what it read ahead": Fault(
+        STREAM
+        + """
+class Ahead(Stream):
+    def __init__(self):
+        super().__init__()
+        self.last = 0.0
+
+    def __iter__(self):
+        for x, y in super().__iter__():
+            x, self.last = x + self.last, float(x[0])
+            yield x, y
+
+
+class AheadData(Data):
+    def __init__(self):
+        self.train, self.val = Ahead(), Points()
+""",
+        ("data._target_=parts.AheadData",),
+        "batch[0]",
+        "Ahead gives other samples when it goes on where state_dict() of it says that it stood",
+        "Give it in state_dict() of the dataset",
+    ),
+    "an iterable dataset whose state_dict tells another place": Fault(
+        STREAM
+        + """
+class Behind(Stream):
+    def state_dict(self):
+        return {"at": max(0, self.at - 1)}
+
+
+class BehindData(Data):
+    def __init__(self):
+        self.train, self.val = Behind(), Points()
+""",
+        ("data._target_=parts.BehindData",),
+        "data.train.at (an attribute of the data)",
+        "state_dict() of the dataset does not bring it back",
+        "Give it in state_dict() of the dataset",
+    ),
+    "an iterable dataset with an order of its own, and no state": Fault(
+        """
+
+class Wandering(torch.utils.data.IterableDataset):
+    def __init__(self):
+        self.rng = random.Random(0)
+
+    def __iter__(self):
+        points = Points()
+        for index in self.rng.sample(range(40), 40):
+            yield points[index]
+
+
+class WanderingData(Data):
+    def __init__(self):
+        self.train, self.val = Wandering(), Points()
+""",
+        ("data._target_=parts.WanderingData",),
+        "data.train.rng (a random generator)",
+        "no checkpoint holds it",
+        "or give it state_dict() and load_state_dict()",
     ),
 }
 

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_cli.data.children import born_here, end_by_force
+from trainer_cli.data.inhand import InHand
 from trainer_cli.data.order import sample_seed
 from trainer_cli.data.position import STATE_VERSION, check_same, type_name
 from trainer_cli.data.randomness import kept_random_state, seed_random
@@ -109,10 +110,11 @@ class ForeignLoader:
         for part in (*_samplers(self.loader), getattr(self.loader, "dataset", None)):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
+        in_hand = InHand(self.loader, epoch, first)
         # Workers born here keep the parent's signals blocked, for good: they are for this process.
         with kept_random_state(), born_here() as workers:
             seed_random(sample_seed(self.seed, epoch, 0))
-            iterator: Any = iter(self.loader)
+            iterator: Any = in_hand.begin()
         end = partial(end_by_force, workers)
         atexit.register(end)  # before multiprocessing's own, which would wait for them for ever
         number = first
@@ -121,14 +123,13 @@ class ForeignLoader:
                 with kept_random_state():
                     seed_random(sample_seed(self.seed, epoch, number + 1))
                     seen = number < first + skip
+                    in_hand.wait(number)
                     try:
                         batch = iterator._next_index() if seen and self.walks else next(iterator)
                     except StopIteration:
                         return
                     except Exception as error:
-                        # Workers load later ones meanwhile: one that died may have had another batch in hand.
-                        doing = "waiting for" if getattr(self.loader, "num_workers", 0) else "loading"
-                        error.add_note(f"while {doing} batch {number} of epoch {epoch}")
+                        in_hand.tell(error)
                         raise
                 number += 1
                 if not seen:
@@ -138,6 +139,7 @@ class ForeignLoader:
                 self._leave(iterator, epoch, number)
             raise
         finally:
+            in_hand.end()
             if not getattr(self.loader, "persistent_workers", False):
                 if workers:
                     iterator._shutdown_workers()

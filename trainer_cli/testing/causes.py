@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from trainer_cli.testing.calls import Asks, Call
 from trainer_cli.testing.trace import Difference, Kind, Value
@@ -24,8 +25,8 @@ class Evidence:
     """What the same check said with `data.num_workers=0`; None: it was not asked."""
     exact_if_deterministic: bool | None = None
     """Whether two runs are equal with `deterministic=true`; None: it was not asked."""
-    loader: str | None = None
-    """The class of a loader that the user brought."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of the training: `loader`, the class of one that the user brought; `stream` and `stateful`, of a dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ _SAVE = {
         "Let data hold the dataset instead of the loader, whose order is then ours; or give the loader state_dict() "
         "and load_state_dict()."
     ),
+    "stream": "Let the dataset be the same each time it is iterated, or give it state_dict() and load_state_dict().",
+    "stateful stream": (
+        "Give it in state_dict() of the dataset, and take it back in load_state_dict(): where it reads, what it has "
+        "read ahead, generators of its own."
+    ),
     "globals": "Keep it in a module, the optimizer or a callback, and save it there.",
 }
 _CALLED = {
@@ -90,14 +96,23 @@ def owner(name: str) -> str:
     return top if top in _CALLED else "globals"
 
 
-def saving(value: Value, loader: str | None = None) -> str:
-    """How a hidden thing would be saved."""
+def saving(value: Value, facts: Mapping[str, Any]) -> str:
+    """How a hidden thing would be saved, in a training of which this is known."""
     whose = owner(value.name)
     if value.name.endswith((".requires_grad", ".training")):
         return "Set it from trainer.progress.step in on_train_start, so that a resume sets it too."
     if whose == "model" and is_generator(value):
         return _SAVE["generator of model"]
-    return _SAVE["loader" if whose == "data" and loader is not None else whose]
+    return _SAVE[_data(facts) if whose == "data" else whose]
+
+
+def _data(facts: Mapping[str, Any]) -> str:
+    """What the training data is: a map-style dataset, an iterable one, or a loader."""
+    if facts.get("loader"):
+        return "loader"
+    if facts.get("stream"):
+        return "stateful stream" if facts.get("stateful") else "stream"
+    return "data"
 
 
 def is_generator(value: Value) -> bool:
@@ -186,18 +201,28 @@ def _after_a_resume(evidence: Evidence) -> Cause:
         return Cause(
             state,
             f"samples depend on the worker that makes them: with data.num_workers=0 all is exact{told}",
-            "Make each sample a function of its index, and draw from torch, numpy or random: they are seeded for each.",
+            _SAVE[_data(evidence.facts)],
         )
     if hidden is not None:
+        lost = "no checkpoint holds it"
+        if owner(hidden.name) == "data" and _data(evidence.facts) == "stateful stream":
+            lost = "state_dict() of the dataset does not bring it back"
         return Cause(
             described(hidden),
-            "it changes in training, and no checkpoint holds it",
-            saving(hidden, evidence.loader),
+            f"it changes in training, and {lost}",
+            saving(hidden, evidence.facts),
         )
-    if of_data and evidence.loader is not None:
+    if of_data and (stream := evidence.facts.get("stream")):
+        told = "where state_dict() of it says that it stood" if evidence.facts["stateful"] else "from its beginning"
         return Cause(
             state,
-            f"{evidence.loader} gives other batches when it is started anew: it has an order or a memory of its own",
+            f"{stream} gives other samples when it goes on {told}: what they depend on is more than that",
+            _SAVE[_data(evidence.facts)],
+        )
+    if of_data and (loader := evidence.facts.get("loader")):
+        return Cause(
+            state,
+            f"{loader} gives other batches when it is started anew: it has an order or a memory of its own",
             _SAVE["loader"],
         )
     if calls := [*_of(evidence.calls, Asks.chance), *_of(evidence.calls, Asks.clock)]:

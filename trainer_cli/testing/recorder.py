@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.data.stream import StreamLoader
 from trainer_cli.testing.causes import NOT_PERSISTENT
 from trainer_cli.testing.digests import Digests
 from trainer_cli.testing.plan import Plan, When
@@ -59,6 +60,8 @@ class Recorder(Callback):
             threads=torch.get_num_threads(),
             steps_per_epoch=loop.steps_per_epoch,
             loader=None if own is None else type(own).__name__,
+            stream=type(train_loader.source.dataset).__name__ if isinstance(train_loader, StreamLoader) else None,
+            stateful=isinstance(train_loader, StreamLoader) and train_loader.source.stateful,
         )
         if self._is_wanted(trainer, When.at_once):
             self._send(trainer, signal.SIGTERM)

@@ -11,8 +11,6 @@ Every process begins with nothing but the files that the one before it left, as 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +27,7 @@ from trainer_cli.testing.findings import Comparison, Found, failure, title_of
 from trainer_cli.testing.plan import SAVED_STEP, Stop, When, chains
 from trainer_cli.testing.processes import Run, processes
 from trainer_cli.testing.report import Finding, Report
+from trainer_cli.testing.scratch import scratch
 from trainer_cli.testing.trace import Kind
 
 STEPS = 12
@@ -68,15 +67,14 @@ def check_resume(
     if steps < LEAST_STEPS:
         raise UserError(f"a check of {steps} steps proves nothing", cure=f"Use at least {LEAST_STEPS}.")
     began = time.monotonic()
-    scratch = Path(tempfile.mkdtemp(prefix="train-check-"))
-    run = run or processes(cwd or Path.cwd())
-    runner = Runner(composed, scratch, steps, config_dir, run, tell)
-    try:
-        report = _checked(composed, runner, steps)
-        return replace(report, processes=runner.started, seconds=round(time.monotonic() - began, 1))
-    finally:
-        run.close()
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch() as folder:
+        run = run or processes(cwd or Path.cwd())
+        runner = Runner(composed, folder, steps, config_dir, run, tell)
+        try:
+            report = _checked(composed, runner, steps)
+            return replace(report, processes=runner.started, seconds=round(time.monotonic() - began, 1))
+        finally:
+            run.close()
 
 
 def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
@@ -117,7 +115,7 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
         else:
             remarks = [
                 f"{described(value)}; it changes in training, and no checkpoint holds it. In these {steps} steps no "
-                f"number depended on it. {saving(value, straight.facts['loader'])}"
+                f"number depended on it. {saving(value, straight.facts)}"
                 for chain in made[:1]
                 for value in comparison.lasting(chain)
             ]
@@ -143,7 +141,7 @@ def _explained(composed: Composed, runner: Runner, found: Found, repeat: Chain, 
         resumed=found.stop is not None,
         calls=repeat.calls,
         workers=workers,
-        loader=repeat.attempts[0].trace.facts.get("loader"),
+        facts=repeat.attempts[0].trace.facts,
     )
     if repeats and not any(call.asks in (Asks.chance, Asks.clock) for call in repeat.calls):
         evidence = replace(evidence, exact_if_deterministic=_is_exact(runner, "deterministic", (), deterministic=True))
