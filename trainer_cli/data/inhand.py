@@ -96,7 +96,7 @@ class InHand:
 
     @property
     def _workers(self) -> list[Any]:
-        return getattr(self._iterator, "_workers", [])
+        return getattr(self._iterator, "_workers", []) if isinstance(self._loader, DataLoader) else []
 
     def _named(self, batch: int) -> str:
         text, indices = f"batch {batch} of epoch {self._epoch}", self._drawn.get(batch - self._first)
