@@ -445,6 +445,36 @@ def test_a_position_with_other_generators_is_refused_and_one_of_before_they_were
     own.check_state(early)
 
 
+@pytest.mark.parametrize("seeded", [True, False])
+def test_the_order_of_a_users_loader_with_persistent_workers_goes_on_in_a_later_epoch(seeded: bool) -> None:
+    def made(persistent: bool = True) -> ForeignLoader:
+        generator = torch.Generator().manual_seed(7) if seeded else None
+        own = DataLoader(Listed(), 4, shuffle=True, num_workers=1, persistent_workers=persistent, generator=generator)
+        return ForeignLoader(own, seed=3)
+
+    loader = made()
+    first, between = batches(loader, 0), loader.state_dict(1)
+    through = batches(loader, 1)
+    inside = loader.state_dict(1, batch=2)
+    assert first != through
+    for state, done in ((between, 0), (inside, 2)):
+        later = made()
+        later.check_state(state)
+        assert batches(later, 1, batch=done) == through[done:]
+    other = made(persistent=False)
+    assert (batches(other, 0), batches(other, 1)) == (first, through)
+
+
+class Listed(Dataset[int]):
+    """Samples are their indices."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 def test_persistent_workers_of_a_users_loader_are_said_to_remember() -> None:
     def promise(persistent: bool) -> str:
         loader = DataLoader(Drawing(), 4, num_workers=1, persistent_workers=persistent)

@@ -277,6 +277,20 @@ class WanderingData(Data):
         "no checkpoint holds it",
         "or give it state_dict() and load_state_dict()",
     ),
+    "persistent workers of a loader that the user brings": Fault(
+        """
+class Kept(Data):
+    def __init__(self):
+        super().__init__()
+        self.train = torch.utils.data.DataLoader(
+            Points(), 4, shuffle=True, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
+        )
+""",
+        ("data._target_=parts.Kept", "~data.batch_size"),
+        "batch[0]",
+        "the persistent workers of DataLoader go on with their random numbers",
+        "Give it persistent_workers=False",
+    ),
 }
 
 

@@ -114,6 +114,12 @@ class ForeignLoader:
         # Workers born here keep the parent's signals blocked, for good: they are for this process.
         with kept_random_state(), born_here() as workers:
             seed_random(sample_seed(self.seed, epoch, 0))
+            if (
+                getattr(self.loader, "persistent_workers", False)
+                and getattr(self.loader, "_iterator", None) is not None
+            ):
+                # Workers that are kept need no seed. The order comes after it, and must be that of new ones.
+                torch.empty((), dtype=torch.int64).random_(generator=cast(Any, self.loader).generator)
             iterator: Any = in_hand.begin()
         end = partial(end_by_force, workers)
         atexit.register(end)  # before multiprocessing's own, which would wait for them for ever

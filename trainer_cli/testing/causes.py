@@ -26,7 +26,8 @@ class Evidence:
     exact_if_deterministic: bool | None = None
     """Whether two runs are equal with `deterministic=true`; None: it was not asked."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Of the training: `loader`, the class of one that the user brought; `stream` and `stateful`, of a dataset."""
+    """Of the training: `loader`, the class of one that the user brought, and whether its workers are `persistent`;
+    `stream`, the class of an iterable dataset, and whether it is `stateful`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,13 @@ def _after_a_resume(evidence: Evidence) -> Cause:
             state,
             f"samples depend on the worker that makes them: with data.num_workers=0 all is exact{told}",
             _SAVE[_data(evidence.facts)],
+        )
+    if of_data and evidence.facts.get("persistent"):
+        return Cause(
+            state,
+            f"the persistent workers of {evidence.facts['loader']} go on with their random numbers from epoch to "
+            "epoch, and a resume begins with new ones",
+            "Give it persistent_workers=False; or let data hold the dataset instead of the loader.",
         )
     if hidden is not None:
         lost = "no checkpoint holds it"

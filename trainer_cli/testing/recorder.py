@@ -60,6 +60,7 @@ class Recorder(Callback):
             threads=torch.get_num_threads(),
             steps_per_epoch=loop.steps_per_epoch,
             loader=None if own is None else type(own).__name__,
+            persistent=bool(getattr(own, "persistent_workers", False)),
             stream=type(train_loader.source.dataset).__name__ if isinstance(train_loader, StreamLoader) else None,
             stateful=isinstance(train_loader, StreamLoader) and train_loader.source.stateful,
         )
