@@ -131,6 +131,41 @@ def test_a_users_own_primary_config_can_build_on_ours(project: Path, write: Writ
     assert compose([], config_name="mine.yaml").config.seed == 9
 
 
+def test_a_primary_config_that_does_not_place_itself_counts_over_its_defaults(project: Path, write: Write) -> None:
+    write("mine.yaml", "defaults:\n  - config\nseed: 9\n")
+    assert compose([], config_name="mine").config.seed == 9
+
+
+def test_folders_that_a_primary_config_adds_are_searched_last(
+    project: Path, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, lr in (("shared", 1), ("mine", 2)):
+        folder = tmp_path / name / "optimizer"
+        folder.mkdir(parents=True)
+        (folder / "slow.yaml").write_text(f"_target_: mine.SGD\nlr: {lr}\n")
+    with (project / "mine.py").open("a") as file:
+        file.write("\n\ndef SGD(params, lr): ...\n")
+    monkeypatch.setenv("SHARED", str(tmp_path / "shared"))
+    search = f"hydra:\n  searchpath: ['${{oc.env:SHARED}}', 'file://{tmp_path / 'mine'}']\n"
+    write("wide.yaml", f"defaults:\n  - config\n  - _self_\n{search}")
+    assert compose(["optimizer=slow"], config_name="wide").config.optimizer["lr"] == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"loop": {"max_duration": "1ep"}, "model": {"_target_": "a.B", "x": {"y": 1}}},
+        {"loop": {"max_duration": "???"}, "model": "???", "load": {"states": ["all"]}, "optimizer": None},
+        {"checkpoint": {"keep_best": {"metric": "${name}"}}, "loggers": {"a": None}, "seed": "???", "more": [{"a": 1}]},
+    ],
+)
+def test_values_lie_over_the_defaults_as_omegaconf_merges_them(values: dict[str, Any]) -> None:
+    merged = OmegaConf.merge(check.plain(), values)
+    assert OmegaConf.to_container(check.completed(values)) == OmegaConf.to_container(merged)
+    assert OmegaConf.to_container(check.completed(OmegaConf.create(values))) == OmegaConf.to_container(merged)
+
+
 def test_nothing_is_left_behind(project: Path) -> None:
     before, handlers = sorted(project.rglob("*")), list(logging.getLogger().handlers)
     compose(["experiment=small"])

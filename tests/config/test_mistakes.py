@@ -279,6 +279,24 @@ CASES = [
         {"experiment/x.yaml": PACKAGE + "hydra:\n  sweeper:\n    params:\n      seed: 1,2\n"},
     ),
     Case(
+        "Hydra's own groups in a defaults list",
+        [],
+        "hydra/launcher has no effect (configs/config.yaml:3). Hydra only composes the config here.",
+        {"config.yaml": "defaults:\n  - train_schema\n  - override hydra/launcher: submitit_slurm\n"},
+    ),
+    Case(
+        "search path that is not there",
+        [],
+        "hydra.searchpath names elsewhere/configs, which is no folder (configs/config.yaml:5). A path counts from the current folder; pkg://NAME is an installed package.",
+        {"config.yaml": "defaults:\n  - train_schema\nhydra:\n  searchpath:\n    - elsewhere/configs\n"},
+    ),
+    Case(
+        "search path that is no list",
+        [],
+        "hydra.searchpath must be a list (configs/config.yaml:4). Write hydra.searchpath: [FOLDER].",
+        {"config.yaml": "defaults:\n  - train_schema\nhydra:\n  searchpath: elsewhere\n"},
+    ),
+    Case(
         "argument that a component from a group's file lacks",
         ["model=bare"],
         "Linear: missing required arguments: 'in_features', 'out_features' (model, configs/model/bare.yaml:2).",

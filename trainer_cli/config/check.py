@@ -55,9 +55,22 @@ def _defaults() -> dict[str, Any]:
 
 def completed(config: DictConfig | dict[str, Any]) -> DictConfig:
     """A config over the schema's defaults."""
-    merged = OmegaConf.merge(plain(), config)
-    assert isinstance(merged, DictConfig)
-    return merged
+    values = contents(config) if isinstance(config, DictConfig) else config
+    full = OmegaConf.create(_over(_defaults(), values))
+    assert isinstance(full, DictConfig)
+    return full
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values merged as OmegaConf does, in a fraction of its time: what is missing (???) replaces nothing."""
+    full = dict(below)
+    for key, value in above.items():
+        known = below.get(key)
+        if isinstance(value, Mapping) and isinstance(known, Mapping):
+            full[key] = _over(known, value)
+        elif key not in below or value != MISSING:
+            full[key] = value
+    return full
 
 
 def contents(config: DictConfig) -> dict[str, Any]:

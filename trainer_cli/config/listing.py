@@ -50,9 +50,11 @@ def _choice(
         yield wrong(option, f"the option of {chosen} must be a name, a list of names, or null", "")
     if not set(words) <= {"override", "optional"}:
         yield wrong(key, f"{' '.join(words)!r} before {chosen} is not known", "Known: override, optional.")
-    elif resolved.split("/")[0] == "hydra" or resolved in groups:
+    elif "hydra" in (resolved.split("/")[0], chosen.split("/")[0]):
+        yield wrong(key, f"{chosen.lstrip('/')} has no effect", "Hydra only composes the config here.")
+    elif resolved in groups:
         return
-    elif chosen in groups or chosen.split("/")[0] == "hydra":
+    elif chosen in groups:
         written = f"- {option.value}" if chosen == group else f"- override /{last}: {option.value}"
         yield wrong(key, f"{chosen} is looked for below {group}/", f"Write '{written}'.")
     elif "optional" not in words:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import locate
 from trainer_cli.config.reading import read_file
@@ -58,11 +62,18 @@ def _own_search_path(primary: Path | None, cwd: Path) -> Iterator[Path]:
     hydra = config.get("hydra") if isinstance(config, dict) else None
     paths = hydra.get("searchpath") if isinstance(hydra, dict) else None
     for path in paths if isinstance(paths, list) else ():
-        scheme, separator, rest = str(path).rpartition("://")
-        if scheme == "pkg":
-            yield from _folders_of(rest.replace("/", "."))
-        elif scheme == "file" or not separator:
-            yield (cwd / rest).resolve()
+        yield from search_folders(path, cwd)
+
+
+def search_folders(path: Any, cwd: Path) -> Iterator[Path]:
+    """The folders that an entry of `hydra.searchpath` stands for, be they there or not."""
+    with suppress(OmegaConfBaseException):
+        path = OmegaConf.create([path])[0]  # ${oc.env:NAME}
+    scheme, separator, rest = str(path).rpartition("://")
+    if scheme == "pkg":
+        yield from _folders_of(rest.replace("/", "."))
+    elif scheme == "file" or not separator:
+        yield (cwd / rest).resolve()
 
 
 def _folders_of(package: str) -> Iterator[Path]:
