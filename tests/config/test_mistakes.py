@@ -243,6 +243,48 @@ CASES = [
         "cannot read the override 'run_dir=~/x' (command line). Write the whole path, such as run_dir=$HOME/x.",
     ),
     Case(
+        "item of a list of another type",
+        ["model.hidden=[64,x]", "optimizer.betas=[0.9]"],
+        "2 mistakes:\n"
+        "  - model.hidden.1 is 'x', but it must be a whole number (command line).\n"
+        "  - optimizer.betas has 1 value, but it must have 2 (command line).",
+    ),
+    Case(
+        "item of a list in a file",
+        ["experiment=x"],
+        "model.hidden.1 is 2.5, but it must be a whole number (configs/experiment/x.yaml:5).",
+        {"experiment/x.yaml": f"{PACKAGE}model:\n  hidden:\n    - 64\n    - 2.5\n"},
+    ),
+    Case(
+        "leave for keys that are not there",
+        ["resume_allow=[optimzer.lr,loop.evl_*,seed,model.width,'*.lr']"],
+        "2 mistakes:\n"
+        "  - resume_allow names 'optimzer.lr', and there is no such key (command line). Did you mean 'optimizer'?\n"
+        "  - resume_allow names 'loop.evl_*', and there is no such key (command line). Did you mean 'loop.eval_steps'?",
+    ),
+    Case(
+        "misspelt key in an interpolation",
+        ["checkpoint.save_interval='${loop.maxduration}'"],
+        "checkpoint.save_interval: ${loop.maxduration} names a key that is not there: loop.maxduration (command line). Did you mean 'loop.max_duration'?",
+    ),
+    Case(
+        "no model in a file",
+        ["fit", "experiment=x"],
+        "model is null, but nothing runs without (configs/experiment/x.yaml:2). Choose one with model=NAME; `train list model` shows them.",
+        {"experiment/x.yaml": f"{PACKAGE}model: null\n"},
+    ),
+    Case(
+        "no model in a defaults list",
+        ["fit", "experiment=x"],
+        "model is null, but nothing runs without (configs/experiment/x.yaml:3). Choose one with model=NAME; `train list model` shows them.",
+        {"experiment/x.yaml": f"{PACKAGE}defaults:\n  - override /model: null\n"},
+    ),
+    Case(
+        "difference from what is neither run nor checkpoint",
+        ["--diff", "."],
+        ". is neither a run directory nor a checkpoint (--diff). Name a run directory, which holds a config.yaml, a checkpoint in one, or RUN@latest.",
+    ),
+    Case(
         "interpolation of another type",
         ["name=x", "seed='${name}'"],
         "seed: ${name} comes to 'x', but it must be a whole number (command line).",

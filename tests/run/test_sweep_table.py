@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.errors import ConfigError
 from trainer_cli.run.rundir import RunDir, write_json
+from trainer_cli.run.sweep_job import telling, told_in
 from trainer_cli.run.sweep_table import Standing, note_failure, standing, table, write_csv
 
 
@@ -49,6 +51,21 @@ def test_the_status_is_what_the_disk_tells(
     if failure is not None:
         note_failure(tmp_path / "failure", failure, run)
     assert stands(tmp_path, run) == told
+
+
+def test_a_job_that_fails_before_its_directory_is_there_tells_of_what(tmp_path: Path) -> None:
+    frozen, run = tmp_path / "lr=0.1.yaml", job(tmp_path)
+    with pytest.raises(ConfigError), telling(frozen):
+        raise ConfigError("2 mistakes:\n  - one is wrong (here).\n  - another is.\n")
+    note_failure(tmp_path / "failure", 2, run, told_in(frozen))
+    assert stands(tmp_path, run) == ("failed", "exit code 2: one is wrong (here).")
+    with pytest.raises(ValueError, match="x"), telling(frozen):
+        raise ValueError("x" * 1000)
+    assert told_in(frozen) == "x" * 160 + "..."
+    with pytest.raises(KeyError), telling(frozen):
+        raise KeyError
+    assert told_in(frozen) == "KeyError"
+    assert told_in(tmp_path / "other.yaml") == ""
 
 
 def test_a_noted_failure_is_forgotten_once_a_later_attempt_has_begun(tmp_path: Path) -> None:

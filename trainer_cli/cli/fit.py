@@ -40,16 +40,23 @@ def run(args: argparse.Namespace) -> int:
     if args.jobs is not None:
         raise UserError("--jobs is for a sweep", cure="Add -m.")
     if args.frozen is not None:
-        from trainer_cli.config.frozen import thaw
-        from trainer_cli.run.children import stop_with_parent
+        return _job(args)
+    from trainer_cli.run.asked import compose_fit
 
-        stop_with_parent()
-        composed = thaw(args.frozen, args.overrides, config_dir=args.config_dir)
-    else:
-        from trainer_cli.run.asked import compose_fit
-
-        composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     # Only now: a mistake in the config is answered without what training needs.
     from trainer_cli.run.fit import fit
 
     return fit(composed)
+
+
+def _job(args: argparse.Namespace) -> int:
+    from trainer_cli.config.frozen import thaw
+    from trainer_cli.run.children import stop_with_parent
+    from trainer_cli.run.sweep_job import telling
+
+    stop_with_parent()
+    with telling(args.frozen):
+        from trainer_cli.run.fit import fit
+
+        return fit(thaw(args.frozen, args.overrides, config_dir=args.config_dir))

@@ -171,14 +171,16 @@ class _Examination:
 
     def leaves(self) -> None:
         """Refuse single values that are wrong wherever they stand."""
-        for path, owner, key in list(places(self.schema, ())):
+        every = list(places(self.schema, ()))
+        known = [".".join(path) for path, _, _ in every]
+        for path, owner, key in every:
             node = owner._get_node(key)
             if node is None or OmegaConf.is_missing(owner, key):
                 continue
             try:
                 value = owner[key] if node._is_interpolation() else node._value()
             except (OmegaConfBaseException, RecursionError) as error:
-                words = why_unresolved(error, owner._get_node(key)._value())
+                words = why_unresolved(error, owner._get_node(key)._value(), known)
                 self._tell(path, f"{'.'.join(path)}: {words[0]}", words[1])
                 continue
             for below, number in leaves(value if isinstance(value, list | dict) else None, path):

@@ -207,6 +207,10 @@ def _checked(draft: _Draft, missing_ok: bool, looked_up: Callable[[TrainConfig],
     """The config, where there is no mistake in it, nor in its targets; all of them together otherwise."""
     config, found, put_back = check.examined(draft.raw, draft.origins, missing_ok=missing_ok)
     if config is not None:
+        if config.resume_allow:
+            from trainer_cli.config import allowed  # Most configs need no look at every key.
+
+            found += allowed.mistakes(config.resume_allow, draft.origins)
         found += [one for one in looked_up(config) if not names_one_of(put_back, f"{one.what} {one.where}")]
     told = {mistake.where for mistake in draft.mistakes} - {COMMAND_LINE}
     mistakes = [one for one in found if one.where not in told and (draft.whole or COMMAND_LINE in (one.where or ""))]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, StringNode
 
 from trainer_cli.config.overrides import KeyPath
-from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.config.suggest import did_you_mean, nearest
 
 MISSING = "???"
 _TRUTH = dict.fromkeys(("yes", "on", "y", "1"), "true") | dict.fromkeys(("no", "off", "n", "0"), "false")
@@ -109,11 +109,11 @@ def places(config: DictConfig | ListConfig, path: KeyPath) -> Iterator[tuple[Key
             yield here, config, key
 
 
-def why_unresolved(error: Exception, text: Any) -> tuple[str, str]:
-    """OmegaConf's complaint of an interpolation, and the cure."""
+def why_unresolved(error: Exception, text: Any, known: Sequence[str] = ()) -> tuple[str, str]:
+    """OmegaConf's complaint of an interpolation, and the cure; `known` are the keys that it could have named."""
     words = str(getattr(error, "msg", None) or error).splitlines()[0] if str(error) else type(error).__name__
     if found := re.search(r"Interpolation key '([^']+)' not found", words):
-        return f"{text} names a key that is not there: {found[1]}", ""
+        return f"{text} names a key that is not there: {found[1]}", _meant(found[1], known)
     if found := re.search(r"Environment variable '([^']+)' not found", words):
         return f"the environment variable {found[1]} is not set", f"Set it, or write ${{oc.env:{found[1]},DEFAULT}}."
     if "Recursive interpolation" in words or "RecursionError" in words or "parent node" in words:
@@ -126,6 +126,16 @@ def why_unresolved(error: Exception, text: Any) -> tuple[str, str]:
     if found := re.search(r"Missing mandatory value: (\S+)", words):
         return f"{text} names {found[1]}, which must be given", f"Add {found[1]}=VALUE to the command line."
     return words.replace("while resolving interpolation", f"in {text}") if text else words, ""
+
+
+def _meant(key: str, known: Sequence[str]) -> str:
+    """The key that a misspelt one stands for: one beside it where its section is right, else any."""
+    above, dot, name = key.rpartition(".")
+    beside = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == above]
+    meant = nearest(name, beside)
+    if not beside:
+        return did_you_mean(key, known).strip()
+    return f"Did you mean '{above}{dot}{meant}'?" if meant is not None else ""
 
 
 def names_one_of(keys: Iterable[str], text: str) -> bool:

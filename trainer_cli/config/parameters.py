@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from trainer_cli.config.kinds import MISSING
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import ConfigError
 
@@ -44,9 +45,37 @@ class Plain:
 
     kinds: frozenset[str]
     choices: tuple[Any, ...] = ()
+    item: Plain | None = None
+    """What the items of a list may be; null: anything."""
+    each: tuple[Plain | None, ...] | None = None
+    """What each item of a list of just this length may be; null: any length."""
+    under: Plain | None = None
+    """What the values of a mapping may be; null: anything."""
 
     def admits(self, value: Any) -> bool:
-        """Whether the value is one of these. What is no plain value is not judged."""
+        """Whether the value, and all that is in it, is one of these. What is no plain value is not judged."""
+        return next(self.against(value, ""), None) is None
+
+    def against(self, value: Any, where: str) -> Iterator[ConfigError]:
+        """What is wrong with a value whose key is `where`, or with values in it, each with its own key."""
+        if not self._is_one(value):
+            shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+            texts = [choice for choice in self.choices if isinstance(choice, str)]
+            cure = did_you_mean(value, texts).strip() if isinstance(value, str) else ""
+            yield ConfigError(f"{where} is {shown}, but it must be {self}", where=where, cure=cure or None)
+        elif isinstance(value, list | tuple):
+            if self.each is not None and len(value) != len(self.each):
+                what = f"{where} has {len(value)} value{'s'[: len(value) != 1]}, but it must have {len(self.each)}"
+                yield ConfigError(what, where=where)
+                return
+            for index, item in enumerate(value):
+                plain = self.item if self.each is None else self.each[index]
+                yield from _inner(plain, item, f"{where}.{index}")
+        elif isinstance(value, Mapping) and "_target_" not in value:
+            for key, item in value.items():
+                yield from _inner(self.under, item, f"{where}.{key}")
+
+    def _is_one(self, value: Any) -> bool:
         kind = kind_of(value)
         if kind is None or kind in self.kinds:
             return True
@@ -92,7 +121,7 @@ def parameter(
     plain = None if several else plain_of(annotation)
     if plain is not None and default is not NO_DEFAULT and not plain.admits(default):
         # `size: int = None` is an old way to say that null is fine; any other contradiction says nothing.
-        plain = Plain(plain.kinds | {"null"}, plain.choices) if default is None else None
+        plain = replace(plain, kinds=plain.kinds | {"null"}) if default is None else None
     return Parameter(name, kind, required, plain)
 
 
@@ -162,7 +191,7 @@ def misfits(
         elif key in filled and key in by_name:
             yield ConfigError(f"{here} is given in _args_ too", where=here, cure="Give it once.")
         elif key in by_name:
-            yield from _unfit(here, value, by_name[key])
+            yield from _against(by_name[key], value, here)
         elif not open_ended:
             listed = f"It takes: {', '.join(settable)}." if settable else "It takes no arguments."
             yield ConfigError(
@@ -170,20 +199,20 @@ def misfits(
             )
     for index, (one, value) in enumerate(zip(places, positional, strict=False)):
         if index >= first:
-            yield from _unfit(f"{where}._args_.{index - first}", value, one)
+            yield from _against(one, value, f"{where}._args_.{index - first}")
     lacking = [repr(one.name) for one in takes if one.required and one.name not in filled and one.name not in named]
     if lacking and not late:
         several = "required arguments: " if len(lacking) > 1 else "a required argument: "
         yield ConfigError(f"{name}: missing {several}{', '.join(lacking)}", where=where)
 
 
-def _unfit(where: str, value: Any, one: Parameter) -> Iterator[ConfigError]:
-    if one.plain is None or one.plain.admits(value):
-        return
-    shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
-    texts = [choice for choice in one.plain.choices if isinstance(choice, str)]
-    cure = did_you_mean(value, texts).strip() if isinstance(value, str) else ""
-    yield ConfigError(f"{where} is {shown}, but it must be {one.plain}", where=where, cure=cure or None)
+def _against(one: Parameter, value: Any, where: str) -> Iterator[ConfigError]:
+    return iter(()) if one.plain is None else one.plain.against(value, where)
+
+
+def _inner(plain: Plain | None, value: Any, where: str) -> Iterator[ConfigError]:
+    """As `against`, for a value in another; one that is still to be given (???) is not judged."""
+    return iter(()) if plain is None or value == MISSING else plain.against(value, where)
 
 
 def _written(annotation: Any) -> str | None:
@@ -225,26 +254,47 @@ def _parametrised(name: str, inner: Sequence[ast.expr]) -> Plain | None:
         return Plain(null, tuple(value for value in values if value is not None))
     if name in _SERIES:
         return _series(name, inner)
-    return Plain(frozenset({_PLAIN[name]})) if _PLAIN.get(name) in ("list", "mapping") else None
+    if _PLAIN.get(name) == "mapping":
+        return Plain(frozenset({"mapping"}), under=_some(inner[1]) if len(inner) == 2 else None)
+    if name in ("tuple", "Tuple"):
+        if inner and isinstance(last := inner[-1], ast.Constant) and last.value is Ellipsis:
+            return Plain(frozenset({"list"}), item=_some(inner[0]))
+        return Plain(frozenset({"list"}), each=tuple(map(_some, inner)))
+    if _PLAIN.get(name) == "list":
+        return Plain(frozenset({"list"}), item=_some(inner[0]) if len(inner) == 1 else None)
+    return None
+
+
+def _some(node: ast.expr) -> Plain | None:
+    """What is admitted in the place of an item; null where anything is."""
+    found = _admitted(node)
+    return found if found is not None and (found.kinds or found.choices) else None
 
 
 def _series(name: str, inner: Sequence[ast.expr]) -> Plain:
     """A text is a sequence of texts, and a mapping can be iterated over."""
-    of_texts = not inner or (plain := _admitted(inner[0])) is None or "str" in plain.kinds
-    return Plain(
-        frozenset({"list", *(["str"] if of_texts else []), *([] if name.endswith("Sequence") else ["mapping"])})
-    )
+    item = _some(inner[0]) if inner else None
+    texts = ["str"] if item is None or "str" in item.kinds else []
+    mappings = [] if name.endswith("Sequence") else ["mapping"]
+    return Plain(frozenset({"list", *texts, *mappings}), item=item)
 
 
 def _union(parts: Iterable[Plain | None]) -> Plain | None:
-    kinds: set[str] = set()
-    choices: list[Any] = []
+    """What one of several admits. Of lists, and of mappings, only one says what is in them; else anything is."""
+    several: list[Plain] = []
     for part in parts:
         if part is None:
             return None
-        kinds |= part.kinds
-        choices += part.choices
-    return Plain(frozenset(kinds), tuple(choices))
+        several.append(part)
+    lists = [part for part in several if "list" in part.kinds]
+    mappings = [part for part in several if "mapping" in part.kinds]
+    return Plain(
+        frozenset().union(*(part.kinds for part in several)),
+        tuple(choice for part in several for choice in part.choices),
+        item=lists[0].item if len(lists) == 1 else None,
+        each=lists[0].each if len(lists) == 1 else None,
+        under=mappings[0].under if len(mappings) == 1 else None,
+    )
 
 
 def _elements(node: ast.expr) -> list[ast.expr]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from trainer_cli.checkpoint.format.verified import read_verified
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.soundness import catalog_of
-from trainer_cli.errors import CheckpointError, TrainError
+from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.run.rundir import RunDir
-from trainer_cli.run.select import select_one
+from trainer_cli.run.select import is_checkpoint, select_one
 
 
 def config_file(name: str) -> Path | None:
@@ -26,6 +26,9 @@ def config_file(name: str) -> Path | None:
         return RunDir(path).config_file
     if not path.is_dir() and ("=" in name or "@" not in name):
         return None
+    if path.is_dir() and not is_checkpoint(path):
+        cure = "Name a run directory, which holds a config.yaml, a checkpoint in one, or RUN@latest."
+        raise UserError(f"{name} is neither a run directory nor a checkpoint", where="--diff", cure=cure)
     try:
         checkpoint = select_one(name)
         source, _ = config_of(checkpoint)

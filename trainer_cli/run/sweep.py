@@ -28,6 +28,7 @@ from trainer_cli.run import report
 from trainer_cli.run.children import Children
 from trainer_cli.run.rundir import RunDir
 from trainer_cli.run.signals import StopSignals
+from trainer_cli.run.sweep_job import ERROR, told_in
 from trainer_cli.run.sweep_plan import Planned, folder_of, plan
 from trainer_cli.run.sweep_table import Standing, note_failure, standing, table, write_csv
 
@@ -132,14 +133,16 @@ class Sweep:
     def _start(self, one: Planned, children: Children, env: Mapping[str, str]) -> None:
         number = [other.job.key for other in self.planned].index(one.job.key) + 1
         log.info("[%d/%d] %s", number, len(self.planned), one.job.key)
-        with contextlib.suppress(FileNotFoundError):
-            self._file(one, "failure").unlink()
+        for suffix in ("failure", ERROR):
+            with contextlib.suppress(FileNotFoundError):
+                self._file(one, suffix).unlink()
         children.start(one.job.key, self.command(one, self._file(one, "yaml")), env)
 
     def _ended(self, one: Planned, code: int) -> None:
         self.codes[one.job.key] = code
         if code not in (ExitCode.DONE, *_SAVED):
-            note_failure(self._file(one, "failure"), code, one.run)
+            error = told_in(self._file(one, "yaml"))
+            note_failure(self._file(one, "failure"), code, one.run, error)
             log.error("%s failed: %s", one.job.key, f"signal {-code}" if code < 0 else f"exit code {code}")
 
     def _environment(self, count: int) -> dict[str, str]:

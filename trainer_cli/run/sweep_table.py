@@ -51,10 +51,11 @@ def standing(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, 
         status, reason = RunStatus.killed, "the process ended without a word"
     if status not in (RunStatus.running, RunStatus.finished, RunStatus.failed):
         # It ended before it could say so in its own directory, which may not even be there.
-        code = _failure(failure, attempts)
+        code, error = _failure(failure, attempts)
         if code is not None:
             status = RunStatus.killed if code < 0 else RunStatus.failed
             reason = f"signal {-code}" if code < 0 else f"exit code {code}"
+            reason += f": {error}" if error else ""
     step, seconds = summary.get("step"), summary.get("wall_time_s")
     best, last = summary.get("best_metrics"), summary.get("last_metrics")
     return Standing(
@@ -71,17 +72,17 @@ def standing(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, 
     )
 
 
-def note_failure(file: Path, code: int, run: RunDir) -> None:
-    """Keep that a job failed, for as long as its directory tells of no later attempt."""
-    write_json(file, {"exit_code": code, "attempts": len(run.attempts)})
+def note_failure(file: Path, code: int, run: RunDir, error: str = "") -> None:
+    """Keep that a job failed, and of what, for as long as its directory tells of no later attempt."""
+    write_json(file, {"exit_code": code, "attempts": len(run.attempts), "error": error})
 
 
-def _failure(file: Path, attempts: int) -> int | None:
+def _failure(file: Path, attempts: int) -> tuple[int | None, str]:
     try:
         found = json.loads(file.read_bytes())
-        return int(found["exit_code"]) if found["attempts"] == attempts else None
+        return (int(found["exit_code"]), str(found["error"])) if found["attempts"] == attempts else (None, "")
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return None, ""
 
 
 def _is_held(run: RunDir) -> bool:
