@@ -285,6 +285,80 @@ CASES = [
         ". is neither a run directory nor a checkpoint (--diff). Name a run directory, which holds a config.yaml, a checkpoint in one, or RUN@latest.",
     ),
     Case(
+        "component whose target is misspelt",
+        ["model=mine"],
+        "model has no _target_ (model.target, configs/model/mine.yaml:1). Write '_target_' for 'target'.",
+        {"model/mine.yaml": "target: torch.nn.Linear\nin_features: 3\n"},
+    ),
+    Case(
+        "group's file that names its group",
+        ["model=mine"],
+        "model has no _target_ (model.model, configs/model/mine.yaml:1). Leave out 'model:' and indent the rest less: what a group's file says goes to model by itself.",
+        {"model/mine.yaml": "model:\n  _target_: torch.nn.Linear\n"},
+    ),
+    Case(
+        "callback that does not say what it is",
+        ["+callbacks.mine.every=3"],
+        "callbacks.mine has no _target_ (callbacks.mine.every, command line). Choose one with callbacks=NAME, or say what to make: _target_: package.module.Class.",
+    ),
+    Case(
+        "file that ends in yml",
+        ["experiment=x"],
+        "configs/experiment/x.yml is not read (command line). Rename it to x.yaml.",
+        {"experiment/x.yml": PACKAGE, "experiment/y.yaml": PACKAGE},
+    ),
+    Case(
+        "path of an experiment's file",
+        ["experiment=configs/experiment/digits"],
+        "there is no experiment called 'configs/experiment/digits' (command line). There are: char_gpt, digits, digits_mlp, text. Did you mean 'digits'?",
+    ),
+    Case(
+        "byte-order mark in the middle",
+        ["experiment=x"],
+        "character U+FEFF has no place in YAML (configs/experiment/x.yaml:3). Remove it.",
+        {"experiment/x.yaml": f"{PACKAGE}seed: 1\n\ufeff"},
+    ),
+    Case(
+        "colon without a space",
+        ["experiment=x"],
+        "the file is a single value, but it must be a mapping of keys to values (configs/experiment/x.yaml:2). A key is followed by a colon and a space.",
+        {"experiment/x.yaml": f"{PACKAGE}model:mlp\n"},
+    ),
+    Case(
+        "comma for a point",
+        ["experiment=x"],
+        "optimizer.lr: 0,001 is read by YAML as a text, not as a number (configs/experiment/x.yaml:3). Write 0.001, or '0,001' in quotes.",
+        {"experiment/x.yaml": f"{PACKAGE}optimizer:\n  lr: 0,001\n"},
+    ),
+    Case(
+        "what other trainers call it",
+        ["device=gpu", "precision.dtype=float16", "precision=bf16-mixed"],
+        "3 mistakes:\n"
+        "  - there is no precision called 'bf16-mixed' (command line). There are: bf16, fp16, fp32. Did you mean 'bf16'?\n"
+        "  - device is 'gpu', but it must be one of auto, cpu, cuda, mps (command line). Did you mean 'cuda'?\n"
+        "  - precision.dtype is 'float16', but it must be one of fp32, bf16, fp16 (command line). Did you mean 'fp16'?",
+    ),
+    Case(
+        "warm-up in percent",
+        ["scheduler=warmup_cosine", "scheduler.warmup=5%"],
+        "scheduler.warmup is '5%', but it must be a whole number (command line). Or a duration, such as 500st or 1ep.",
+    ),
+    Case(
+        "Hydra's own values in an interpolation",
+        ["run_dir='runs/${hydra:job.num}'"],
+        "run_dir: runs/${hydra:job.num} asks for Hydra's own settings, and there are none (command line). Hydra only composes the config here.",
+    ),
+    Case(
+        "Hydra's own groups on the command line",
+        ["hydra/launcher=submitit"],
+        "hydra/launcher=submitit has no effect (command line). Hydra only composes the config here.",
+    ),
+    Case(
+        "range that is not closed",
+        ["fit", "-m", "seed=range(3"],
+        "cannot read the override 'seed=range(3' (command line). A bracket is not closed, or one too many is.",
+    ),
+    Case(
         "interpolation of another type",
         ["name=x", "seed='${name}'"],
         "seed: ${name} comes to 'x', but it must be a whole number (command line).",
@@ -817,7 +891,7 @@ CASES = [
     Case(
         "component that is a value",
         ["experiment=x"],
-        "model is 'mlp', but it must be a node with `_target_`, or null (configs/experiment/x.yaml:2). Choose one with model=NAME.",
+        "model is 'mlp', but it must be a node with `_target_`, or null (configs/experiment/x.yaml:2). Choose one with model=NAME, in a file by '- override /model: NAME' in its defaults list.",
         {"experiment/x.yaml": "# @package _global_\nmodel: mlp\n"},
     ),
     Case(

@@ -17,6 +17,7 @@ from trainer_cli.config.origins import Origins
 from trainer_cli.config.parameters import misfits
 from trainer_cli.config.schema import CheckpointConfig, TrainConfig
 from trainer_cli.config.statics import Absent, Broken, Found, Statics
+from trainer_cli.config.suggest import nearest
 from trainer_cli.config.targets import Trust, absent, check_definition, check_name, check_path, no_factory
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration
@@ -69,6 +70,26 @@ def no_node(value: Any, where: str) -> ConfigError:
     )
 
 
+def no_target(node: Mapping[Any, Any], where: str) -> ConfigError:
+    """The error for a component whose node does not say what to make."""
+    name = where.rpartition(".")[2]
+    if is_node(node.get(name)):
+        cure = f"Leave out '{name}:' and indent the rest less: what a group's file says goes to {where} by itself."
+    elif (meant := nearest("_target_", map(str, node))) is not None:
+        cure = f"Write '_target_' for '{meant}'."
+    else:
+        cure = f"Choose one with {where.split('.', 1)[0]}=NAME, or say what to make: _target_: package.module.Class."
+    first = next(iter(node), None)  # Its line is that of the node's file.
+    return ConfigError(f"{where} has no _target_", where=where if first is None else f"{where}.{first}", cure=cure)
+
+
+def _or_duration(error: ConfigError) -> ConfigError:
+    """A schedule's steps may be said as a duration too."""
+    if error.cure is None and error.what.endswith("a whole number"):
+        error.cure = "Or a duration, such as 500st or 1ep."
+    return error
+
+
 def schedules(scheduler: Any) -> list[tuple[str, Any]]:
     """Key and node of each schedule: `scheduler` is null, a node, or a mapping of names to nodes."""
     if scheduler is None or is_node(scheduler) or not isinstance(scheduler, Mapping):
@@ -118,6 +139,7 @@ class _Judge:
 
     def _data(self, node: Any) -> Iterator[ConfigError]:
         if not is_node(node):
+            yield from self._component("data", node)
             return
         yield from self._component("data", {key: value for key, value in node.items() if key not in DATA_KEYS})
         for key, least in _AT_LEAST.items():
@@ -134,6 +156,8 @@ class _Judge:
     def _component(self, where: str, node: Any, **supplied: Any) -> Iterator[ConfigError]:
         if is_node(node):
             yield from self._node(where, node, **supplied)
+        elif isinstance(node, Mapping) and (node or "." in where):
+            yield no_target(node, where)
 
     def _node(
         self,
@@ -162,7 +186,7 @@ class _Judge:
                 named = {key: 1 if in_steps(value) else value for key, value in named.items()}
                 if any(one.name == "total_steps" and one.by_name for one in found.parameters):
                     named.setdefault("total_steps", _SOMETHING)
-            yield from misfits(
+            unfit = misfits(
                 where,
                 found.name,
                 found.parameters,
@@ -171,6 +195,7 @@ class _Judge:
                 first=first,
                 late=bool(node.get("_partial_")),
             )
+            yield from map(_or_duration, unfit) if schedule else unfit
         for key, value in own.items():
             yield from self._inside(f"{where}.{key}", value)
         yield from self._inside(f"{where}._args_", positional)

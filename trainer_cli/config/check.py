@@ -227,7 +227,7 @@ class _Examination:
             return
         by_name = key in ("param_groups", "callbacks", "loggers")
         if not by_name and value is not None and not isinstance(value, Mapping):
-            cure = f"Choose one with {key}=NAME."
+            cure = f"Choose one with {key}=NAME, in a file by '- override /{key}: NAME' in its defaults list."
             self._wrong((key,), value, "a node with `_target_`, or null", cure)
         for path, name in odd_keys(value, (key,)):
             shown = "null" if name is None else str(name).lower()

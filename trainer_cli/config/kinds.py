@@ -123,6 +123,8 @@ def why_unresolved(error: Exception, text: Any, known: Sequence[str] = ()) -> tu
         return f"{text} comes to {found[1]!r}, but it must be {kind}", ""
     if found := re.search(r"Unsupported interpolation type (\S+)", words):
         return f"{text} asks for {found[1]!r}, which is no resolver", "Known: ${key}, ${oc.env:NAME,DEFAULT}."
+    if "HydraConfig was not set" in words:
+        return f"{text} asks for Hydra's own settings, and there are none", "Hydra only composes the config here."
     if found := re.search(r"Missing mandatory value: (\S+)", words):
         return f"{text} names {found[1]}, which must be given", f"Add {found[1]}=VALUE to the command line."
     return words.replace("while resolving interpolation", f"in {text}") if text else words, ""

@@ -16,6 +16,7 @@ from trainer_cli.errors import ConfigError
 KeyPath = tuple[str, ...]
 COMMAND_LINE = "command line"
 _PLAIN = re.compile(r"[\w\-./:%+*@?|$]*", re.ASCII)
+_OPENS = re.compile(r"[\[{]|(?:range|choice|interval|glob|sort|shuffle|int|float|str|bool|tag)\(")
 DEEPEST = 40
 
 
@@ -213,7 +214,7 @@ def _unreadable(argument: str) -> ConfigError:
         cure = f"Write the whole path, such as {key}=$HOME{value[1:]}."
     elif found := re.fullmatch(r"\(([^()]*)\)", value):
         cure = f"For a list write '{key}=[{found[1]}]'."
-    elif value.startswith(("[", "{")) and any(value.count(a) != value.count(b) for a, b in ("[]", "{}")):
+    elif _OPENS.match(value) and any(value.count(a) != value.count(b) for a, b in ("[]", "{}", "()")):
         cure = "A bracket is not closed, or one too many is."
     elif not _PLAIN.fullmatch(value):
         inner = value.replace("\\", "\\\\").replace('"', '\\"')

@@ -78,7 +78,7 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
     if text.startswith("\ufeff"):
         cure = "Save it as UTF-8 without one: what stands on the first line would be overlooked."
         return _refused("the file begins with a byte-order mark", f"{name}:1", cure)
-    if odd := Reader.NON_PRINTABLE.search(text):
+    if odd := Reader.NON_PRINTABLE.search(text) or re.search("\ufeff", text):
         line = f"{name}:{_line(text[: odd.start()])}"
         return _refused(f"character U+{ord(odd.group()):04X} has no place in YAML", line, "Remove it.")
     if deep := _too_deep(text):
@@ -96,7 +96,9 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
         if not isinstance(node, yaml.MappingNode):
             kind = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
             where = f"{name}:{node.start_mark.line + 1}"
-            reading.add(f"the file is {kind}, but it must be a mapping of keys to values", where, "", breaks=True)
+            glued = isinstance(node, yaml.ScalarNode) and re.match(r"[\w.]+[=:]\S", node.value)
+            cure = "A key is followed by a colon and a space." if glued else ""
+            reading.add(f"the file is {kind}, but it must be a mapping of keys to values", where, cure, breaks=True)
             return reading
         for trap in traps.scan(node, written=written):
             reading.add(trap.what, f"{name}:{trap.line}", trap.cure, breaks=trap.breaks)

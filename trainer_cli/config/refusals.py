@@ -53,7 +53,7 @@ def _mistakes_of(place: Place, override: Override, schema: DictConfig) -> Iterat
             f"there are no experiments: no folder experiment/ in {place.listed()}",
             where=COMMAND_LINE,
         )
-    elif path[:1] == ("hydra",):
+    elif path[:1] == ("hydra",) or key.startswith("hydra/"):
         yield ConfigError(
             f"{line_of(override)} has no effect",
             where=COMMAND_LINE,
@@ -118,11 +118,21 @@ def _wrong_options(place: Place, override: Override) -> Iterator[ConfigError]:
             cure = f"Set its keys one by one, as in {key}.KEY=VALUE, or choose one of: {', '.join(known) or 'none'}."
             yield ConfigError(f"{key} is a group, and takes the name of an option", where=COMMAND_LINE, cure=cure)
         elif option is not None and str(option).removesuffix(".yaml") not in known:
-            yield _no_option(key, str(option), known, COMMAND_LINE)
+            yield _other_suffix(place, key, str(option)) or _no_option(key, str(option), known, COMMAND_LINE)
+
+
+def _other_suffix(place: Place, group: str, option: str) -> ConfigError | None:
+    """The error for an option whose file is there, but is called `.yml`."""
+    file = next((file for folder in place.dirs if (file := folder / group / f"{option}.yml").is_file()), None)
+    if file is None:
+        return None
+    what, cure = f"{label(file, place.cwd)} is not read", f"Rename it to {option}.yaml."
+    return ConfigError(what, where=COMMAND_LINE, cure=cure)
 
 
 def _no_option(group: str, option: str, known: Sequence[str], where: str) -> ConfigError:
-    cure = f"There are: {', '.join(known) or 'none'}.{did_you_mean(option, known)}"
+    meant = did_you_mean(option, known) or did_you_mean(option.rpartition("/")[2], known)
+    cure = f"There are: {', '.join(known) or 'none'}.{meant}"
     return ConfigError(f"there is no {group} called {option!r}", where=where, cure=cure)
 
 

@@ -17,8 +17,12 @@ _ELSEWHERE = {
     "num_workers": "dataloader_num_workers workers",
     "batch_size": "per_device_train_batch_size micro_batch_size train_batch_size",
     "lr": "learning_rate",
+    "fp16": "float16 half 16_mixed 16_true",
+    "bf16": "bfloat16 bf16_mixed bf16_true",
+    "fp32": "float32 32_true",
+    "cuda": "gpu",
 }
-"""What other trainers call it."""
+"""What other trainers call it, as `_plain` writes it."""
 _OURS = {theirs: ours for ours, names in _ELSEWHERE.items() for theirs in names.split()}
 
 

@@ -57,7 +57,11 @@ def why_no_interpolation(text: str) -> str | None:
 
 def looks_like_number(text: str) -> float | None:
     """The number that a person would see in a text, or None."""
-    plain = text.replace(",", "") if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", text) else text
+    plain = text
+    if re.fullmatch(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
+        plain = text.replace(",", "")
+    elif re.fullmatch(r"[-+]?0,\d+", text):
+        plain = text.replace(",", ".")
     try:
         return int(plain, 0) if re.match(r"[-+]?0[xob]", plain, re.IGNORECASE) else float(plain)
     except ValueError:
