@@ -150,7 +150,7 @@ class TrainConfigSource(FileConfigSource):
         )
 
 
-class _Repository(ConfigRepository):  # type: ignore[misc]
+class _Repository(ConfigRepository):
     """Hydra's repository of configs, which loads each once. Hydra's own that does so begins by copying all it knows."""
 
     def __init__(self, search: ConfigSearchPathImpl) -> None:
