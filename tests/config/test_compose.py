@@ -324,7 +324,7 @@ def test_an_experiment_replaces_everything_recovered(project: Path) -> None:
 
 
 def test_what_belongs_to_one_command_is_not_recovered(project: Path) -> None:
-    text = to_yaml(compose(["resume=must", "resume_allow=[a]", "trust=[evil]"]))
+    text = to_yaml(compose(["resume=must", "resume_allow=[seed]", "trust=[evil]"]))
     again = from_yaml(text)
     assert (again.config.resume, again.config.resume_allow, again.config.trust) == ("auto", [], [])
     assert again.trust.packages is not None

@@ -124,6 +124,7 @@ TEXTS_OF = Kind(
     [[], ["a"], ["a.*", "b"]],
     [None, "a", 3, True, {"a": 1}, [None], [True], [["a"]], [1.5]],
 )
+KEYS_OF = Kind(TEXTS_OF.holds, [[], ["seed"], ["model.*", "loop"]], TEXTS_OF.bad)
 STEPS = Kind(
     lambda value: isinstance(value, list) and all(is_whole(item) and item >= 0 for item in value),
     [[], [0], [1, 10, 1000]],
@@ -183,7 +184,7 @@ PATHS = Kind(
 )
 KEYS: dict[str, Kind] = {
     "name": TEXT_OR_NULL, "run_dir": TEXT, "seed": whole(0, null=False), "deterministic": TRUTH,
-    "device": choice("auto", "cpu", "cuda", "mps"), "resume": TEXT, "resume_allow": TEXTS_OF, "ckpt": PATHS,
+    "device": choice("auto", "cpu", "cuda", "mps"), "resume": TEXT, "resume_allow": KEYS_OF, "ckpt": PATHS,
     "model": NODE, "data": NODE, "optimizer": NODE, "param_groups": GROUPS,
     "loop.max_duration": duration(null=False), "loop.hard_stop": duration(), "loop.max_time": duration("s"),
     "loop.steps_per_epoch": whole(1, null=True), "loop.grad_accum_steps": whole(1, null=False),
