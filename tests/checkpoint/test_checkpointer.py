@@ -12,6 +12,7 @@ from states import same, small_state
 
 from trainer_cli.checkpoint.checkpointer import Checkpointer, Facts, SyncCheckpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.format.codec import UnsavableState
+from trainer_cli.checkpoint.format.pending import Pending
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import CheckpointError, SaveError
@@ -172,8 +173,8 @@ def test_another_format_is_told_apart(tmp_path):
 
             return FormatRecord()
 
-        def read(self, folder, manifest, only=None, rank=0):
-            return {"foreign": 1}
+        def read(self, folder, manifest, only=None, later=(), rank=0):
+            return Pending({"foreign": 1})
 
     foreign = SyncCheckpointer(format=Foreign())
     foreign.save({}, tmp_path / "step1")
@@ -198,9 +199,16 @@ def test_a_checkpoint_that_is_loaded_cannot_be_removed_meanwhile(tmp_path):
         trial = checkpointer.format.trial
         write = checkpointer.format.write
 
-        def read(self, folder, manifest, only=None, rank=0):
-            removed.append(LocalStorage(tmp_path).remove("step1"))
-            return read(folder, manifest, only, rank)
+        def read(self, folder, manifest, only=None, later=(), rank=0):
+            pending = read(folder, manifest, only, later, rank)
+            fill = pending.fill
+
+            def watched():
+                removed.append(LocalStorage(tmp_path).remove("step1"))
+                fill()
+
+            pending.fill = watched
+            return pending
 
     checkpointer.format = Slow()
     assert same(dict(checkpointer.load(tmp_path / "step1")), small_state())

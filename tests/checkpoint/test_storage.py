@@ -44,8 +44,8 @@ class StorageContract:
         with storage.reading("step1") as folder, folder.open("a") as source:
             assert source.size_bytes == 5
             content = bytearray(5)
-            source.read_into(memoryview(content)[:2])
-            source.read_into(memoryview(content)[2:])
+            source.read_at([memoryview(content)[2:]], 2)
+            source.read_at([memoryview(content)[:1], memoryview(content)[1:2]], 0)
             assert content == b"alpha"
 
     def test_nobody_sees_a_folder_before_it_is_finished(self, storage):
@@ -112,7 +112,7 @@ class StorageContract:
     def test_reading_past_the_end_is_an_error(self, storage):
         put(storage, "step1", a=b"alpha")
         with storage.reading("step1") as folder, folder.open("a") as source, pytest.raises(OSError, match="shorter"):
-            source.read_into(memoryview(bytearray(6)))
+            source.read_at([memoryview(bytearray(6))], 0)
 
     def test_a_removed_folder_is_gone_and_can_be_written_again(self, storage):
         put(storage, "step1", a=b"first")

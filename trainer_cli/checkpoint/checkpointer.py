@@ -12,7 +12,8 @@ import logging
 import platform
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from trainer_cli.checkpoint.catalog import examine
+from trainer_cli.checkpoint.format.pending import Pending, can_take
 from trainer_cli.checkpoint.format.port import Format
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.format.verified import read_verified, verify
@@ -90,11 +92,26 @@ class Checkpointer(ABC):
 
         Tensors in `state_dict` are filled in place, other values replaced; names that the checkpoint lacks
         are listed in the result's `missing`, or refused where `strict`. New tensors are on the CPU, or on
-        `default_map_location`.
+        `default_map_location`. What does not fit is refused before anything is touched; damage that only the
+        digest shows leaves NaN in the tensors that were being filled.
 
         Raises:
             CheckpointError: there is none, or it is damaged, or does not fit `state_dict`.
         """
+
+    @contextmanager
+    def reading(
+        self, path: str | Path, only: Collection[str] | None = None, later: Collection[str] = ()
+    ) -> Iterator[Pending]:
+        """The checkpoint at `path`, or these top-level keys of it, held until the end of the `with`.
+
+        Tensors under the paths in `later` may come without values, which `fill` reads straight to where they are
+        wanted.
+
+        Raises:
+            CheckpointError: as `load`.
+        """
+        yield Pending(self.load(path, None if only is None else dict.fromkeys(only)))
 
     @abstractmethod
     def close(self) -> None:
@@ -144,15 +161,37 @@ class SyncCheckpointer(Checkpointer):
         default_map_location: str | torch.device | None = None,
         strict: bool = False,
     ) -> LoadedState:
-        storage, name = self._place(path)
+        device = torch.device(default_map_location or "cpu")
         only = None if state_dict is None else list(state_dict)
-        tree = self._reading(storage, name, lambda folder, manifest: self.format.read(folder, manifest, only))
-        if default_map_location is not None and torch.device(default_map_location).type != "cpu":
-            tree = _moved(tree, torch.device(default_map_location), {})
+        with self.reading(path, only, ("",)) as pending:
+            missing = [] if state_dict is None else self._prepared(pending, state_dict, path, strict)
+            if device.type not in ("cpu", "meta"):
+                _place_on(device, pending, pending.tree)
+            pending.fill()
+        tree = _moved(pending.tree, device, pending)
         if state_dict is None:
             return LoadedState(tree)
-        missing, faults = _compared(state_dict, tree, "")
-        where = storage.location(name)
+        _fill(state_dict, tree)
+        return LoadedState(state_dict, missing)
+
+    @contextmanager
+    def reading(
+        self, path: str | Path, only: Collection[str] | None = None, later: Collection[str] = ()
+    ) -> Iterator[Pending]:
+        storage, name = self._place(path)
+        with ExitStack() as stack:
+            with self._telling(storage, name):
+                folder = stack.enter_context(storage.reading(name))
+                pending = self.format.read(folder, self._manifest_in(storage, name), only, later)
+            pending.around = lambda: self._telling(storage, name)
+            yield pending
+
+    def _prepared(self, pending: Pending, target: Mapping[str, Any], path: str | Path, strict: bool) -> list[str]:
+        """What the checkpoint lacks of a target, whose tensors will be filled in place."""
+        missing, faults = _compared(target, pending.tree, "")
+        where = str(Path(path).absolute())
+        if faults or (missing and strict):
+            pending.prove()
         if faults:
             raise CheckpointError(f"the checkpoint does not fit: {'; '.join(faults[:20])}", where=where)
         if missing:
@@ -160,8 +199,8 @@ class SyncCheckpointer(Checkpointer):
             if strict:
                 raise CheckpointError(f"the checkpoint lacks {listed}", where=where)
             logger.warning("%s lacks %s", where, listed)
-        _fill(state_dict, tree)
-        return LoadedState(state_dict, missing)
+        _direct(target, pending)
+        return missing
 
     def manifest(self, path: str | Path) -> Manifest:
         """The manifest of the checkpoint at `path`, whose files are all there with the right sizes.
@@ -252,16 +291,24 @@ class SyncCheckpointer(Checkpointer):
                 sink.write(manifest.to_bytes())
 
     def _reading(self, storage: Storage, name: str, read: Callable[[ReadableFolder, Manifest], T]) -> T:
+        with self._telling(storage, name), storage.reading(name) as folder:
+            return read(folder, self._manifest_in(storage, name))
+
+    def _manifest_in(self, storage: Storage, name: str) -> Manifest:
+        manifest = _examined(storage, name)
+        if manifest.format != self.format.name:
+            raise CheckpointError(
+                f"the checkpoint has the format {manifest.format[:40]!r}, not {self.format.name!r}",
+                where=storage.location(name),
+            )
+        return manifest
+
+    @contextmanager
+    def _telling(self, storage: Storage, name: str) -> Iterator[None]:
+        """Turn what the system says while a checkpoint is read into what is wrong with that checkpoint."""
         where = storage.location(name)
         try:
-            with storage.reading(name) as folder:
-                manifest = _examined(storage, name)
-                if manifest.format != self.format.name:
-                    raise CheckpointError(
-                        f"the checkpoint has the format {manifest.format[:40]!r}, not {self.format.name!r}",
-                        where=where,
-                    )
-                return read(folder, manifest)
+            yield
         except (FileNotFoundError, NotADirectoryError):
             if name in storage.names():
                 raise DamagedCheckpoint("the checkpoint has no manifest, so it is partial", where=where) from None
@@ -301,17 +348,42 @@ def _examined(storage: Storage, name: str) -> Manifest:
     return manifest
 
 
-def _moved(value: Any, device: torch.device, done: dict[int, torch.Tensor]) -> Any:
-    """The tree with its tensors on a device; tied ones stay tied."""
+def _place_on(device: torch.device, pending: Pending, value: Any) -> None:
+    """Have the tensors that nobody has a place for read into new memory on a device."""
     if isinstance(value, torch.Tensor):
+        if value.numel() and pending.awaits(value):
+            pending.into(value, torch.empty_like(value, device=device))
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            _place_on(device, pending, one)
+
+
+def _moved(value: Any, device: torch.device, pending: Pending, done: dict[int, torch.Tensor] | None = None) -> Any:
+    """The tree with its tensors where they were read to, or on a device; tied ones stay tied."""
+    done = {} if done is None else done
+    if isinstance(value, torch.Tensor):
+        if (placed := pending.placed(value)) is not value:
+            return placed
         if id(value) not in done:
-            done[id(value)] = value.to(device)
+            done[id(value)] = value if device.type == "cpu" else value.to(device)
         return done[id(value)]
-    if type(value) is dict:
-        return {key: _moved(one, device, done) for key, one in value.items()}
+    if isinstance(value, dict):
+        moved = type(value)()
+        moved |= {key: _moved(one, device, pending, done) for key, one in value.items()}
+        return moved
     if type(value) in (list, tuple):
-        return type(value)(_moved(one, device, done) for one in value)
+        return type(value)(_moved(one, device, pending, done) for one in value)
     return value
+
+
+def _direct(target: Mapping[Any, Any], pending: Pending, tree: Mapping[Any, Any] | None = None) -> None:
+    """Have what is read written straight into the target's tensors."""
+    tree = pending.tree if tree is None else tree
+    for key, value in target.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), Mapping):
+            _direct(value, pending, tree[key])
+        elif key in tree and can_take(value) and pending.awaits(tree[key]):
+            pending.into(tree[key], value)
 
 
 def _compared(target: Mapping[Any, Any], tree: Mapping[Any, Any], path: str) -> tuple[list[str], list[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer_cli.checkpoint.format.pending import Pending, can_take
 from trainer_cli.checkpoint.snapshot import Fitting, clean_name, plain_name, refuse, unwrapped
 
 log = logging.getLogger(__name__)
@@ -71,11 +72,13 @@ def fit_optimizer(
     *,
     keep_settings: Collection[str] = (),
     moved: Collection[str] = (),
+    pending: Pending | None = None,
 ) -> Fitting:
     """What of a captured state does not fit an optimizer, and what `take` will give it.
 
     Settings come from the checkpoint, and `take` says which of them are configured otherwise; `moved` names those
-    that schedules move, which differ as a matter of course.
+    that schedules move, which differ as a matter of course. Of a `pending` state, tensors will be read straight into
+    the memory that the optimizer keeps.
     """
     names = _parameter_names(model, optimizer)
     live = optimizer.state_dict()["param_groups"]
@@ -108,6 +111,10 @@ def fit_optimizer(
     if not rows:
         rows = _state_faults(optimizer, names, kept_of, groups)
     index_of = {name: index for index, name in enumerate(names)}
+    if pending is not None and not rows:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for name, kept in kept_of.items():
+            _place(kept, parameters[index_of[name]], pending)
 
     def take() -> None:
         for line in dict.fromkeys(told):
@@ -118,6 +125,19 @@ def fit_optimizer(
         _undo_casts(optimizer, packed)
 
     return Fitting(rows, take)
+
+
+def _place(kept: dict[str, Any], parameter: torch.Tensor, pending: Pending) -> None:
+    """Have states shaped like their parameter read into memory like its own, where that differs from a plain one's."""
+    for key, value in kept.items():
+        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.ndim:
+            continue
+        if not can_take(value) or not can_take(parameter):
+            continue
+        if value.device != parameter.device or value.stride() != parameter.stride():
+            if pending.awaits(value):
+                pending.into(value, torch.empty_like(parameter, dtype=value.dtype, requires_grad=False))
+            kept[key] = pending.placed(value)
 
 
 def _state_faults(

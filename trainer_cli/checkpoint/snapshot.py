@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer_cli.checkpoint.format.pending import Pending, can_take
 from trainer_cli.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -87,9 +88,18 @@ def restore_model(
 
 
 def fit_model(
-    model: nn.Module, state: Mapping[str, Any], *, strict: bool = True, ignore_keys: Iterable[str] = ()
+    model: nn.Module,
+    state: Mapping[str, Any],
+    *,
+    strict: bool = True,
+    ignore_keys: Iterable[str] = (),
+    pending: Pending | None = None,
 ) -> tuple[Fitting, LoadReport]:
-    """What of a captured state does not fit a model, and what `take` will copy into it."""
+    """What of a captured state does not fit a model, and what `take` will copy into it.
+
+    Of a `pending` state, tensors will be read straight into the model's own memory; `take` comes after that.
+    """
+    pending = pending or Pending({})
     inner = unwrapped(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
     rows: list[str] = []
@@ -105,15 +115,22 @@ def fit_model(
     report.missing = _without_tied(wanted, given)
     report.unexpected = [name for name in given if name not in wanted]
     rows += [f"{name}: {fault}" for name in report.loaded if (fault := _fault(wanted[name], given[name]))]
-    rows += _untied(wanted, given)
+    rows += _untied(wanted, given, pending)
     if strict:
         rows += _differences(report)
 
     def take() -> None:
         if report.missing or report.unexpected:
             logger.warning("%s", table("not everything was loaded", {"": _differences(report)}))
-        inner.load_state_dict({live[name][0]: given[name] for name in report.loaded}, strict=False)
+        values = {live[name][0]: pending.placed(given[name]) for name in report.loaded}
+        inner.load_state_dict(values, strict=False)
 
+    if not rows:
+        takes = _takes_plainly(inner)
+        for name in report.loaded:
+            raw, target = live[name]
+            if pending.awaits(given[name]) and takes(raw) and can_take(target):
+                pending.into(given[name], target)
     return Fitting(rows, take), report
 
 
@@ -220,7 +237,19 @@ def _without_tied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[s
     return [name for name, value in wanted.items() if name not in given and _memory(value) not in filled]
 
 
-def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def _takes_plainly(model: nn.Module) -> Callable[[str], bool]:
+    """Whether the module that has a value of this name takes it as it is: torch's own way, and no hook before it."""
+    plain = {
+        prefix: getattr(type(module)._load_from_state_dict, "__module__", "").startswith("torch.")
+        and not getattr(module, "_load_state_dict_pre_hooks", ())
+        for prefix, module in model.named_modules(remove_duplicate=False)
+    }
+    if type(model).load_state_dict is not nn.Module.load_state_dict:
+        return lambda name: False
+    return lambda name: not name.endswith(_EXTRA_STATE) and plain.get(name.rpartition(".")[0], False)
+
+
+def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any], pending: Pending) -> list[str]:
     """Names that share memory in the model, but have different values in the checkpoint."""
     first: dict[tuple[Any, ...], str] = {}
     rows = []
@@ -230,7 +259,11 @@ def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
         other = first.setdefault(memory, name)
         if other == name or given[other] is given[name] or _fault(value, given[name]):
             continue
-        if _fault(value, given[other]) is None and not torch.equal(given[other], given[name]):
+        if _fault(value, given[other]) is not None:
+            continue
+        # Stored apart, so that only the values can tell.
+        pending.fill()
+        if not torch.equal(given[other], given[name]):
             rows.append(f"{name}: is tied to {other} in this model, but differs from it in the checkpoint")
     return rows
 

@@ -253,10 +253,9 @@ def _config_changes(first: Content, second: Content) -> tuple[list[Change], str 
 
 def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[Tensor]:
     checked = Verified(folder, manifest, file)
-    with folder.open(file) as source:
-        checked.look_into(source)
+    with checked.peeked():
         layout = parsed_header(checked)
-        offset = source.size_bytes - checked.left_bytes
+        offset = checked.size_bytes - checked.left_bytes
     for entry in layout:
         yield Tensor(entry, folder.path / file, offset)
         offset += entry.size_bytes

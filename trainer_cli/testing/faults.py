@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from os import stat_result
@@ -73,8 +73,8 @@ class FaultyDisk(Disk):
 
         return self._do("write", fd, lambda: super(FaultyDisk, self).write(fd, data), half)
 
-    def read(self, fd: int, into: memoryview) -> int:
-        return self._do("read", fd, lambda: super(FaultyDisk, self).read(fd, into))
+    def read(self, fd: int, into: Sequence[memoryview], offset: int) -> int:
+        return self._do("read", fd, lambda: super(FaultyDisk, self).read(fd, into, offset))
 
     def fsync(self, fd: int) -> None:
         self._do("fsync", fd, lambda: super(FaultyDisk, self).fsync(fd))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trainer_cli.checkpoint import snapshot
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
+from trainer_cli.checkpoint.format.pending import Pending
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import CheckpointError, UserError
@@ -27,7 +28,7 @@ from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.rehearsal import rehearse
 from trainer_cli.trainer.scaling import LossScaler
 from trainer_cli.trainer.schedulers import Schedulers, by_name
-from trainer_cli.trainer.state import capture, take_all, take_for_evaluation, take_weights
+from trainer_cli.trainer.state import LATER, capture, take_all, take_for_evaluation, take_weights
 from trainer_cli.trainer.step import Precision
 from trainer_cli.trainer.stopping import Stop
 from trainer_cli.trainer.validation import EvaluationInterruptedError, ValidationLoop
@@ -313,25 +314,34 @@ class Trainer:
         """
         path = Path(path)
         whole = tuple(states) == ("all",)
-        state = self._read(path, None if whole else [*states, "progress"])
+        with self._reading(path, None if whole else [*states, "progress"]) as pending:
+            if whole:
+                take_all(self, self._train_loader, pending, keep_settings, path)
+            else:
+                take_weights(self, pending, path)
         if whole:
-            take_all(self, self._train_loader, state, keep_settings, path)
-            self.hooks.call("on_load_checkpoint", self, state)
-        else:
-            take_weights(self, state, path)
+            self.hooks.call("on_load_checkpoint", self, pending.tree)
         self.goes_on = whole
 
-    def _read(self, path: Path, parts: Sequence[str] | None) -> dict[str, Any]:
-        """What a checkpoint holds, or these parts of it; hooks have changed it."""
+    @contextmanager
+    def _reading(self, path: Path, parts: Sequence[str] | None) -> Iterator[Pending]:
+        """What a checkpoint holds, or these parts of it, as hooks have changed it.
+
+        The bulk is still to be read, straight to where it is wanted, unless somebody may look at it before or after.
+        """
         self.hooks.call("on_before_load_checkpoint", self, path)
-        state: dict[str, Any] = self.checkpointer.load(path, None if parts is None else dict.fromkeys(parts))
+        seen = self.hooks["preprocess_checkpoint"] or self.hooks["on_load_checkpoint"]
+        with self.checkpointer.reading(path, parts, () if seen else LATER) as pending:
+            self._preprocess(path, pending.tree)
+            yield pending
+
+    def _preprocess(self, path: Path, state: dict[str, Any]) -> None:
         if lacking := [name for name in ("model", "progress") if name not in state]:
             raise CheckpointError(
                 f"the checkpoint has no {' and no '.join(lacking)}, so it is not a training's", where=str(path)
             )
         self.hooks.call("preprocess_checkpoint", self, state)
         self.loaded_from, self.loaded_step = path, int(state["progress"]["step"])
-        return state
 
     def restore_rng(self) -> None:
         """Put the random state of the loaded checkpoint in place: the last thing before the first step."""
@@ -364,7 +374,8 @@ class Trainer:
         if path is not None:
             evaluating = any(callback.evaluates for callback in self.callbacks.values())
             parts = ["model", "progress", *(["callbacks"] if evaluating else [])]
-            take_for_evaluation(self, self._read(Path(path), parts), Path(path))
+            with self._reading(Path(path), parts) as pending:
+                take_for_evaluation(self, pending, Path(path))
         self.journal.record.clear()
         self._evaluate_all(loaders, self.loop.validation, is_last=True)
         rows: dict[str, dict[str, float]] = {name: {} for name in loaders}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from trainer_cli.checkpoint.format.pending import Pending
     from trainer_cli.checkpoint.manifest import Manifest
     from trainer_cli.checkpoint.storage.port import ReadableFolder, WritableFolder
 
@@ -40,9 +41,17 @@ class Format(Protocol):
         ...
 
     def read(
-        self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None, rank: int = 0
-    ) -> dict[str, Any]:
+        self,
+        folder: ReadableFolder,
+        manifest: Manifest,
+        only: Collection[str] | None = None,
+        later: Collection[str] = (),
+        rank: int = 0,
+    ) -> Pending:
         """The tree as written, or its top-level keys in `only` alone. Every digest is verified on the way.
+
+        Tensors under the paths in `later` ("model", "optimizer/state"; "" is all) have no values before `fill`, and
+        what has to be known sooner is proven right only then. The folder stays open until that is done.
 
         Raises:
             DamagedCheckpoint: naming the file that is not what was written.

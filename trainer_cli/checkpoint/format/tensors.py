@@ -11,44 +11,20 @@ import torch
 
 from trainer_cli.checkpoint.format import codec
 from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
-from trainer_cli.checkpoint.format.layout import (
-    TensorEntry,
-    parsed_header,
-    rendered_header,
-    state_file,
-    tensor_file,
-)
+from trainer_cli.checkpoint.format.dtypes import DTYPES
+from trainer_cli.checkpoint.format.layout import TensorEntry, rendered_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.pending import Pending
 from trainer_cli.checkpoint.format.port import FormatRecord
-from trainer_cli.checkpoint.format.verified import Verified
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.checkpoint.format.reading import read_state
+from trainer_cli.checkpoint.manifest import Manifest
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.port import ReadableFolder, Sink, WritableFolder
 
-_DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "U64": torch.uint64,
-    "C64": torch.complex64,
-    "F32": torch.float32,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-}
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
 _NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _ARRAY_CODES = {
-    np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in _DTYPES.items() if code not in _NOT_ARRAYS
+    np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in DTYPES.items() if code not in _NOT_ARRAYS
 }
 
 
@@ -56,8 +32,9 @@ class TensorsFormat:
     """Any safetensors reader can open the tensor file; tied tensors are in it once.
 
     Tensors are written straight from their memory, largest elements first, which leaves no holes; the
-    header is padded so that they begin at a multiple of 4,096 bytes. They are read straight into new
-    memory of their own. Parameters come back as plain tensors, in contiguous layout, on the CPU.
+    header is padded so that they begin at a multiple of 4,096 bytes. They are read straight into the
+    memory where they are wanted, or into memory of their own. Parameters come back as plain tensors, in
+    contiguous layout, on the CPU.
     """
 
     name = "tensors"
@@ -86,35 +63,14 @@ class TensorsFormat:
         return FormatRecord({tensor_file(rank): aliases} if aliases else {})
 
     def read(
-        self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None, rank: int = 0
-    ) -> dict[str, Any]:
-        with Verified(folder, manifest, state_file(rank)) as file:
-            text = file.rest()
-        try:
-            decoder = codec.decode(text, only)
-            tensors = self._read_tensors(folder, manifest, decoder.wanted, rank)
-            return decoder.tree(tensors)
-        except codec.Undecodable as error:
-            where = str(folder.path / state_file(rank))
-            raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
-
-    def _read_tensors(
-        self, folder: ReadableFolder, manifest: Manifest, wanted: Collection[str], rank: int
-    ) -> dict[str, torch.Tensor]:
-        aliases = manifest.aliases.get(tensor_file(rank), {})
-        stored = {aliases.get(name, name) for name in wanted}
-        found: dict[str, torch.Tensor] = {}
-        with Verified(folder, manifest, tensor_file(rank)) as file:
-            layout = parsed_header(file)
-            missing = stored - {entry.name for entry in layout}
-            if missing or any(name in aliases for name in stored):
-                raise file.damaged(f"it lacks the tensor {min(missing | (stored & set(aliases)))[:80]!r}")
-            for entry in layout:
-                if entry.name in stored:
-                    found[entry.name] = _read_tensor(file, entry)
-                else:
-                    file.skip(entry.size_bytes)
-        return {name: found[aliases.get(name, name)] for name in wanted}
+        self,
+        folder: ReadableFolder,
+        manifest: Manifest,
+        only: Collection[str] | None = None,
+        later: Collection[str] = (),
+        rank: int = 0,
+    ) -> Pending:
+        return read_state(folder, manifest, only, later, rank)
 
 
 def _laid_out(tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> tuple[list[TensorEntry], dict[str, str]]:
@@ -172,16 +128,3 @@ def _write_leaf(sink: Sink, leaf: Leaf) -> None:
         array = flat.view(torch.uint8).numpy()
     if array.size:
         sink.write(array.data)
-
-
-def _read_tensor(file: Verified, entry: TensorEntry) -> torch.Tensor:
-    try:
-        tensor = torch.empty(entry.shape, dtype=_DTYPES[entry.code])
-    except RuntimeError as error:
-        raise file.damaged(f"{entry.name[:80]!r} has a shape that cannot be: {error}") from None
-    if tensor.numel():
-        raw = tensor.reshape(-1).view(torch.uint8)
-        file.read_into(raw.numpy().data)
-        if tensor.dtype is torch.bool and int(raw.max()) > 1:
-            raise file.damaged(f"{entry.name[:80]!r} holds booleans that are neither true nor false")
-    return tensor

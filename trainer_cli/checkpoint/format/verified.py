@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.checkpoint.format.blocks import Part, read_in_order
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Digest, Manifest, new_digest
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.port import ReadableFolder, Source
-
-_BLOCK = 4 * 1024 * 1024
 
 
 class Verified:
@@ -26,7 +27,7 @@ class Verified:
         self._entry = entry
         self._opening = folder.open(file)
         self._digest: Digest = new_digest(entry.algorithm)
-        self.left_bytes = entry.size_bytes
+        self.size_bytes = self.left_bytes = entry.size_bytes
         self._source: Source
 
     def __enter__(self) -> Verified:
@@ -49,9 +50,14 @@ class Verified:
         finally:
             self._opening.__exit__(kind, error, trace)
 
-    def look_into(self, source: Source) -> None:
-        """Read from an open source without the promise of a digest: for its header alone."""
-        self._source = source
+    @contextmanager
+    def peeked(self) -> Iterator[Source]:
+        """Open it without the promise of a digest: for its header, and for what is proven later."""
+        self.__enter__()
+        try:
+            yield self._source
+        finally:
+            self._opening.__exit__(None, None, None)
 
     def damaged(self, why: str) -> DamagedCheckpoint:
         """The error that names this file."""
@@ -59,11 +65,16 @@ class Verified:
 
     def read_into(self, buffer: memoryview) -> None:
         """Fill the buffer with the next bytes."""
-        for start in range(0, len(buffer), _BLOCK):
-            block = buffer[start : start + _BLOCK]
-            self._source.read_into(block)
-            self._digest.update(block)
-        self.left_bytes -= len(buffer)
+        self.read_parts([Part(len(buffer), buffer)], len(buffer))
+
+    def read_parts(
+        self, parts: Iterable[Part], size_bytes: int, new_spare: Callable[[int], memoryview] | None = None
+    ) -> None:
+        """Read the next bytes, `size_bytes` in all, to where each part says."""
+        offset = self.size_bytes - self.left_bytes
+        more = () if new_spare is None else (new_spare,)
+        read_in_order(self._source, parts, offset, size_bytes, self._digest.update, *more)
+        self.left_bytes -= size_bytes
 
     def take(self, count: int) -> bytes:
         """The next bytes."""
@@ -77,11 +88,7 @@ class Verified:
 
     def skip(self, count: int) -> None:
         """Pass over bytes that nobody wants; they are digested too."""
-        scratch = memoryview(bytearray(min(count, _BLOCK)))
-        while count:
-            block = scratch[: min(count, _BLOCK)]
-            self.read_into(block)
-            count -= len(block)
+        self.read_parts([Part(count)], count)
 
 
 def read_verified(folder: ReadableFolder, manifest: Manifest, file: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Sequence
 from os import stat_result
 from pathlib import Path
 
@@ -38,9 +39,10 @@ class Disk:
         """Write the beginning of `data`, and say how many bytes it was."""
         return os.write(fd, data)
 
-    def read(self, fd: int, into: memoryview) -> int:
-        """Fill the beginning of `into`, and say how many bytes it was; 0 at the end of the file."""
-        return os.readv(fd, [into])
+    def read(self, fd: int, into: Sequence[memoryview], offset: int) -> int:
+        """Fill the beginning of `into`, one after another, from a place in the file; how many bytes it was, and 0
+        at the end of the file. From any thread."""
+        return os.preadv(fd, into, offset)
 
     def fsync(self, fd: int) -> None:
         """Return once the file's content survives a power cut."""

@@ -1,12 +1,14 @@
-"""Files of one folder on a local disk: written and read front to back, digested on the way."""
+"""Files of one folder on a local disk: written front to back and digested on the way, read from any place."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
@@ -17,6 +19,8 @@ from trainer_cli.config.schema import DigestAlgorithm
 
 _SMALL = 64 * 1024
 _BLOCK = 4 * 1024 * 1024
+_MOST_BUFFERS = 1000
+"""In one call; most systems take 1,024."""
 
 
 class LocalWritableFolder:
@@ -129,7 +133,7 @@ def open_source(disk: Disk, path: StrPath) -> LocalSource:
 
 
 class LocalSource:
-    """Reads front to back."""
+    """Reads from any place."""
 
     def __init__(self, fd: int, disk: Disk, size_bytes: int, path: StrPath) -> None:
         self.size_bytes = size_bytes
@@ -141,9 +145,14 @@ class LocalSource:
         """Let go of the file."""
         self._disk.close(self._fd)
 
-    def read_into(self, buffer: memoryview) -> None:
-        while buffer:
-            count = self._disk.read(self._fd, buffer)
+    def read_at(self, buffers: Sequence[memoryview], offset: int) -> None:
+        left = deque(buffer for buffer in buffers if buffer)
+        while left:
+            count = self._disk.read(self._fd, list(islice(left, _MOST_BUFFERS)), offset)
             if count <= 0:
                 raise OSError(errno.EIO, "The file is shorter than it was", str(self._path))
-            buffer = buffer[count:]
+            offset += count
+            while count and count >= len(left[0]):
+                count -= len(left.popleft())
+            if count:
+                left[0] = left[0][count:]

@@ -118,7 +118,7 @@ class LocalStorage:
             if source.size_bytes > _LARGEST_PEEK:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
             content = bytearray(source.size_bytes)
-            source.read_into(memoryview(content))
+            source.read_at([memoryview(content)], 0)
             return bytes(content)
         finally:
             source.close()

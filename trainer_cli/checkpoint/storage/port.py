@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -35,15 +35,15 @@ class WritableFolder(Protocol):
 
 
 class Source(Protocol):
-    """One file being read, from its first byte to its last."""
+    """One file being read, from several threads at once if need be."""
 
     @property
     def size_bytes(self) -> int:
         """The size when it was opened."""
         ...
 
-    def read_into(self, buffer: memoryview) -> None:
-        """Fill the buffer with the next bytes. OSError where there are fewer."""
+    def read_at(self, buffers: Sequence[memoryview], offset: int) -> None:
+        """Fill the buffers, one after another, with the bytes from a place on. OSError where there are fewer."""
         ...
 
 
