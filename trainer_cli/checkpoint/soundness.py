@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.format.verified import verify
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.port import Storage
+from trainer_cli.checkpoint.storage.port import ReadableFolder, Storage
 from trainer_cli.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
 _LISTED = 20
+_PATIENCE_S = 2.0
+"""How long a start that is broken off waits for what reads for it."""
 
 
-def why_unsound(storage: Storage, entry: Entry) -> str | None:
+def why_unsound(storage: Storage, entry: Entry, meanwhile: Callable[[], object] | None = None) -> str | None:
     """What is wrong with a checkpoint, every file read and digested; None where nothing is.
+
+    `meanwhile` is called while another thread reads: what is loaded next comes from memory then.
 
     Raises:
         OSError: it cannot be read just now, which says nothing of what is written there.
@@ -27,7 +33,7 @@ def why_unsound(storage: Storage, entry: Entry) -> str | None:
         return entry.problem or "it has no manifest"
     try:
         with storage.reading(entry.name) as folder:
-            verify(folder, entry.manifest)
+            _verify_beside(meanwhile, folder, entry.manifest)
     except DamagedCheckpoint as error:
         return str(error)
     return None
@@ -41,12 +47,43 @@ def is_sound(storage: Storage, entry: Entry) -> bool:
         return False
 
 
-def newest_sound(catalog: Catalog, run_id: str, where: str, *, limit: int | None = None) -> Entry | None:
+def _verify_beside(meanwhile: Callable[[], object] | None, folder: ReadableFolder, manifest: Manifest) -> None:
+    if meanwhile is None:
+        verify(folder, manifest)
+        return
+    found: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            verify(folder, manifest)
+        except BaseException as error:  # Whatever it is, it is raised where somebody waits for it.
+            found.append(error)
+
+    reader = Thread(target=read, name="checkpoint-proof", daemon=True)
+    reader.start()
+    try:
+        meanwhile()
+        reader.join()
+    except BaseException:
+        reader.join(_PATIENCE_S)
+        raise
+    if found:
+        raise found[0]
+
+
+def newest_sound(
+    catalog: Catalog,
+    run_id: str,
+    where: str,
+    *,
+    limit: int | None = None,
+    meanwhile: Callable[[], object] | None = None,
+) -> Entry | None:
     """The newest checkpoint of a run that is sound and whose weights are finite; None where there are none at all.
 
     Newer ones of the run that are unfit for good are set aside, aloud. One whose manifest cannot be read may be
     anybody's, and one that cannot be read now may be read later: these are told, and left alone. Those of a step
-    beyond `limit` were left behind when the training went back.
+    beyond `limit` were left behind when the training went back. `meanwhile` is called once, while the first is read.
 
     Raises:
         CheckpointError: there are checkpoints in `where`, but none that will do; nothing was touched.
@@ -64,7 +101,10 @@ def newest_sound(catalog: Catalog, run_id: str, where: str, *, limit: int | None
             log.warning("checkpoint %s is not used: the training went back to step %d", entry.name, limit)
             continue
         try:
-            problem = why_unsound(catalog.storage, entry) if entry.manifest.finite else "its weights are not finite"
+            problem: str | None = "its weights are not finite"
+            if entry.manifest.finite:
+                beside, meanwhile = meanwhile, None
+                problem = why_unsound(catalog.storage, entry, beside)
         except OSError as error:
             unread[entry.name] = f"it cannot be read: {error}"
             continue

@@ -2,6 +2,7 @@
 
     compose and check the config
     the run exists?  lock it, compare the configs, choose the checkpoint; a finished run is done
+    (torch is imported while the bytes of that checkpoint are proven, and so brought into memory)
     build data, then model and optimizer
     a new run?  only now make its directory, and lock it
     train; whatever happens, say in summary.json how it ended
@@ -57,7 +58,7 @@ def fit(composed: Composed) -> int:
         if run.exists_as_run():
             lock = stack.enter_context(run.lock())
             stack.enter_context(report.to_file(run.log_file))
-            begun = of_existing(run, composed)
+            begun = of_existing(run, composed, meanwhile=_import_torch)
             if isinstance(begun, Done):
                 report.already_done(run, begun.step, begun.reason)
                 return ExitCode.DONE
@@ -108,6 +109,11 @@ def _put_back_if_nothing_was_loaded(start: Start, trainer: Trainer) -> Iterator[
         if start.entry is not None and not trainer.goes_on:
             start.run.put_back(before)
         raise
+
+
+def _import_torch() -> None:
+    """Import what training needs: it takes about as long as a checkpoint does to come from a disk."""
+    import trainer_cli.run.build  # noqa: F401
 
 
 def _stop(trainer: Trainer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,9 @@ def choose(
     *,
     newer: Newer = Newer.refuse,
     attempts: Sequence[Mapping[str, Any]] = (),
+    meanwhile: Callable[[], object] | None = None,
 ) -> Choice:
-    """Which checkpoint of this run to go on from, its bytes verified.
+    """Which checkpoint of this run to go on from, its bytes verified; `meanwhile` is called while they are read.
 
     A start that went back to a checkpoint by its path, and saved since, is gone on from by the same command; one that
     went back and saved nothing yet is done again, and what it left behind can no longer win.
@@ -93,9 +94,9 @@ def choose(
     saved_since = back is not None and any(_saved_by(entry, back.attempt) for entry in entries)
     repeated = saved_since and bool(attempts) and attempts[-1].get("resume") == resume
     if resume not in ("auto", "must") and not repeated:
-        return _named(Path(resume), entries, catalog, folder, newer)
+        return _named(Path(resume), entries, catalog, folder, newer, meanwhile)
     limit = None if back is None or saved_since else back.step
-    newest = newest_sound(catalog, run_id, str(folder), limit=limit)
+    newest = newest_sound(catalog, run_id, str(folder), limit=limit, meanwhile=meanwhile)
     if newest is not None:
         before = f"; the start before this one went back to {resume}, and saved since" if repeated else ""
         return Choice(newest, f"the newest valid checkpoint of {folder.parent}{before}")
@@ -160,7 +161,14 @@ def reopens(old: LoopConfig, new: LoopConfig) -> bool:
     return now.unit is not before.unit or now.value > before.value
 
 
-def _named(path: Path, entries: Sequence[Entry], catalog: Catalog, folder: Path, newer: Newer) -> Choice:
+def _named(
+    path: Path,
+    entries: Sequence[Entry],
+    catalog: Catalog,
+    folder: Path,
+    newer: Newer,
+    meanwhile: Callable[[], object] | None,
+) -> Choice:
     entry = next((one for one in entries if (folder / one.name).resolve() == path.resolve()), None)
     if entry is None:
         raise UserError(
@@ -169,7 +177,7 @@ def _named(path: Path, entries: Sequence[Entry], catalog: Catalog, folder: Path,
             cure="To begin a new run with the weights of another, use ckpt=PATH.",
         )
     try:
-        problem = why_unsound(catalog.storage, entry)
+        problem = why_unsound(catalog.storage, entry, meanwhile)
     except OSError as error:
         problem = f"it cannot be read: {error}"
     if problem is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,10 +66,17 @@ def refuse_no_optimizer(composed: Composed) -> None:
         )
 
 
-def of_existing(run: RunDir, composed: Composed, storage: type[LocalStorage] = LocalStorage) -> Start | Done:
+def of_existing(
+    run: RunDir,
+    composed: Composed,
+    storage: type[LocalStorage] = LocalStorage,
+    *,
+    meanwhile: Callable[[], object] | None = None,
+) -> Start | Done:
     """Where a run that exists goes on, or how it ended where nothing is left to do.
 
     Who is about to train holds its lock: checkpoints that turn out unsound are set aside by the storage.
+    `meanwhile` is called while the chosen one is read, where something is left to do.
 
     Raises:
         TrainError: it may not go on with this config, or cannot.
@@ -83,11 +91,20 @@ def of_existing(run: RunDir, composed: Composed, storage: type[LocalStorage] = L
     attempt = len(run.attempts) + 1
     catalog = Catalog(storage(folder, run_id=run_id, attempt=attempt))
     summary = run.read_summary()
-    if config.resume in ("auto", "must") and not reopens(stored.config.loop, config.loop):
+    ended = not reopens(stored.config.loop, config.loop)
+    if config.resume in ("auto", "must") and ended:
         end = unsaved_end(catalog, run_id, summary, stored.config.checkpoint)
         if end is not None:
             return Done(*end)
-    choice = choose(config.resume, catalog, run_id, folder, newer=config.checkpoint.newer, attempts=run.attempts)
+    choice = choose(
+        config.resume,
+        catalog,
+        run_id,
+        folder,
+        newer=config.checkpoint.newer,
+        attempts=run.attempts,
+        meanwhile=None if ended and summary.get("status") == RunStatus.finished else meanwhile,
+    )
     finished = None
     if choice.entry is not None:
         finished = why_finished(choice.entry, summary)
