@@ -128,13 +128,7 @@ def part_of(target: torch.Tensor, size_bytes: int, file: Verified, name: str) ->
     if plain and target.device.type == "cpu":
         return Part(size_bytes, bytes_of(target))
     if plain and target.is_cuda:
-        raw = target.detach().reshape(-1).view(torch.uint8)
-
-        def give(piece: memoryview, at: int) -> None:
-            # From pinned memory, and done when it returns: the block is filled anew right after.
-            raw[at : at + len(piece)].copy_(torch.frombuffer(piece, dtype=torch.uint8))
-
-        return Part(size_bytes, give=give)
+        return Part(size_bytes, give=giver(target.detach().reshape(-1).view(torch.uint8)))
     with _unfilled():
         between = torch.empty(target.shape, dtype=target.dtype)
 
@@ -145,6 +139,16 @@ def part_of(target: torch.Tensor, size_bytes: int, file: Verified, name: str) ->
             target.copy_(between)
 
     return Part(size_bytes, bytes_of(between), done=done)
+
+
+def giver(raw: torch.Tensor) -> Callable[[memoryview, int], None]:
+    """Copies pieces into the bytes of a tensor, wherever they are."""
+
+    def give(piece: memoryview, at: int) -> None:
+        # From pinned memory where that is a GPU; done when it returns, since the block is filled anew right after.
+        raw[at : at + len(piece)].copy_(torch.frombuffer(piece, dtype=torch.uint8))
+
+    return give
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
