@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from trainer_cli.checkpoint.manifest import Manifest, ManifestError
 from trainer_cli.checkpoint.naming import MANIFEST_FILE, parse_step
@@ -134,13 +135,19 @@ class Catalog:
         return Entry(name, step, manifest, problem, pinned)
 
 
+@lru_cache(maxsize=4096)
+def _parsed(data: bytes) -> Manifest:
+    """A manifest. They are read again each time somebody asks, but the same bytes are understood once."""
+    return Manifest.parse(data)
+
+
 def examine(storage: Storage, name: str) -> tuple[Manifest | None, str | None]:
     """The manifest of a checkpoint, and what is wrong with it, its files or their sizes."""
     try:
         data = storage.peek(name, MANIFEST_FILE)
         if data is None:
             return None, PARTIAL
-        manifest = Manifest.parse(data)
+        manifest = _parsed(data)
         sizes = storage.sizes(name)
     except ManifestError as error:
         return None, str(error)
