@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -168,12 +168,13 @@ def _is_under(name: str, paths: Collection[str]) -> bool:
 @contextmanager
 def _unfilled() -> Iterator[None]:
     """Memory that is about to be read into is left untouched, also where determinism has it filled."""
-    before = torch.utils.deterministic.fill_uninitialized_memory
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    settings: Any = torch.utils.deterministic
+    before = settings.fill_uninitialized_memory
+    settings.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.utils.deterministic.fill_uninitialized_memory = before
+        settings.fill_uninitialized_memory = before
 
 
 def _memory_of(file: Verified, entry: TensorEntry) -> torch.Tensor:
