@@ -18,7 +18,6 @@ from typing import Any
 def serve() -> None:
     """Answer until stdin ends."""
     import torch
-    import torch._dynamo
     import torch.utils.data
 
     import trainer_cli.callbacks.checkpointer

@@ -18,6 +18,7 @@ from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.step import Forward, Meter, Number, batch_weight, read_outputs, sample_count, to_device
 from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
 from trainer_cli.trainer.timetable import Cadence, epoch_steps, limited_batches, total_steps
+from trainer_cli.trainer.undynamo import zero_grad
 from trainer_cli.trainer.validation import ValidationLoop
 
 if TYPE_CHECKING:
@@ -338,7 +339,7 @@ class TrainingLoop:
                         call(trainer, model, optimizer)
                     for call in before_zero:
                         call(trainer, model, optimizer)
-                    optimizer.zero_grad()
+                    zero_grad(optimizer)
                     for call in after_zero:
                         call(trainer, model, optimizer)
                     for scheduler in schedulers:

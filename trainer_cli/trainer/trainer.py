@@ -31,6 +31,7 @@ from trainer_cli.trainer.schedulers import Schedulers, by_name
 from trainer_cli.trainer.state import LATER, capture, take_all, take_for_evaluation, take_weights
 from trainer_cli.trainer.step import Precision
 from trainer_cli.trainer.stopping import Stop
+from trainer_cli.trainer.undynamo import leave_compiler_out, step_lightly
 from trainer_cli.trainer.validation import EvaluationInterruptedError, ValidationLoop
 
 Factory = Callable[..., Any]
@@ -127,8 +128,10 @@ class Trainer:
         self.model: nn.Module = typed("model", made(model, nn.Module), nn.Module).to(self.device)
         self.optimizer: torch.optim.Optimizer | None = None
         if optimizer is not None:
+            leave_compiler_out()
             given = made(optimizer, torch.optim.Optimizer, self.model)
             self.optimizer = typed("optimizer", given, torch.optim.Optimizer)
+            step_lightly(self.optimizer)
         self.scaler: LossScaler | None = self.precision.scaler(self.device) if optimizer is not None else None
         self._given_schedulers = by_name(schedulers)
         self.schedulers = Schedulers({}, self.optimizer)
