@@ -201,3 +201,9 @@ def test_a_deterministic_run_allows_deterministic_kernels_only(tmp_path: Path) -
         assert trainer.model is not None
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("own", "fused"), [({}, True), ({"fused": False}, False), ({"foreach": True}, None)])
+def test_an_optimizer_is_fused_where_it_can_be_unless_the_config_chose(own: dict[str, Any], fused: bool | None) -> None:
+    made = builder(optimizer={**SGD, **own}).optimizer(nn.Linear(2, 1))
+    assert made.defaults["fused"] is fused

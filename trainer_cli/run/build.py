@@ -30,6 +30,7 @@ from trainer_cli.config.targets import Trust, component
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError
 from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.fused import can_be_fused
 from trainer_cli.trainer.groups import parameter_groups
 from trainer_cli.trainer.loops import TrainingLoop
 from trainer_cli.trainer.parts import be_deterministic, pick_device, seed_everything
@@ -109,9 +110,11 @@ class Builder:
         return model
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimizer over the model's parameters, in groups as `param_groups` says."""
+        """The optimizer over the model's parameters, in groups as `param_groups` says; fused where it can be."""
         node = _node(self.config.optimizer, "optimizer")
         groups = parameter_groups(model, self.config.param_groups)
+        if can_be_fused(component(str(node.get("_target_")), "optimizer._target_", self.trust), node, groups, model):
+            node = {**node, "fused": True}
         optimizer: Optimizer = self.make(node, "optimizer", first=(groups,))
         return optimizer
 

@@ -1,0 +1,46 @@
+"""Whether an optimizer's whole step can be one fused kernel, which is then the default.
+
+Its results differ in the last bits from those of a step of many kernels. So the choice follows from the config, the
+model and the type of the device alone, and a resume makes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, AdamW
+
+_KERNELS: Mapping[Any, frozenset[str]] = {
+    Adam: frozenset({"cpu", "cuda", "mps"}),
+    AdamW: frozenset({"cpu", "cuda", "mps"}),
+    SGD: frozenset({"cpu", "cuda", "mps"}),
+    Adagrad: frozenset({"cpu"}),
+}
+"""The optimizers that have such a kernel, and on which devices."""
+_WAYS = ("fused", "foreach", "capturable", "differentiable")
+"""Settings that choose how a step is computed. Who sets one has chosen."""
+
+
+def can_be_fused(
+    optimizer: Any, settings: Mapping[str, Any], groups: Iterable[Mapping[str, Any]], model: nn.Module
+) -> bool:
+    """True where an optimizer of this class has a fused kernel for all these parameters, and nobody chose otherwise.
+
+    Args:
+        settings: the arguments it is made with; `groups`: its parameter groups, with their own settings.
+    """
+    groups = list(groups)
+    if optimizer not in _KERNELS or any(given.get(way) is not None for given in (settings, *groups) for way in _WAYS):
+        return False
+    if any(isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse for part in model.modules()):
+        return False
+    return all(_fits(parameter, _KERNELS[optimizer]) for group in groups for parameter in group["params"])
+
+
+def _fits(parameter: Tensor, devices: frozenset[str]) -> bool:
+    """True for what is a plain tensor there; of its subclasses nothing is known."""
+    floats = {torch.float32} if parameter.device.type == "mps" else {torch.float32, torch.bfloat16, torch.float64}
+    return type(parameter) in (Tensor, nn.Parameter) and parameter.device.type in devices and parameter.dtype in floats
