@@ -12,6 +12,7 @@ A run that has checkpoints never starts afresh by itself.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.timeline import foresee
 from trainer_cli.config.compose import Composed, to_yaml
+from trainer_cli.config.garbage import uncollected
 from trainer_cli.config.targets import import_from
 from trainer_cli.errors import ExitCode
 from trainer_cli.run import report
@@ -143,7 +145,17 @@ def _tell_world_size(entry: Entry) -> None:
         )
 
 
+def _import_torch() -> None:
+    """Torch's objects live as long as the process: no collection while they are made, nor of them ever after."""
+    if "torch" not in sys.modules:
+        with uncollected():
+            import torch  # noqa: F401
+
+            gc.freeze()
+
+
 def _build(composed: Composed, start: Start) -> tuple[Trainer, Data]:
+    _import_torch()
     from trainer_cli.callbacks.checkpointer import RunIdentity
     from trainer_cli.run.build import Builder, target_packages
 

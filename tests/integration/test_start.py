@@ -1,0 +1,32 @@
+"""A start brings only what the run uses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from command import environment
+
+_LOADED_AT_THE_END = """
+import gc, json, sys
+from trainer_cli.cli.main import main
+code = main(sys.argv[1:])
+print(json.dumps({"code": code, "modules": list(sys.modules), "collects": gc.isenabled()}))
+"""
+_UNUSED = ("torch._dynamo", "sympy", "torch.utils.tensorboard", "tensorboard", "google.protobuf", "rich", "sklearn")
+"""What a default run with nothing compiled, on no terminal, can do without."""
+
+
+def test_a_default_run_imports_neither_the_compiler_nor_tensorboard_nor_rich(tmp_path: Path) -> None:
+    steps = ["+experiment=digits_mlp", "loop.max_duration=2", "scheduler.warmup=0", "loop.log_interval=1"]
+    process = subprocess.run(
+        [sys.executable, "-c", _LOADED_AT_THE_END, "fit", *steps],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    found = json.loads(process.stdout.splitlines()[-1])
+    assert found["code"] == 0, process.stderr
+    assert [name for name in _UNUSED if name in found["modules"]] == []
+    assert list((tmp_path / "runs/digits_mlp/tensorboard").iterdir()), "nothing was written for TensorBoard"
+    assert found["collects"], "garbage is not collected any more"
