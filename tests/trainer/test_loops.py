@@ -12,12 +12,15 @@ import pytest
 import torch
 from tiny import Line, ListLogger, Noisy, StopAt, StopInEvaluation, Unsized, loader, trainer
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.jsonl import JsonlLogger
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.step import Precision
+from trainer_cli.trainer.trainer import Trainer
 
 
 class Weighted(nn.Module):
@@ -238,6 +241,28 @@ def test_eval_at_start_measures_the_new_model_at_step_0() -> None:
     trained.fit(loader(), loader(6, shuffle=False))
     assert (logger.records[0].step, logger.records[0].metrics["val/loss"]) == (0, expected)
     assert [record.step for record in logger.records] == [0, 2]
+
+
+class Waits(TorchDispatchMode):
+    """Notes the step at which the host asks the device for a number."""
+
+    def __init__(self, trained: Trainer) -> None:
+        super().__init__()
+        self.trained, self.steps = trained, set[int]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._local_scalar_dense.default:
+            self.steps.add(self.trained.progress.step)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("accum", [1, 2])
+def test_the_host_waits_for_the_device_at_log_steps_alone(accum: int) -> None:
+    settings = {"max_duration": 8, "log_interval": 4, "grad_accum_steps": accum}
+    trained = trainer(settings=settings, precision=Precision(clip_norm=1.0), loggers=[ListLogger()])
+    with Waits(trained) as waits:
+        trained.fit(loader(noise=0))
+    assert waits.steps == {4, 8}
 
 
 def test_a_loader_without_length_ends_its_epochs_by_itself() -> None:

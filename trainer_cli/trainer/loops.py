@@ -15,7 +15,8 @@ from trainer_cli.config.schema import LoopConfig, check_duration
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.duration import Duration, Unit
 from trainer_cli.trainer.hooks import second_to
-from trainer_cli.trainer.step import Forward, Meter, Number, batch_weight, read_outputs, sample_count, to_device
+from trainer_cli.trainer.prefetch import Carrier, Direct, carrier
+from trainer_cli.trainer.step import Forward, Meter, Number, batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
 from trainer_cli.trainer.timetable import Cadence, epoch_steps, limited_batches, total_steps
 from trainer_cli.trainer.undynamo import zero_grad
@@ -41,6 +42,7 @@ class TrainingLoop:
         self.epoch_batches: int | None = None
         self._batches: Iterator[Any] | None = None
         self._ahead: list[Any] = []
+        self._carrier: Carrier = Direct(torch.device("cpu"))
         self._ahead_state: dict[str, Any] | None = None
         self._meter: Meter | None = None
         self._grad_norm: Tensor | None = None
@@ -54,6 +56,7 @@ class TrainingLoop:
             UserError: as from `learn_lengths`.
         """
         self._train_loader = train_loader
+        self._carrier = carrier(trainer.device)
         self.learn_lengths(train_loader)
         self._meter = Meter(trainer.device)
         if self._saved_meter is not None:
@@ -264,14 +267,13 @@ class TrainingLoop:
 
         The hot path: no work but training.
         """
-        model, optimizer, progress, device = trainer.model, trainer.optimizer, trainer.progress, trainer.device
+        model, optimizer, progress = trainer.model, trainer.optimizer, trainer.progress
         assert optimizer is not None and self._meter is not None
         precision, scaler, parameters = trainer.precision, trainer.scaler, trainer.parameters
         schedulers = list(trainer.schedulers.live.values())
         accum, meter, hooks, record = self.settings.grad_accum_steps, self._meter, trainer.hooks, trainer.journal.record
         forward = Forward(trainer)
         clips = precision.clip_norm is not None or precision.clip_value is not None
-        moves = device.type != "cpu"
         batch_start, step_start = hooks["on_train_batch_start"], hooks["on_train_step_start"]
         before_backward, after_backward = hooks["on_before_backward"], hooks["on_after_backward"]
         before_step, after_step = hooks["on_before_optimizer_step"], hooks["on_after_optimizer_step"]
@@ -290,8 +292,6 @@ class TrainingLoop:
             for micro in range(1, accum + 1):
                 batch_idx = progress.batch
                 batch = self._next_batch(trainer)
-                if moves:
-                    batch = to_device(batch, device)
                 for call in batch_start:
                     call(trainer, model, batch, batch_idx)
                 for call in step_start:
@@ -363,12 +363,12 @@ class TrainingLoop:
 
     def _next_batch(self, trainer: Trainer) -> Any:
         if self._ahead:
-            return self._ahead.pop()
+            return self._carrier.receive(self._ahead.pop())
         if self._batches is None:
             now = trainer.progress
             self._batches = iter(self._train_loader.iterate(now.epoch, batch=now.batch, samples=now.epoch_samples))
         try:
-            return next(self._batches)
+            return self._carrier.receive(self._carrier.send(next(self._batches)))
         except StopIteration:
             raise UserError(
                 f"the train loader ended after {trainer.progress.batch} batches of epoch {trainer.progress.epoch}"
@@ -377,16 +377,23 @@ class TrainingLoop:
             ) from None
 
     def _end_of_epoch(self, trainer: Trainer) -> bool:
-        """True after the last batch of an epoch; a loader without length is asked for one batch more."""
-        if self.epoch_batches is not None:
-            return trainer.progress.batch == self.epoch_batches
+        """True after the last batch of an epoch. The next one may be sent to the device on this occasion.
+
+        A loader without length must be asked for it, to see whether there is one. One that has both a length and a
+        position of its own is not: its state before would have to be taken for each batch.
+        """
         assert self._batches is not None
-        if getattr(self._train_loader, "stateful", False):
+        knows, stateful = self.epoch_batches is not None, getattr(self._train_loader, "stateful", False)
+        last = trainer.progress.batch == self.epoch_batches
+        if knows and (last or stateful or not self._carrier.ahead):
+            return last
+        if stateful:
             self._ahead_state = self._loader_state(trainer)
         try:
-            self._ahead.append(next(self._batches))
+            self._ahead.append(self._carrier.send(next(self._batches)))
         except StopIteration:
-            return True
+            # One that ends before its length is told when the batch is needed.
+            return not knows
         return False
 
     def _end_epoch_iterator(self) -> None:
