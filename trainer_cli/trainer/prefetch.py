@@ -50,7 +50,7 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(self, batch: Any) -> Any:
         if any(tensor.is_cuda for tensor in _tensors(batch)):
