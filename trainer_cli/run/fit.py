@@ -117,8 +117,18 @@ def _put_back_if_nothing_was_loaded(start: Start, trainer: Trainer) -> Iterator[
 
 
 def _import_torch() -> None:
-    """Import what training needs: it takes about as long as a checkpoint does to come from a disk."""
-    import trainer_cli.run.build  # noqa: F401
+    """Import what training needs: it takes about as long as a checkpoint does to come from a disk.
+
+    It lives as long as the process: nothing is collected meanwhile, nor ever looked at by a collection after. Torch's
+    threads wait for one another in sleep, not in a loop, if they wait for long.
+    """
+    if "torch" not in sys.modules:
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+        with uncollected():
+            import trainer_cli.run.build  # noqa: F401
+
+            gc.freeze()
 
 
 def _stop(trainer: Trainer) -> None:
@@ -146,20 +156,6 @@ def _tell_world_size(entry: Entry) -> None:
             entry.name,
             before,
         )
-
-
-def _import_torch() -> None:
-    """Torch's objects live as long as the process: no collection while they are made, nor of them ever after.
-
-    Its threads wait for one another in sleep, not in a loop, if they wait for long.
-    """
-    if "torch" not in sys.modules:
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-        with uncollected():
-            import torch  # noqa: F401
-
-            gc.freeze()
 
 
 def _build(composed: Composed, start: Start) -> tuple[Trainer, Data]:
