@@ -1,0 +1,45 @@
+"""Microseconds a step of a tiny network: what a trainer costs over a loop written by hand."""
+
+from __future__ import annotations
+
+from contenders import contenders
+from settings import Settings
+from table import Column, Row, Table
+from timing import interleaved
+
+OURS = ["bare", "bare, fused", "bare, collating", "train fit", "train fit, not fused", "train fit, own loader"]
+PEERS = [
+    "Lightning", "Lightning, barebones", "Fabric", "accelerate", "HF Trainer", "HF Trainer, barest", "ignite",
+]  # fmt: skip
+BASES = {"train fit, own loader": "bare, collating"}
+
+
+def measure(settings: Settings) -> list[Table]:
+    """One table: ours as shipped, by hand, and the peers that are installed."""
+    steps, warm = (1200, 300) if settings.quick else (5500, 500)
+    rounds = settings.rounds_or(3, 6)
+    measures, missing = contenders(OURS if settings.quick else OURS + PEERS, steps, warm)
+    samples, skipped = interleaved(measures, rounds, warm=0, needed=OURS)
+    rows = [
+        Row(name, {"step": found["step"], "processor": found["processor"]}, base=BASES.get(name))
+        for name, found in samples.items()
+    ]
+    for row in rows:
+        base = samples[row.base or "bare"]["step"]
+        row.samples["over base"] = [own - other for own, other in zip(row.samples["step"], base, strict=True)]
+    return [
+        Table(
+            "loop", "A step of a tiny MLP", "bare",
+            [
+                Column("step", "µs", 1, resolution=5.0),
+                Column("over base", "µs", 1, resolution=15.0, ratio=False),
+                Column("processor", "µs", 1, resolution=5.0),
+            ],
+            rows, {"steps": steps, "warm": warm}, {**missing, **skipped},
+            [
+                "`train fit` is the shipped configuration (fused AdamW, checkpointer, console, metrics.jsonl, "
+                "TensorBoard); `not fused` has the optimizer of `bare`. `own loader` puts batches together from "
+                "samples, and is beside a DataLoader that does the same (`bare, collating`, fused)."
+            ],
+        )
+    ]  # fmt: skip

@@ -1,0 +1,128 @@
+"""Ways to save while a training goes on: each hands a state over and tells when it is staged, and when written."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import disk
+import ours
+from timing import Skipped
+
+
+@dataclass(slots=True)
+class Handed:
+    """A save under way. The state may change once `staged` is done, and survives a power cut once `written` is."""
+
+    written: Future[Any]
+    staged: Future[Any] = field(default_factory=lambda: done())
+
+
+Saver = Callable[[Any, Path], Handed]
+
+
+def done() -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(None)
+    return future
+
+
+def nothing() -> Saver:
+    """No save at all: what the procedure itself reports."""
+    return lambda state, path: Handed(done())
+
+
+def torch_save() -> Saver:
+    def save(state: Any, path: Path) -> Handed:
+        torch.save(state, path)
+        disk.sync(path)
+        return Handed(done())
+
+    return save
+
+
+def dcp(kind: str) -> Saver:
+    """torch.distributed.checkpoint, asynchronous: by a thread, or by a process of its own."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.checkpoint import DefaultSavePlanner
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    warnings.filterwarnings("ignore", module="torch")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    dist.init_process_group("gloo")
+    by = AsyncCheckpointerType.PROCESS if kind == "process" else AsyncCheckpointerType.THREAD
+    # The buffers are kept from save to save, the plan too: the best that it can do.
+    stager = DefaultStager(StagingOptions(False, False, False, False)) if kind == "thread" else None
+    planner = DefaultSavePlanner(enable_plan_caching=True)
+
+    def save(state: Any, path: Path) -> Handed:
+        answer: Any = checkpoint.async_save(
+            state, checkpoint_id=path, async_checkpointer_type=by, async_stager=stager, planner=planner
+        )
+        staged = getattr(answer, "staging_completion", None)
+        written = getattr(answer, "upload_completion", answer)
+        return Handed(written) if staged is None else Handed(written, staged)
+
+    return save
+
+
+def experimental() -> Saver:
+    """torch's experimental checkpointer, which may be gone in the next version."""
+    try:
+        from torch.distributed.checkpoint._experimental.builder import make_async_checkpointer
+    except ImportError:
+        raise Skipped("this torch has no experimental checkpointer") from None
+    keeper = make_async_checkpointer()
+
+    def save(state: Any, path: Path) -> Handed:
+        answer = keeper.save(str(path), state)
+        assert answer is not None
+        staged, written = answer
+        return Handed(written, staged)
+
+    return save
+
+
+def train_sync() -> Saver:
+    keeper = ours.sync_checkpointer()
+
+    def save(state: Any, path: Path) -> Handed:
+        keeper.save(state, path)
+        return Handed(done())
+
+    return save
+
+
+def train_async() -> Saver:
+    keeper = ours.async_checkpointer()
+
+    def save(state: Any, path: Path) -> Handed:
+        staged, written = keeper.save(state, path)
+        return Handed(written, staged)
+
+    return save
+
+
+NONE, TORCH = "no save", "torch.save + fsync"
+SAVERS: Mapping[str, Callable[[], Saver]] = {
+    NONE: nothing,
+    TORCH: torch_save,
+    "DCP async, thread": lambda: dcp("thread"),
+    "DCP async, process": lambda: dcp("process"),
+    "torch's experimental, async": experimental,
+    "train, sync": train_sync,
+    "train, async": train_async,
+}

@@ -1,0 +1,88 @@
+"""What saves cost a training that goes on: the wait, the time lost, and how long until they are durable."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import median
+
+from savers import NONE, SAVERS, TORCH
+from settings import Settings
+from table import Column, Row, Table, spread
+from timing import HERE, Measure, Samples, asked, interleaved
+
+OFTEN = (TORCH, "train, sync", "train, async")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of the model, and how many saves a process makes with how many steps around each."""
+
+    small: bool
+    saves: int
+    before: int
+    after: int
+
+
+def measure(settings: Settings) -> list[Table]:
+    """Two tables: single saves, and one after every step or every fifth."""
+    sizes = Sizes(True, 3, 3, 4) if settings.quick else Sizes(False, 5, 5, 6)
+    return [_single(settings, sizes), _often(settings, sizes)]
+
+
+def _single(settings: Settings, sizes: Sizes) -> Table:
+    names = [NONE, TORCH, "train, sync", "train, async"] if settings.quick else list(SAVERS)
+    measures = {name: _process(settings, sizes, name, often=False) for name in names}
+    samples, skipped = interleaved(measures, settings.rounds_or(2, 3), warm=0, needed=[NONE, TORCH, "train, sync"])
+    absent = samples.pop(NONE)
+    own = spread(absent["lost"])
+    for found in samples.values():
+        found["lost"] = [lost - own["median"] for lost in found["lost"]]
+    step = median(absent["step"])
+    resolution = own["max"] - own["min"]
+    columns = [
+        Column("stall", "s", 4, resolution=0.005),
+        Column("lost", "s", 3, resolution=resolution),
+        Column("durable", "s", 3, resolution=0.02),
+    ]
+    rows = [Row(name, {column.name: found[column.name] for column in columns}) for name, found in samples.items()]
+    notes = [
+        f"A step takes {step:.3f} s. `stall` is the wait at the save and before the next optimizer step; the most is "
+        f"the worst of {len(samples[TORCH]['stall'])}. `lost` is all that the save and the {sizes.after} steps after "
+        f"it took longer, less what the same procedure reports with no saves at all: {own['median']:.3f} s "
+        f"[{own['min']:.3f} to {own['max']:.3f}]. Differences within that range are none."
+    ]
+    return Table("stall", "A save while training goes on", TORCH, columns, rows, asdict(sizes), skipped, notes)
+
+
+def _often(settings: Settings, sizes: Sizes) -> Table:
+    measures = {name: _process(settings, sizes, name, often=True) for name in OFTEN}
+    samples, skipped = interleaved(measures, settings.rounds_or(2, 3), warm=0, needed=OFTEN[:2])
+    rows = []
+    for name, found in samples.items():
+        base = f"{name}: no saves"
+        rows += [Row(f"{name}: {often}", {"step": own}, base=base) for often, own in _in_order(found)]
+    columns = [Column("step", "s", 3, resolution=0.01)]
+    return Table(
+        "often", "Saves after every step, and every fifth", f"{TORCH}: no saves", columns, rows, asdict(sizes), skipped,
+        ["Wall time of a whole training over its steps, until all is at rest. `train` is the Trainer with its "
+         "CheckpointerCallback, beside itself without saves; torch.save a plain loop, beside itself. Each keeps the "
+         "newest checkpoint."],
+    )  # fmt: skip
+
+
+def _in_order(found: Samples) -> list[tuple[str, list[float]]]:
+    return [(often, found[often]) for often in ("no saves", "every 5", "every step")]
+
+
+def _process(settings: Settings, sizes: Sizes, name: str, *, often: bool) -> Measure:
+    def run() -> Samples:
+        with tempfile.TemporaryDirectory(dir=settings.scratch) as folder:
+            plan = json.dumps({**asdict(sizes), "often": often, "folder": folder})
+            answer: Samples = asked((sys.executable, str(HERE / "training.py"), name, plan))
+            return answer
+
+    return partial(run)

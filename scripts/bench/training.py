@@ -1,0 +1,193 @@
+"""A training of a GPT that is saved while it goes on: `python scripts/bench/training.py SAVER JSON`, a process each.
+
+Prints JSON on its last line: samples by column, or why there are none.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+import disk
+import ours
+from savers import SAVERS, TORCH, Handed
+from state import CONTEXT, VOCABULARY, Tree
+from timing import Skipped, seconds
+from trainer_cli.models.gpt import GPT
+
+Gate = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How large the model is, and how many steps stand before and after each of how many saves."""
+
+    folder: str
+    small: bool
+    saves: int
+    before: int
+    after: int
+    often: bool
+    """Saves after every step and every fifth of many, in place of single ones."""
+
+    @property
+    def width(self) -> int:
+        return 256 if self.small else 768
+
+
+class Training:
+    """Model, optimizer and one batch; a step waits at the gate before it changes a parameter."""
+
+    def __init__(self, plan: Plan) -> None:
+        vocabulary = 8_192 if plan.small else VOCABULARY
+        torch.manual_seed(0)
+        self.model = GPT(vocabulary, CONTEXT, layers=4 if plan.small else 12, heads=4, width=plan.width)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        tokens = torch.randint(vocabulary, (1, CONTEXT + 1))
+        self.batch = tokens[:, :-1], tokens[:, 1:].contiguous()
+        self.gate: Gate | None = None
+        for _ in range(3):
+            self.step()
+
+    def step(self) -> None:
+        self.model(self.batch)["loss"].backward()
+        if self.gate is not None:
+            self.gate()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> Tree:
+        """The live tensors: weights and both moments."""
+        named = {name: one.detach() for name, one in self.model.named_parameters()}
+        kept = self.optimizer.state
+        moments: Tree = {
+            moment: {name: kept[one][moment] for name, one in self.model.named_parameters()}
+            for moment in ("exp_avg", "exp_avg_sq")
+        }
+        return {"model": named, **moments}
+
+
+def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
+    """Each save: what the training waited for it, what its next steps took longer, and when it was at rest."""
+    training, save, folder = Training(plan), SAVERS[saver](), Path(plan.folder)
+    found: dict[str, list[float]] = {"stall": [], "lost": [], "durable": [], "step": []}
+    for number in range(plan.saves + 1):
+        usual = [seconds(training.step) for _ in range(plan.before)]
+        training.step()
+        path = folder / f"step{number + 1}"
+        began = time.perf_counter()
+        handed = save(training.state(), path)
+        stall = time.perf_counter() - began
+        at_rest = _noted(handed.written)
+        waited: list[float] = []
+        training.gate = _gate(handed, waited)
+        after = [seconds(training.step) for _ in range(plan.after)]
+        training.gate = None
+        handed.written.result(timeout=300)
+        disk.remove(path)
+        if number == 0:  # The first allocates what the others use again.
+            continue
+        found["stall"].append(stall + sum(waited))
+        found["lost"].append(stall + sum(after) - plan.after * median(usual))
+        found["durable"].append(at_rest[0] - began)
+        found["step"].append(median(usual))
+    return found
+
+
+def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
+    """Seconds a step, everything included, without saves, with one after every fifth, and after every step."""
+    steps, folder = plan.saves * 5, Path(plan.folder)
+    runner = _by_hand if saver == TORCH else _by_trainer
+    training = Training(plan)
+    found = {}
+    for name, every in (("no saves", None), ("every 5", 5), ("every step", 1)):
+        place = folder / name.replace(" ", "-")
+        place.mkdir()
+        found[name] = [runner(training, steps, every, place, saver) / steps]
+        disk.remove(place)
+    return found
+
+
+def _by_hand(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> float:
+    """A plain loop that keeps the newest checkpoint."""
+    save = SAVERS[saver]()
+
+    def run() -> None:
+        for step in range(1, steps + 1):
+            training.step()
+            if every is not None and step % every == 0:
+                save(training.state(), folder / f"step{step}")
+                disk.remove(folder / f"step{step - every}")
+
+    return seconds(run)
+
+
+def _by_trainer(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> float:
+    """The Trainer with its CheckpointerCallback, which keeps the newest ephemeral checkpoint; until all is at rest."""
+    from trainer_cli import Trainer, TrainingLoop
+
+    callback = ours.checkpoint_callback(
+        folder, asynchronous=saver == "train, async", enabled=every is not None, save_interval=None,
+        ephemeral_save_interval=every, pre_train_checkpoint=False, save_final=False,
+    )  # fmt: skip
+    trainer = Trainer(
+        model=training.model, optimizer=training.optimizer, checkpoint=callback,
+        loop=TrainingLoop(max_duration=steps, eval_interval=None), console="off",
+    )  # fmt: skip
+    batches: Any = DataLoader([training.batch] * steps, batch_size=None)  # type: ignore[arg-type]
+    return seconds(lambda: trainer.fit(batches, ckpt_path=None))
+
+
+def _gate(handed: Handed, waited: list[float]) -> Gate:
+    def wait() -> None:
+        if not handed.staged.done():
+            waited.append(seconds(handed.staged.result))
+
+    return wait
+
+
+def _noted(future: Future[Any]) -> list[float]:
+    """When the future is done, by the clock, once it is."""
+    times: list[float] = []
+    future.add_done_callback(lambda _: times.append(time.perf_counter()))
+    return times
+
+
+@contextmanager
+def _answers() -> Iterator[Callable[[Any], None]]:
+    """What is printed inside goes to stderr; the answer alone to stdout."""
+    stdout, sys.stdout = sys.stdout, sys.stderr
+    try:
+        yield lambda answer: print(json.dumps(answer), file=stdout, flush=True)
+    finally:
+        sys.stdout = stdout
+
+
+def main(saver: str, plan: Plan) -> None:
+    logging.disable(logging.WARNING)
+    with _answers() as answer:
+        try:
+            answer((frequent_saves if plan.often else single_saves)(plan, saver))
+        except Skipped as reason:
+            answer({"skipped": str(reason)})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Plan(**json.loads(sys.argv[2])))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Savers of others leave threads and processes that nobody joins.
+    os._exit(0)
