@@ -13,7 +13,7 @@ COLORS = ("#1b6ca8", "#c8553d", "#3f7d20", "#7d3c98", "#8a6d00", "#555555")
 
 def exponent(points: Sequence[Point]) -> float:
     """The slope of the line through all points, on logarithmic axes: 1 where the cost is linear."""
-    xs, ys = zip(*((math.log(x), math.log(y)) for x, y in points), strict=True)
+    xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
     x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
     across = sum((x - x_mean) ** 2 for x in xs)
     return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / across

@@ -27,14 +27,15 @@ Load = Callable[[], object]
 def loaders(tree: Tree, folder: Path) -> dict[str, tuple[Path, Load]]:
     """By name: what is read, and what fills the tree from it. Everything is written here first."""
     import safetensors.torch
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+    from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
     tensors = flat(tree)
     pickled, safe, shards, own = (folder / name for name in ("torch.pt", "safe", "shards", "step1"))
     keeper = ours.sync_checkpointer()
     torch.save(tensors, pickled)
     safetensors.torch.save_file(tensors, safe)
-    dcp.save(tree, checkpoint_id=shards, no_dist=True)
+    dcp_save(tree, checkpoint_id=shards, no_dist=True)
     keeper.save(tree, own)
     buffer = mmap.mmap(-1, 16 << 20)
 
@@ -47,7 +48,7 @@ def loaders(tree: Tree, folder: Path) -> dict[str, tuple[Path, Load]]:
         "torch.load": (pickled, lambda: fill(torch.load(pickled, weights_only=True))),
         "torch.load, mmap": (pickled, lambda: fill(torch.load(pickled, weights_only=True, mmap=True))),
         "safetensors": (safe, lambda: fill(safetensors.torch.load_file(safe))),
-        "DCP": (shards, lambda: dcp.load(tree, checkpoint_id=shards, no_dist=True)),
+        "DCP": (shards, lambda: dcp_load(tree, checkpoint_id=shards, no_dist=True)),
         "train": (own, lambda: keeper.load(own, tree)),
         MODEL_ONLY: (own, lambda: keeper.load(own, {"model": tree["model"]})),
     }

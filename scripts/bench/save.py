@@ -27,7 +27,7 @@ Save = Callable[[Path], None]
 def savers(tree: Tree) -> dict[str, Save]:
     """By name: what writes the tree to a path and has it at rest when it returns."""
     import safetensors.torch
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
     tensors = flat(tree)
     image = disk.Image(size_bytes(tree))
@@ -46,7 +46,7 @@ def savers(tree: Tree) -> dict[str, Save]:
         BUFFERED: partial(image.write, direct=False),
         "torch.save + fsync": torch_save,
         "safetensors + fsync": safe_tensors,
-        "DCP, sync": lambda path: dcp.save(tree, checkpoint_id=path, no_dist=True),
+        "DCP, sync": lambda path: dcp_save(tree, checkpoint_id=path, no_dist=True),
         "train, sync": partial(keeper.save, tree),
     }
     if ours.has_async():

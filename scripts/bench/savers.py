@@ -83,9 +83,13 @@ def experimental() -> Saver:
     """torch's experimental checkpointer, which may be gone in the next version."""
     try:
         from torch.distributed.checkpoint._experimental.builder import make_async_checkpointer
+        from torch.distributed.checkpoint._experimental.config import CheckpointerConfig
+        from torch.distributed.checkpoint._experimental.staging import CheckpointStagerConfig
     except ImportError:
         raise Skipped("this torch has no experimental checkpointer") from None
-    keeper = make_async_checkpointer()
+    # Pinned memory and copies that do not block are for accelerators; without one they are refused.
+    staging = CheckpointStagerConfig(use_pinned_memory=False, use_non_blocking_copy=False)
+    keeper = make_async_checkpointer(CheckpointerConfig(staging_config=staging))
 
     def save(state: Any, path: Path) -> Handed:
         answer = keeper.save(str(path), state)
