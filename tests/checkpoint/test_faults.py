@@ -12,6 +12,7 @@ import signal
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from states import same, small_state
@@ -62,7 +63,23 @@ def remove_second(root: Path, disk: Disk) -> None:
     LocalStorage(root, disk=disk, run_id="run", attempt=1).remove("step2")
 
 
-ACTS = [save_second, save_over_partial, save_over_damaged, remove_second]
+def save_over_removed(root: Path, disk: Disk) -> None:
+    """The file of an older checkpoint, which is removed, becomes that of the new one."""
+    if not (root / "step0").exists():
+        save(root, 0, Disk())
+    storage = LocalStorage(root, disk=disk, run_id="run", attempt=1, recycle=True)
+    storage.remove("step0")
+    facts = Facts(run_id="run", attempt=1, step=2)
+    SyncCheckpointer(storage=lambda _: storage).save(small_state(2), root / "step2", facts=facts)
+    storage.settle()
+
+
+ACTS = [save_second, save_over_partial, save_over_damaged, save_over_removed, remove_second]
+
+
+def faulty(at: int | None = None, fault: Fault = Fault.error, **more: Any) -> FaultyDisk:
+    """A disk on which the file of tensors is a large one, written past the page cache, and all others small."""
+    return FaultyDisk(at, fault, block_bytes=4096, **more)
 
 
 def prepared(root: Path) -> Path:
@@ -72,7 +89,7 @@ def prepared(root: Path) -> Path:
 
 
 def operations(act: Callable[[Path, Disk], None], root: Path) -> list[str]:
-    disk = FaultyDisk()
+    disk = faulty()
     act(prepared(root), disk)
     return disk.operations
 
@@ -86,6 +103,8 @@ def check_all_is_well(root: Path, told: str) -> None:
     second = entries.get("step2")
     if second is not None and second.valid and "save_over_damaged" not in told:
         assert same(dict(reader.load(root / "step2")), small_state(2)), told
+    if "step0" in entries and entries["step0"].valid:
+        assert same(dict(reader.load(root / "step0")), small_state(0)), told
     LocalStorage(root, run_id="run", attempt=2).sweep()
     left = [hidden for name in os.listdir(root) if (hidden := parse_hidden(name)) is not None]
     assert all(hidden.kind is Hidden.aside for hidden in left), (told, left)
@@ -103,7 +122,7 @@ def test_an_error_at_any_operation_loses_nothing(memory_path, act, number, persi
     for at, operation in enumerate(planned, start=1):
         root = prepared(memory_path / f"at{at}")
         told = f"{act.__name__}: operation {at}, {operation}"
-        disk = FaultyDisk(at, number=number, persistent=persistent)
+        disk = faulty(at, number=number, persistent=persistent)
         try:
             act(root, disk)
         except SaveError as error:
@@ -113,7 +132,7 @@ def test_an_error_at_any_operation_loses_nothing(memory_path, act, number, persi
             assert "bytes are free" in text, told
             assert "Older checkpoints are intact" in text, told
         except OSError:
-            assert act is remove_second, told
+            assert act in (remove_second, save_over_removed), told
         assert disk.struck, told
         check_all_is_well(root, told)
 
@@ -127,15 +146,23 @@ def test_a_kill_at_any_operation_loses_nothing(memory_path, act, fault):
             continue  # the same as a kill at the next one
         root = prepared(memory_path / f"at{at}")
         told = f"{act.__name__}: {fault} at operation {at}, {operation}"
-        assert killed(act, root, FaultyDisk(at, fault)), told
+        assert killed(act, root, faulty(at, fault)), told
         check_all_is_well(root, told)
+
+
+def test_a_save_goes_past_the_page_cache_and_over_the_file_of_a_removed_checkpoint(tmp_path):
+    """The faults of this file would meet nothing of it otherwise."""
+    planned = operations(save_over_removed, tmp_path / "planned")
+    names = [operation.split()[0] for operation in planned]
+    assert {"bypass_cache", "truncate", "open_old", "is_alone"} <= set(names)
+    assert "rename rank0.safetensors" in planned
 
 
 def test_a_kill_while_the_first_checkpoint_of_a_run_is_saved_leaves_a_run_that_can_start(memory_path):
     planned = operations(save_into_new_folder, memory_path / "planned")
     for at in range(1, len(planned) + 1):
         root = prepared(memory_path / f"at{at}")
-        assert killed(save_into_new_folder, root, FaultyDisk(at, Fault.kill))
+        assert killed(save_into_new_folder, root, faulty(at, Fault.kill))
         LocalStorage(root / "deep" / "down", run_id="run", attempt=2).sweep()
         save(root / "deep" / "down", 2, Disk(), attempt=2)
         assert same(dict(checkpointer_on(Disk()).load(root / "deep" / "down" / "step2")), small_state(2))
@@ -147,7 +174,7 @@ def test_a_save_whose_fsync_failed_begins_anew_instead_of_trusting_a_second_fsyn
         if not operation.startswith("fsync "):
             continue
         root = prepared(memory_path / f"at{at}")
-        disk = FaultyDisk(at)
+        disk = faulty(at)
         with pytest.raises(SaveError):
             save_second(root, disk)
         assert not any(later.startswith("fsync ") for later in disk.operations[at:])
@@ -156,13 +183,13 @@ def test_a_save_whose_fsync_failed_begins_anew_instead_of_trusting_a_second_fsyn
 
 def test_a_slow_disk_changes_nothing(memory_path):
     root = prepared(memory_path / "root")
-    save(root, 2, FaultyDisk(1, Fault.delay, persistent=True, delay_s=0.001))
+    save(root, 2, faulty(1, Fault.delay, persistent=True, delay_s=0.001))
     assert same(dict(checkpointer_on(Disk()).load(root / "step2")), small_state(2))
 
 
 def test_a_full_disk_keeps_what_is_there_and_tells_what_is_needed(memory_path):
     root = prepared(memory_path / "root")
-    disk = FaultyDisk(1, number=errno.ENOSPC, persistent=True)
+    disk = faulty(1, number=errno.ENOSPC, persistent=True)
     needed = checkpointer_on(disk).format.trial(small_state(2))
     with pytest.raises(SaveError, match=f"No space left on device; it needs {needed:,} bytes, [0-9,]+ bytes are free"):
         save(root, 2, disk)

@@ -80,7 +80,7 @@ class CheckpointerCallback(Callback):
         self.folder = Path(folder if self.settings.folder is None else self.settings.folder)
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
         self.process = process or Background("checkpoint-removal")
-        self.storage = self._new_storage(self.folder)
+        self.storage = self._new_storage(self.folder, recycle=True)
         self.catalog = Catalog(self.storage)
         self.checkpointer = make_sync_checkpointer(storage=self._storage_at, digest=self.settings.digest)
         self._naming = Naming(self.settings.name, self.settings.suffix)
@@ -338,13 +338,14 @@ class CheckpointerCallback(Callback):
     def _storage_at(self, root: Path) -> LocalStorage:
         return self.storage if root == self.folder.absolute() else self._new_storage(root)
 
-    def _new_storage(self, root: Path) -> LocalStorage:
+    def _new_storage(self, root: Path, *, recycle: bool = False) -> LocalStorage:
         return LocalStorage(
             root,
             run_id=self.identity.run_id,
             attempt=self.identity.attempt,
             later=self.process.submit,
             wait=self.process.settle,
+            recycle=recycle,
         )
 
 

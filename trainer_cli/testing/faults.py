@@ -34,7 +34,8 @@ class Fault(StrEnum):
 class FaultyDisk(Disk):
     """A disk that works until operation number `at`, counted from 1. `operations` lists what was asked of it.
 
-    `persistent` means that every later operation meets the fault too. Without `at` it only counts.
+    `persistent` means that every later operation meets the fault too. Without `at` it only counts. Files of
+    `block_bytes` and more count as large, and are written in blocks of that size, a multiple of 4,096.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class FaultyDisk(Disk):
         number: int = errno.EIO,
         persistent: bool = False,
         delay_s: float = 0.01,
+        block_bytes: int = Disk.block_bytes,
     ) -> None:
+        self.block_bytes = block_bytes
         self.at = at
         self.fault = fault
         self.number = number
@@ -66,6 +69,18 @@ class FaultyDisk(Disk):
 
     def open(self, path: StrPath) -> int:
         return self._do("open", path, lambda: super(FaultyDisk, self).open(path))
+
+    def open_old(self, path: Path) -> int:
+        return self._do("open_old", path, lambda: super(FaultyDisk, self).open_old(path))
+
+    def bypass_cache(self, fd: int, *, on: bool) -> None:
+        self._do("bypass_cache", fd, lambda: super(FaultyDisk, self).bypass_cache(fd, on=on))
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        self._do("truncate", fd, lambda: super(FaultyDisk, self).truncate(fd, size_bytes))
+
+    def is_alone(self, fd: int) -> bool:
+        return self._do("is_alone", fd, lambda: super(FaultyDisk, self).is_alone(fd))
 
     def write(self, fd: int, data: memoryview) -> int:
         def half() -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from os import stat_result
 from pathlib import Path
 
@@ -13,11 +15,21 @@ _FULL_FSYNC = getattr(fcntl, "F_FULLFSYNC", None)
 """On macOS a plain fsync stops at the drive's own cache."""
 StrPath = str | Path
 """Where thousands of names are looked at, texts are several times quicker than paths."""
-_NOT_OFFERED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""A file system's answers to what it does not offer."""
+_NOT_OFFERED = (*REFUSED, errno.ENOLCK)
+_LEASE = getattr(fcntl, "F_SETLEASE", None)
+_LEASE_SIGNAL = getattr(fcntl, "F_SETSIG", 0)
+_ADVISE = getattr(os, "posix_fadvise", None)
+_DIRECT = getattr(os, "O_DIRECT", 0)
+_NO_CACHE = getattr(fcntl, "F_NOCACHE", None)
 
 
 class Disk:
     """The real one. Nothing else in checkpointing touches files."""
+
+    block_bytes = 16 * 1024 * 1024
+    """What is written at once; files smaller than this are written the plain way."""
 
     def mkdir(self, path: Path) -> None:
         """Make one directory; its parent exists, it does not."""
@@ -26,6 +38,10 @@ class Disk:
     def open_new(self, path: Path) -> int:
         """Open a file that must not exist yet, for writing."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def open_old(self, path: Path) -> int:
+        """Open a file that exists, for writing over what is in it."""
+        return os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def open(self, path: StrPath) -> int:
         """Open a file for reading, without waiting for a writer where it is a pipe."""
@@ -38,6 +54,29 @@ class Disk:
     def write(self, fd: int, data: memoryview) -> int:
         """Write the beginning of `data`, and say how many bytes it was."""
         return os.write(fd, data)
+
+    def bypass_cache(self, fd: int, *, on: bool) -> None:
+        """Have what is written go past the page cache, or through it again.
+
+        Past it, memory, sizes and places in the file must be multiples of 4,096.
+        """
+        if _DIRECT:
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags | _DIRECT if on else flags & ~_DIRECT)
+        elif _NO_CACHE is not None:
+            fcntl.fcntl(fd, _NO_CACHE, int(on))
+        elif on:
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    def write_back(self, fd: int, start: int, size_bytes: int) -> None:
+        """Begin to bring a part of a file to rest, and drop from the page cache what is; a hint, no promise."""
+        if _ADVISE is not None:
+            with suppress(OSError):
+                _ADVISE(fd, start, size_bytes, os.POSIX_FADV_DONTNEED)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        """Cut a file to a size."""
+        os.ftruncate(fd, size_bytes)
 
     def read(self, fd: int, into: Sequence[memoryview], offset: int) -> int:
         """Fill the beginning of `into`, one after another, from a place in the file; how many bytes it was, and 0
@@ -102,6 +141,22 @@ class Disk:
         except OSError as error:
             if error.errno not in _NOT_OFFERED:
                 raise
+        return True
+
+    def is_alone(self, fd: int) -> bool:
+        """True where this opening of a file is its only one anywhere, mapped memory included, and its name too.
+
+        False where the system cannot tell.
+        """
+        if os.fstat(fd).st_nlink != 1 or _LEASE is None:
+            return False
+        try:
+            # Whoever opened it while the lease is held would have a signal sent that ends this process by default.
+            fcntl.fcntl(fd, _LEASE_SIGNAL, signal.SIGURG)
+            fcntl.fcntl(fd, _LEASE, fcntl.F_WRLCK)
+            fcntl.fcntl(fd, _LEASE, fcntl.F_UNLCK)
+        except OSError:
+            return False
         return True
 
     def free_bytes(self, path: Path) -> int:

@@ -1,4 +1,4 @@
-"""Files of one folder on a local disk: written front to back and digested on the way, read from any place."""
+"""Files of one folder on a local disk: written front to back, read from any place."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from trainer_cli.checkpoint.manifest import FileEntry, new_digest
+from trainer_cli.checkpoint.manifest import FileEntry
 from trainer_cli.checkpoint.naming import is_plain
 from trainer_cli.checkpoint.storage.disk import Disk, StrPath
-from trainer_cli.checkpoint.storage.port import Bytes
+from trainer_cli.checkpoint.storage.sink import Blocks, LocalSink
+from trainer_cli.checkpoint.storage.spare import Spare
 from trainer_cli.config.schema import DigestAlgorithm
 
-_SMALL = 64 * 1024
-_BLOCK = 4 * 1024 * 1024
 _MOST_BUFFERS = 1000
 """In one call; most systems take 1,024."""
 
@@ -26,67 +25,38 @@ _MOST_BUFFERS = 1000
 class LocalWritableFolder:
     """A staged folder and the files finished in it."""
 
-    def __init__(self, path: Path, disk: Disk, digest: DigestAlgorithm) -> None:
+    def __init__(self, path: Path, blocks: Blocks, digest: DigestAlgorithm, spare: Spare | None = None) -> None:
         self.path = path
         self.files: dict[str, FileEntry] = {}
-        self._disk = disk
+        self._blocks = blocks
         self._digest = digest
+        self._spare = spare
+        self._begun: set[str] = set()
 
     @contextmanager
     def create(self, file: str) -> Iterator[LocalSink]:
         if not is_plain(file):
             raise ValueError(f"{file!r} is not a plain name of a file")
-        fd = self._disk.open_new(self.path / file)
+        disk = self._blocks.disk
+        old = self._old(file)
+        fd = disk.open_new(self.path / file) if old is None else old
         try:
-            sink = LocalSink(fd, self._disk, self._digest)
-            yield sink
-            self.files[file] = sink.finish()
+            on_full = (lambda: False) if self._spare is None else self._spare.give_up
+            sink = LocalSink(fd, self._blocks, self._digest, overwrites=old is not None, on_full=on_full)
+            try:
+                yield sink
+                self.files[file] = sink.finish()
+            finally:
+                sink.close()
         finally:
-            self._disk.close(fd)
+            disk.close(fd)
 
-
-class LocalSink:
-    """Writes and digests in blocks that fit the processor's caches; small pieces are gathered first."""
-
-    def __init__(self, fd: int, disk: Disk, algorithm: DigestAlgorithm) -> None:
-        self._fd = fd
-        self._disk = disk
-        self._algorithm = algorithm
-        self._digest = new_digest(algorithm)
-        self._gathered = bytearray()
-        self._size_bytes = 0
-
-    def write(self, data: Bytes) -> None:
-        view = memoryview(data).cast("B")
-        if len(view) < _SMALL:
-            self._gathered += view
-            if len(self._gathered) >= _BLOCK:
-                self._flush()
-            return
-        self._flush()
-        self._write_out(view)
-
-    def finish(self) -> FileEntry:
-        """Bring the file to rest. An fsync that failed is never tried again: the whole save begins anew."""
-        self._flush()
-        self._disk.fsync(self._fd)
-        return FileEntry(self._size_bytes, f"{self._algorithm.value}:{self._digest.hexdigest()}")
-
-    def _flush(self) -> None:
-        if self._gathered:
-            gathered, self._gathered = self._gathered, bytearray()
-            self._write_out(memoryview(gathered))
-
-    def _write_out(self, view: memoryview) -> None:
-        for start in range(0, len(view), _BLOCK):
-            block = view[start : start + _BLOCK]
-            self._digest.update(block)
-            while block:
-                written = self._disk.write(self._fd, block)
-                if written <= 0:
-                    raise OSError(errno.EIO, "The disk took no bytes")
-                self._size_bytes += written
-                block = block[written:]
+    def _old(self, file: str) -> int | None:
+        """A file of that name to write over."""
+        if self._spare is None or file in self._begun:
+            return None
+        self._begun.add(file)
+        return self._spare.take(file, self.path / file)
 
 
 def write_file(disk: Disk, path: Path, content: bytes) -> None:

@@ -24,6 +24,8 @@ from trainer_cli.checkpoint.naming import (
 )
 from trainer_cli.checkpoint.storage.disk import Disk, StrPath
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
+from trainer_cli.checkpoint.storage.sink import Blocks
+from trainer_cli.checkpoint.storage.spare import Spare
 from trainer_cli.config.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -39,7 +41,9 @@ class LocalStorage:
     parent fsynced. A removal's: manifest renamed away, folder fsynced, folder renamed, its parent fsynced,
     files unlinked. A kill between any two of these leaves every other checkpoint as it was.
 
-    Unlinking is given to `later`, which may do it behind the training, and `wait` waits for that.
+    Unlinking is given to `later`, which may do it behind the training, and `wait` waits for that. With
+    `recycle`, the large files of the newest removed folder wait for the next save to write over them, and
+    whoever is done calls `settle`, which deletes them.
     """
 
     def __init__(
@@ -51,17 +55,28 @@ class LocalStorage:
         attempt: int = 0,
         later: Callable[[Callable[[], object]], object] = call,
         wait: Callable[[float | None], bool] = lambda timeout_s: True,
+        recycle: bool = False,
     ) -> None:
         if not is_run_id(run_id):
             raise ValueError(f"run id {run_id!r} cannot be part of a folder's name")
         self.root = Path(root)
-        self.disk = disk or Disk()
         self.run_id = run_id
         self.attempt = attempt
         self._later, self._wait = later, wait
+        self._blocks = Blocks(disk or Disk())
+        self._spare = Spare(self._blocks, self._discard_in_time) if recycle else None
         self._staged: set[str] = set()
         self._undeleted: set[Path] = set()
         self._root_at_rest = False
+
+    @property
+    def disk(self) -> Disk:
+        """Where it all happens."""
+        return self._blocks.disk
+
+    @disk.setter
+    def disk(self, disk: Disk) -> None:
+        self._blocks.disk = disk
 
     def names(self) -> list[str]:
         try:
@@ -84,7 +99,7 @@ class LocalStorage:
         self._staged.add(staging.name)
         try:
             self.disk.mkdir(staging)
-            yield LocalWritableFolder(staging, self.disk, digest)
+            yield LocalWritableFolder(staging, self._blocks, digest, self._spare)
             self.disk.fsync_dir(staging)
             self._clear_the_way(name)
             self.disk.rename(staging, final)
@@ -157,8 +172,9 @@ class LocalStorage:
             trash = self._to_trash(name)
         finally:
             self.disk.close(fd)
-        for path in (*self._undeleted, trash):
+        for path in self._undeleted:
             self._later(partial(self._discard_in_time, path))
+        self._later(partial(self._discard_in_time if self._spare is None else self._spare.keep, trash))
         return True
 
     def clear(self, name: str) -> bool:
@@ -188,6 +204,8 @@ class LocalStorage:
         self.disk.fsync_dir(path)
 
     def settle(self, timeout_s: float | None = None) -> bool:
+        if self._spare is not None:
+            self._later(self._spare.give_up)
         return self._wait(timeout_s)
 
     def set_aside(self, name: str, why: str) -> str:

@@ -1,0 +1,232 @@
+"""One file, however it was handed over and whatever the file system refuses: the same bytes, size and digest."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from mmap import mmap
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer_cli.checkpoint.manifest import FileEntry, new_digest
+from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.folder import LocalWritableFolder
+from trainer_cli.checkpoint.storage.sink import PAGE, Blocks
+from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.testing.faults import FaultyDisk
+
+BLOCK = 4 * PAGE
+CONTENT = Random(0).randbytes(40 * PAGE)
+
+
+class SmallBlocks(Disk):
+    """Blocks of a few pages, and a list of what was done to files."""
+
+    block_bytes = BLOCK
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.direct = False
+
+    def bypass_cache(self, fd: int, *, on: bool) -> None:
+        self.done.append(f"bypass {on}")
+        super().bypass_cache(fd, on=on)
+        self.direct = on
+
+    def write(self, fd: int, data: memoryview) -> int:
+        self.done.append(f"write {len(data)}")
+        return super().write(fd, data)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        self.done.append(f"truncate {size_bytes}")
+        super().truncate(fd, size_bytes)
+
+
+class RefusesBypass(SmallBlocks):
+    """Such as macOS without F_NOCACHE, and some network file systems."""
+
+    def bypass_cache(self, fd: int, *, on: bool) -> None:
+        self.done.append("refused")
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+class RefusesWrite(SmallBlocks):
+    """Agrees to bypass the cache, then does not: some file systems in user space."""
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if self.direct:
+            self.done.append("refused")
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return super().write(fd, data)
+
+
+class Greedy(SmallBlocks):
+    """Takes fewer bytes than it could, in any number."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = Random(seed)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        few = self._random.choice([len(data), PAGE, 2 * PAGE, 512, 1, 777])
+        if self.direct and few % PAGE:
+            # The kernel stops there after a block that it could write; only whole ones can be asked for.
+            self.bypass_cache(fd, on=False)
+            self.direct = True
+        return super().write(fd, data[:few])
+
+
+def pieces_of(content: bytes, cuts: list[int], *, aligned: bool) -> Iterator[memoryview]:
+    """The content in pieces, from memory that begins at a page, or behind one."""
+    memory = memoryview(mmap(-1, len(content) + 2 * PAGE))[0 if aligned else 64 :]
+    memory[: len(content)] = content
+    ends = sorted({cut % (len(content) + 1) for cut in cuts} | {len(content)})
+    start = 0
+    for end in ends:
+        yield memory[start:end]
+        start = end
+
+
+def put(folder: LocalWritableFolder, file: str, pieces: list[memoryview] | Iterator[memoryview]) -> FileEntry:
+    with folder.create(file) as sink:
+        for piece in pieces:
+            sink.write(piece)
+    return folder.files[file]
+
+
+def folder_on(disk: Disk, path: Path, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> LocalWritableFolder:
+    return LocalWritableFolder(path, Blocks(disk), digest)
+
+
+def entry_of(content: bytes, algorithm: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> FileEntry:
+    digest = new_digest(algorithm)
+    digest.update(content)
+    return FileEntry(len(content), f"{algorithm.value}:{digest.hexdigest()}")
+
+
+@pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
+@pytest.mark.parametrize("cut", [[], [PAGE], [BLOCK], [5], [PAGE, PAGE + 3]], ids=str)
+@pytest.mark.parametrize("make", [SmallBlocks, RefusesBypass, RefusesWrite, lambda: Greedy(1)])
+def test_the_file_is_what_was_handed_over_at_every_size_about_a_page_and_a_block(tmp_path, make, cut, aligned):
+    disk = make()
+    folder = folder_on(disk, tmp_path)
+    sizes = [0, 1, *(whole + more for whole in (PAGE, BLOCK, 2 * BLOCK, 3 * BLOCK + PAGE) for more in (-1, 0, 1))]
+    for size in sizes:
+        content = CONTENT[:size]
+        assert put(folder, f"f{size}", pieces_of(content, cut, aligned=aligned)) == entry_of(content), size
+        assert (tmp_path / f"f{size}").read_bytes() == content, size
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    size=st.one_of(st.integers(0, len(CONTENT)), st.sampled_from([PAGE, BLOCK, 2 * BLOCK, 5 * BLOCK])),
+    cuts=st.lists(st.one_of(st.integers(0, len(CONTENT)), st.integers(0, 9).map(lambda n: n * PAGE)), max_size=12),
+    aligned=st.booleans(),
+    greedy=st.one_of(st.none(), st.integers(0, 99)),
+    algorithm=st.sampled_from(DigestAlgorithm),
+)
+def test_pieces_of_any_size_and_place_make_the_same_file(tmp_path_factory, size, cuts, aligned, greedy, algorithm):
+    path = tmp_path_factory.mktemp("pieces")
+    disk = SmallBlocks() if greedy is None else Greedy(greedy)
+    content = CONTENT[:size]
+    entry = put(folder_on(disk, path, algorithm), "f", pieces_of(content, cuts, aligned=aligned))
+    assert entry == entry_of(content, algorithm)
+    assert (path / "f").read_bytes() == content
+
+
+def test_a_large_file_goes_past_the_cache_in_whole_blocks_and_is_cut_to_its_size(tmp_path):
+    disk = SmallBlocks()
+    content = CONTENT[: 2 * BLOCK + 5]
+    put(folder_on(disk, tmp_path), "f", pieces_of(content, [7], aligned=True))
+    assert disk.done == [
+        "bypass True", f"write {BLOCK}", f"write {BLOCK}", f"write {PAGE}", f"truncate {len(content)}",
+    ]  # fmt: skip
+
+
+def test_memory_that_lies_as_the_file_does_is_written_from_where_it_is(tmp_path):
+    class Addresses(SmallBlocks):
+        def write(self, fd: int, data: memoryview) -> int:
+            seen.append(data.obj is image)
+            return super().write(fd, data)
+
+    image, seen = mmap(-1, 3 * BLOCK + PAGE), []
+    with folder_on(Addresses(), tmp_path).create("f") as sink:
+        sink.write(CONTENT[:PAGE])
+        sink.write(memoryview(image))
+    assert seen == [False, True, True, True, True]
+
+
+def test_a_small_file_is_written_the_plain_way(tmp_path):
+    disk = SmallBlocks()
+    put(folder_on(disk, tmp_path), "f", pieces_of(CONTENT[: BLOCK - 1], [100, 5000], aligned=True))
+    assert disk.done == [f"write {BLOCK - 1}"]
+
+
+@pytest.mark.parametrize("make", [RefusesBypass, RefusesWrite])
+def test_a_file_system_is_asked_once_whether_its_cache_may_be_bypassed(tmp_path, make, caplog):
+    caplog.set_level(logging.DEBUG)
+    disk = make()
+    folder = folder_on(disk, tmp_path)
+    for file in ("a", "b", "c"):
+        put(folder, file, pieces_of(CONTENT, [9], aligned=True))
+        assert (tmp_path / file).read_bytes() == CONTENT
+    assert disk.done.count("refused") == 1
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+    assert "through the page cache" in caplog.text
+
+
+def test_files_use_the_same_two_blocks_of_memory_one_after_the_other(tmp_path, monkeypatch):
+    taken: list[int] = []
+
+    def counting(fd: int, size: int) -> mmap:
+        taken.append(size)
+        return mmap(fd, size)
+
+    monkeypatch.setattr("trainer_cli.checkpoint.storage.sink.mmap", counting)
+    folder = folder_on(SmallBlocks(), tmp_path)
+    for number in range(5):
+        put(folder, f"f{number}", pieces_of(CONTENT, list(range(0, len(CONTENT), 999)), aligned=False))
+    assert taken == [BLOCK, BLOCK]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_an_error_while_a_block_is_written_is_the_callers_and_leaves_no_thread(tmp_path, number):
+    counting = FaultyDisk(block_bytes=BLOCK)
+    put(folder_on(counting, tmp_path), "counted", pieces_of(CONTENT, [9], aligned=False))
+    for at, operation in enumerate(counting.operations, start=1):
+        folder = folder_on(FaultyDisk(at, number=number, block_bytes=BLOCK), tmp_path)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            put(folder, f"f{at}", pieces_of(CONTENT, [9], aligned=False))
+        assert folder.files == {}, operation
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-write")]
+
+
+def test_a_disk_that_takes_nothing_is_an_error(tmp_path):
+    class Takes(SmallBlocks):
+        def write(self, fd: int, data: memoryview) -> int:
+            return 0
+
+    for size in (1, 3 * BLOCK):
+        with pytest.raises(OSError, match="took no bytes"):
+            put(folder_on(Takes(), tmp_path), f"f{size}", pieces_of(CONTENT[:size], [], aligned=True))
+
+
+def test_what_the_caller_does_to_its_memory_afterwards_does_not_matter(tmp_path):
+    memory = memoryview(mmap(-1, 8 * BLOCK))
+    digest = new_digest(DigestAlgorithm.xxh3_128)
+    with folder_on(SmallBlocks(), tmp_path).create("f") as sink:
+        for number, size in enumerate([3 * BLOCK, 7, 2 * BLOCK, PAGE, 5 * BLOCK + 3]):
+            memory[:size] = bytes([number + 1]) * size
+            digest.update(memory[:size])
+            sink.write(memory[:size])
+            memory[:size] = bytes(size)
+    written = new_digest(DigestAlgorithm.xxh3_128)
+    written.update((tmp_path / "f").read_bytes())
+    assert written.hexdigest() == digest.hexdigest()

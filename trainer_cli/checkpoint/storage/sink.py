@@ -1,0 +1,227 @@
+"""Writing one file as fast as the disk takes it: in large blocks past the page cache, digested on the way."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from mmap import mmap
+
+from trainer_cli.checkpoint.manifest import FileEntry, new_digest
+from trainer_cli.checkpoint.storage.disk import REFUSED, Disk
+from trainer_cli.checkpoint.storage.port import Bytes
+from trainer_cli.config.schema import DigestAlgorithm
+
+logger = logging.getLogger(__name__)
+
+PAGE = 4096
+"""What a write past the page cache is a multiple of: its place in memory, its place in the file, its size."""
+_LARGE_PIECE = 256 * 1024
+"""A smaller piece is gathered with others, wherever it lies: a write of its own would cost more than the copy."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Blocks:
+    """How files of one storage are written: with blocks of memory that one file after the other uses.
+
+    Past the page cache, until the file system refuses that.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.direct = True
+        self._free: list[memoryview] = []
+
+    def borrow(self) -> memoryview:
+        """A block that begins at a page; memory is taken from the system where no other is free."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return memoryview(mmap(-1, self.disk.block_bytes))
+
+    def give_back(self, block: memoryview) -> None:
+        """Let another file have it."""
+        self._free.append(block)
+
+    def bypass_cache(self, fd: int) -> bool:
+        """Have a file written past the page cache from now on, where the file system offers that."""
+        if not self.direct:
+            return False
+        try:
+            self.disk.bypass_cache(fd, on=True)
+        except OSError as error:
+            if error.errno not in REFUSED:
+                raise
+            self.refused(error)
+            return False
+        return True
+
+    def refused(self, error: OSError) -> None:
+        """Write through the page cache from now on."""
+        self.direct = False
+        logger.debug("files are written through the page cache, since the file system says: %s", error)
+
+
+class LocalSink:
+    """Appends to one file. Memory that lies as the file system wants it is written from where it is.
+
+    All other pieces are gathered in one block while the one before it is written. That and the digest, which
+    is of the very bytes that are written, are the caller's work; a thread does the writing, one block at a
+    time, and is gone when the sink is. A file smaller than a block is written at the end, like any other.
+
+    Args:
+        overwrites: the file has content, which is written over and cut off.
+        on_full: makes room on a full disk, and says whether it did.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        blocks: Blocks,
+        algorithm: DigestAlgorithm,
+        *,
+        overwrites: bool = False,
+        on_full: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._fd = fd
+        self._blocks = blocks
+        self._algorithm = algorithm
+        self._digest = new_digest(algorithm)
+        self._cut_off = overwrites
+        self._on_full = on_full
+        self._size_bytes = self._written_bytes = 0
+        self._is_large = self._direct = False
+        self._block = blocks.borrow()
+        self._gathered = 0
+        self._spare_block: memoryview | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+
+    def write(self, data: Bytes) -> None:
+        view = memoryview(data).cast("B")
+        self._size_bytes += len(view)
+        if not self._is_large and self._size_bytes >= len(self._block):
+            self._begin_blocks()
+        while view:
+            straight = self._straight(view)
+            if straight:
+                self._flush()
+                self._write_straight(view[:straight])
+                view = view[straight:]
+            else:
+                view = self._gather(view)
+
+    def finish(self) -> FileEntry:
+        """Bring the file to rest. An fsync that failed is never tried again: the whole save begins anew."""
+        self._flush_last()
+        if self._cut_off:
+            self._blocks.disk.truncate(self._fd, self._size_bytes)
+        self._blocks.disk.fsync(self._fd)
+        return FileEntry(self._size_bytes, f"{self._algorithm.value}:{self._digest.hexdigest()}")
+
+    def close(self) -> None:
+        """Let go of memory and thread, once no block is being written any more."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        for block in (self._block, self._spare_block):
+            if block is not None:
+                self._blocks.give_back(block)
+
+    def _begin_blocks(self) -> None:
+        """It is a large file: from here on its beginning is at rest block by block."""
+        self._is_large = True
+        self._direct = self._blocks.bypass_cache(self._fd)
+        self._thread = ThreadPoolExecutor(1, "checkpoint-write")
+        self._spare_block = self._blocks.borrow()
+
+    def _straight(self, view: memoryview) -> int:
+        """How many bytes can be written from where they are."""
+        if not self._is_large or len(view) < min(_LARGE_PIECE, len(self._block)):
+            return 0
+        if not self._direct:
+            return len(view)
+        if self._gathered % PAGE or _address(view) % PAGE:
+            return 0
+        return len(view) - len(view) % PAGE
+
+    def _write_straight(self, view: memoryview) -> None:
+        for start in range(0, len(view), len(self._block)):
+            block = view[start : start + len(self._block)]
+            self._hand_over(block)
+            self._digest.update(block)
+        self._await()
+
+    def _gather(self, view: memoryview) -> memoryview:
+        """Copy the beginning of a piece; what is left of it."""
+        piece = view[: len(self._block) - self._gathered]
+        end = self._gathered + len(piece)
+        self._block[self._gathered : end] = piece
+        self._gathered = end
+        if end == len(self._block) and self._is_large:
+            self._flush()
+        return view[len(piece) :]
+
+    def _flush(self) -> None:
+        """Have what is gathered written, and go on in the other block."""
+        if self._gathered and self._spare_block is not None:
+            block = self._block[: self._gathered]
+            self._hand_over(block)
+            self._block, self._spare_block, self._gathered = self._spare_block, self._block, 0
+            self._digest.update(block)
+
+    def _flush_last(self) -> None:
+        """The last block is written whole where only that can be; the file is cut to its size afterwards."""
+        self._await()
+        end = self._gathered
+        self._digest.update(self._block[:end])
+        if self._direct and end % PAGE:
+            padded = end + -end % PAGE
+            self._block[end:padded] = bytes(padded - end)
+            end = padded
+            self._cut_off = True
+        self._write_out(self._block[:end])
+
+    def _hand_over(self, block: memoryview) -> None:
+        """Have a block written behind; the one before it is by then."""
+        assert self._thread is not None
+        self._await()
+        self._writing = self._thread.submit(self._write_out, block)
+
+    def _await(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write_out(self, view: memoryview) -> None:
+        while view:
+            try:
+                written = self._blocks.disk.write(self._fd, view)
+            except OSError as error:
+                if self._direct and error.errno in REFUSED:
+                    self._blocks.refused(error)
+                    self._use_cache()
+                elif error.errno not in _FULL or not self._on_full():
+                    raise
+                continue
+            if written <= 0:
+                raise OSError(errno.EIO, "The disk took no bytes")
+            view = view[written:]
+            self._written_bytes += written
+            if self._direct and written % PAGE:
+                self._use_cache()
+        if self._is_large and not self._direct:
+            # Once named again a block is mostly at rest, and leaves a cache that would have to be searched for room.
+            start = max(0, self._written_bytes - 3 * len(self._block))
+            self._blocks.disk.write_back(self._fd, start, self._written_bytes - start)
+
+    def _use_cache(self) -> None:
+        """Write the rest of this file through the page cache."""
+        self._direct = False
+        self._blocks.disk.bypass_cache(self._fd, on=False)
+
+
+def _address(view: memoryview) -> int:
+    """Where it is in memory; 1 where that is not told, as of memory that may only be read."""
+    return 1 if view.readonly else ctypes.addressof(ctypes.c_char.from_buffer(view))
