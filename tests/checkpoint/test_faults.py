@@ -11,10 +11,12 @@ import os
 import signal
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forgetful import ForgetfulDisk, PowerCut
 from states import same, small_state
 
 from trainer_cli.checkpoint.catalog import Catalog
@@ -148,6 +150,20 @@ def test_a_kill_at_any_operation_loses_nothing(memory_path, act, fault):
         told = f"{act.__name__}: {fault} at operation {at}, {operation}"
         assert killed(act, root, faulty(at, fault)), told
         check_all_is_well(root, told)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what an open file holds is not told")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("act", [save_second, save_over_removed, remove_second])
+def test_a_power_cut_at_any_operation_loses_nothing(memory_path, act, seed):
+    planned = operations(act, memory_path / "planned")
+    for at, operation in enumerate([*planned, "the end"], start=1):
+        root = prepared(memory_path / f"at{at}")
+        disk = ForgetfulDisk(at, seed * 1000 + at)
+        with suppress(PowerCut):
+            act(root, disk)
+        disk.lose(root)
+        check_all_is_well(root, f"{act.__name__}: the power cut before operation {at}, {operation}, {seed=}")
 
 
 def test_a_save_goes_past_the_page_cache_and_over_the_file_of_a_removed_checkpoint(tmp_path):
