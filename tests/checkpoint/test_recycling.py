@@ -199,9 +199,10 @@ def test_where_nobody_can_tell_whether_a_file_is_held_it_is_not_written_over(sto
 
 
 def test_looking_leaves_no_lease_behind(storage, removed):
-    put(storage, "step3")
-    with (storage.root / "step3" / "tensors").open("rb") as reader:
-        assert reader.read() == NEW
+    with storage.writing("step3") as folder, folder.create("tensors") as sink:
+        sink.write(NEW)
+        os.close(os.open(folder.path / "tensors", os.O_RDONLY | os.O_NONBLOCK))
+    assert inode(storage.root / "step3" / "tensors") == removed
 
 
 def test_another_name_of_a_file_is_a_new_file(storage, removed):
