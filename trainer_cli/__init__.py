@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+    from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer, make_async_checkpointer
     from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
     from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
     from trainer_cli.data.loader import Loader
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.validation import ValidationLoop
 
 _HOMES = {
+    "AsyncCheckpointer": "trainer_cli.checkpoint.asynchronous",
     "Callback": "trainer_cli.trainer.hooks",
     "Checkpointer": "trainer_cli.checkpoint.checkpointer",
     "CheckpointerCallback": "trainer_cli.callbacks.checkpointer",
@@ -29,6 +31,7 @@ _HOMES = {
     "latest_checkpoint": "trainer_cli.checkpoint.find",
     "Loader": "trainer_cli.data.loader",
     "Logger": "trainer_cli.loggers.base",
+    "make_async_checkpointer": "trainer_cli.checkpoint.asynchronous",
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
     "Precision": "trainer_cli.trainer.step",
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
@@ -38,6 +41,7 @@ _HOMES = {
     "WarmupCosine": "trainer_cli.trainer.schedules",
 }
 __all__ = [
+    "AsyncCheckpointer",
     "Callback",
     "Checkpointer",
     "CheckpointerCallback",
@@ -53,6 +57,7 @@ __all__ = [
     "checkpoint_path",
     "checkpoint_pattern",
     "latest_checkpoint",
+    "make_async_checkpointer",
     "make_sync_checkpointer",
 ]
 

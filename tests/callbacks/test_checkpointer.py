@@ -143,25 +143,28 @@ def test_a_checkpoint_holds_the_metrics_measured_at_its_step_and_what_travels_wi
     assert (last["run_id"], last["attempt"], last["epoch"], last["finite"]) == ("r1", 3, 3, True)
 
 
-def test_metrics_are_at_rest_before_the_checkpoint_that_promises_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("save_async", [True, False])
+def test_metrics_are_at_rest_before_the_checkpoint_that_promises_them(tmp_path: Path, save_async: bool) -> None:
     book: list[str] = []
 
     class Watched(ListLogger):
         def flush(self, durable: bool = False) -> None:
-            book.append(f"flush {durable} after {len(self.records)}")
+            if durable:
+                book.append(f"{len(self.records)} at rest")
 
-    class Commits(Callback):
-        def on_after_save_checkpoint(self, trainer: Any, path: Path) -> None:
-            assert (path / "manifest.json").exists()
-            book.append(path.name)
+    class Renames(Disk):
+        def rename(self, old: Path, new: Path) -> None:
+            book.append(new.name)
+            super().rename(old, new)
 
-    trainer(
-        callbacks=[Commits()],
-        loggers=[Watched()],
-        settings={"max_duration": 4, "log_interval": 2},
-        checkpoint=CheckpointerCallback(tmp_path, save_interval=2),
-    ).fit(loader())
-    assert book == ["flush True after 0", "step0", "flush True after 1", "step2", "flush True after 2", "step4"]
+    callback = CheckpointerCallback(tmp_path, save_interval=2, save_async=save_async)
+    callback.storage.disk = Renames()
+    trainer(loggers=[Watched()], settings={"max_duration": 4, "log_interval": 2}, checkpoint=callback).fit(loader())
+    assert [entry for entry in book if entry.startswith("step")] == ["step0", "step2", "step4"]
+    for step, records in (("step0", 0), ("step2", 1), ("step4", 2)):
+        before = [int(entry.split()[0]) for entry in book[: book.index(step)] if entry.endswith("at rest")]
+        assert max(before) >= records
+    assert sum(entry.endswith("at rest") for entry in book) == 3
 
 
 def _flip(path: Path, offset: int = -3) -> None:

@@ -96,7 +96,7 @@ class Attempts:
     After each step the folder is compared with what the oracle says. `story` tells what was done.
     """
 
-    def __init__(self, root: Path, *, knows_epochs: bool = True) -> None:
+    def __init__(self, root: Path, *, knows_epochs: bool = True, behind: bool = False) -> None:
         self.root = root / "checkpoints"
         self.oracle = Oracle(EPOCH_STEPS if knows_epochs else None)
         self.loop = SimpleNamespace(cadence=self._cadence)
@@ -106,6 +106,7 @@ class Attempts:
         self.owed: dict[str, float] = {}
         self.refusals = 0
         self.knows_epochs = knows_epochs
+        self.behind = behind
         self._epoch_steps = EPOCH_STEPS if knows_epochs else None
         self._weight = torch.nn.Parameter(torch.zeros(1))
 
@@ -146,7 +147,9 @@ class Attempts:
 
     def _callback(self, settings: Mapping[str, Any]) -> CheckpointerCallback:
         identity = RunIdentity(run_id="ours", attempt=self.number)
-        self.callback = CheckpointerCallback(self.root, identity=identity, process=Inline(), **settings)
+        self.callback = CheckpointerCallback(
+            self.root, identity=identity, process=Inline(), writer=Inline(), save_async=self.behind, **settings
+        )
         self.callback.storage.disk = self.disk
         return self.callback
 
@@ -180,8 +183,11 @@ class Attempts:
                 self._count(4)
         self.trainer = SimpleNamespace(
             progress=self._progress(),
-            journal=SimpleNamespace(last={}, make_durable=lambda: None),
+            journal=SimpleNamespace(last={}, make_durable=lambda: None, hand_over=lambda: None),
             model=SimpleNamespace(parameters=lambda: [self._weight]),
+            parameters=[self._weight],
+            optimizer=None,
+            attention=False,
             name="run",
             hooks=SimpleNamespace(call=lambda *args: None),
             loaded_from=self.root / source.name if source else ELSEWHERE if elsewhere else None,
@@ -282,6 +288,11 @@ class Attempts:
         self.disk.fault = fault  # type: ignore[assignment]
         try:
             self.callback.on_checkpoint(self.trainer, Occasion(occasion))  # type: ignore[arg-type]
+            if self.trainer.attention:
+                # As the loop does: the save that was written behind it is taken up before the next step.
+                self.trainer.attention = False
+                self.callback.on_checkpoint(self.trainer, Occasion.step)  # type: ignore[arg-type]
+            self.callback.gate()
         except SaveError:
             assert result == "raised", f"the callback gives up, but {result} is right"
             self.alive = False

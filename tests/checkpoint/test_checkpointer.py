@@ -10,6 +10,7 @@ import pytest
 import torch
 from states import same, small_state
 
+from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer
 from trainer_cli.checkpoint.checkpointer import Checkpointer, Facts, SyncCheckpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.format.codec import UnsavableState
 from trainer_cli.checkpoint.format.pending import Pending
@@ -18,14 +19,27 @@ from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import CheckpointError, SaveError
 
 
-@pytest.fixture
-def checkpointer():
-    return make_sync_checkpointer()
+class Awaited(AsyncCheckpointer):
+    """Raises a failed save where the other one does, so that both pass the same tests."""
+
+    def save(self, *args, **kwargs):
+        saving = super().save(*args, **kwargs)
+        saving.staged.result(60)
+        saving.written.result(60)
+        return saving
+
+
+@pytest.fixture(params=[SyncCheckpointer, Awaited, lambda: Awaited(available=lambda: 0)], ids=["sync", "async", "full"])
+def checkpointer(request):
+    made = request.param()
+    yield made
+    made.close()
 
 
 def test_a_state_comes_back_as_it_was(checkpointer, tmp_path):
     assert isinstance(checkpointer, Checkpointer)
-    assert checkpointer.save(small_state(3), tmp_path / "runs" / "step3") is None
+    saving = checkpointer.save(small_state(3), tmp_path / "runs" / "step3")
+    assert (saving is None) is isinstance(checkpointer, SyncCheckpointer)
     assert same(dict(checkpointer.load(tmp_path / "runs" / "step3")), small_state(3))
     checkpointer.close()
     assert same(dict(make_sync_checkpointer().load(str(tmp_path / "runs" / "step3"))), small_state(3))

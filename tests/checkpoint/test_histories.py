@@ -181,10 +181,10 @@ def test_after_every_step_of_any_history_the_disk_holds_what_the_rules_say(
         phases=(Phase.generate, Phase.shrink) if SHRINKS else (Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.booleans(), rules(part), st.lists(attempts(part), min_size=2, max_size=4))
-    def history(knows_epochs: bool, first: dict[str, Any], those: list[dict[str, Any]]) -> None:
+    @given(st.booleans(), st.booleans(), rules(part), st.lists(attempts(part), min_size=2, max_size=4))
+    def history(knows_epochs: bool, behind: bool, first: dict[str, Any], those: list[dict[str, Any]]) -> None:
         root = memory_path / str(next(serial))
-        world = Attempts(root, knows_epochs=knows_epochs)
+        world = Attempts(root, knows_epochs=knows_epochs, behind=behind)
         shutil.copytree(theirs, world.root, symlinks=True)
         try:
             play(world, those, first)

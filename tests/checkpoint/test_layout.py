@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from trainer_cli.checkpoint.format.dtypes import DTYPES
 from trainer_cli.checkpoint.format.layout import ELEMENT_BYTES
-from trainer_cli.checkpoint.format.tensors import _DTYPES
 
 
 def test_every_type_of_element_has_the_size_that_torch_gives_it() -> None:
-    assert {code: dtype.itemsize for code, dtype in _DTYPES.items()} == ELEMENT_BYTES
+    assert {code: dtype.itemsize for code, dtype in DTYPES.items()} == ELEMENT_BYTES

@@ -192,6 +192,7 @@ KEYS: dict[str, Kind] = {
     "loop.log_interval": duration(), "loop.limit_train_batches": PART,
     "precision.dtype": choice("fp32", "bf16", "fp16"), "precision.loss_scale": SCALE, "scheduler": SCHEDULER,
     "checkpoint.pre_train_checkpoint": Kind(lambda value: value is None or type(value) is bool, [None, True, False], TRUTH.bad[:4]),
+    "checkpoint.save_async": Kind(lambda value: value is None or type(value) is bool, [None, True, False], TRUTH.bad[:4]),
     "precision.clip_norm": CLIP, "precision.clip_value": CLIP,
     "checkpoint.enabled": TRUTH, "checkpoint.save_interval": duration(),
     "checkpoint.ephemeral_save_interval": duration(), "checkpoint.ephemeral_cooldown": duration("st"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -11,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from torch import Tensor
+
+from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer
 from trainer_cli.checkpoint.catalog import Catalog, Entry
-from trainer_cli.checkpoint.checkpointer import Facts, make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import Saving, make_sync_checkpointer
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import (
     Decision,
@@ -31,12 +35,19 @@ from trainer_cli.checkpoint.process.port import Process
 from trainer_cli.checkpoint.rules import retention_rules, save_rules
 from trainer_cli.checkpoint.snapshot import is_finite
 from trainer_cli.checkpoint.soundness import catalog_of, is_sound, newest_sound
+from trainer_cli.checkpoint.staging import WeightsMovedError
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.writer import Facts
 from trainer_cli.config.schema import CheckpointConfig, KeepBestConfig, Mode, Newer, OnSaveError, Removal
 from trainer_cli.errors import ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from torch import nn
+    from torch.optim import Optimizer
+
     from trainer_cli.trainer.loops import TrainingLoop
     from trainer_cli.trainer.trainer import Trainer
 
@@ -45,6 +56,10 @@ log = logging.getLogger(__name__)
 AFTER_EXCEPTION = "exception"
 """Folder, below that of the checkpoints, of the one saved when the training failed. No resume looks there."""
 _CLEARING_S = 60.0
+_DRAINING_S = 600.0
+"""So long an end waits for a save in flight."""
+_ORDINARY = (Occasion.pre_train, Occasion.step)
+"""Moments after which the training goes on: the save may, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +73,32 @@ class RunIdentity:
     extra_files: Mapping[str, bytes] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A save that goes on behind the training."""
+
+    step: int
+    path: Path
+    decision: Decision
+    saving: Saving
+    metrics: Mapping[str, float]
+    asked: bool
+    last_saved_step: int | None
+    """The one before it: it holds again if this one fails."""
+
+
 class CheckpointerCallback(Callback):
     """Saves at intervals, at fixed steps, at the end and on a stop; keeps and removes by rule.
+
+    A save after which the training goes on is written behind it, one at a time. It counts as made from the beginning,
+    so that no rule saves twice; it is committed, and others may go for it, at a step's end once it is written. A
+    save at an end is made on the spot.
 
     Args:
         folder: where checkpoints live, each in a directory of its own. `settings["folder"]` goes before it.
         identity: the run they belong to. By default a new run, or the one that `folder` already holds.
         process: where the bytes of removed checkpoints are freed; by default behind the training.
+        writer: where a save behind the training is written; by default a thread.
         settings: the fields of `CheckpointConfig` by name, for example `save_interval=250`.
     """
 
@@ -74,6 +108,7 @@ class CheckpointerCallback(Callback):
         *,
         identity: RunIdentity | None = None,
         process: Process | None = None,
+        writer: Process | None = None,
         **settings: Any,
     ) -> None:
         self.settings = CheckpointConfig(**{**settings, **_typed(settings)})
@@ -83,6 +118,15 @@ class CheckpointerCallback(Callback):
         self.storage = self._new_storage(self.folder, recycle=True)
         self.catalog = Catalog(self.storage)
         self.checkpointer = make_sync_checkpointer(storage=self._storage_at, digest=self.settings.digest)
+        self._behind = (
+            AsyncCheckpointer(storage=self._storage_at, digest=self.settings.digest, process=writer)
+            if _saves_behind(self.settings.save_async)
+            else None
+        )
+        self._flight: _Flight | None = None
+        self._owed: Decision | None = None
+        self._failed_step: int | None = None
+        self._spoilt = False
         self._naming = Naming(self.settings.name, self.settings.suffix)
         self._held: set[str] = set()
         self._rules: SaveRules | None = None
@@ -127,6 +171,8 @@ class CheckpointerCallback(Callback):
                 "does not go on from them, and they would not be replaced",
                 cure="Leave ckpt_path out to go on from the newest, or save into another folder.",
             )
+        if self._behind is not None:
+            log.info("saves are written behind the training (checkpoint.save_async=false turns this off)")
         self._leave_branch([entry for entry in own if entry.step > trainer.progress.step], trainer.progress.step)
         self._last_saved_step = max((one.step for one in own if one.step <= trainer.progress.step), default=None)
         self._retire()
@@ -134,16 +180,62 @@ class CheckpointerCallback(Callback):
     def next_step(self, trainer: Trainer) -> int | None:
         if not self.settings.enabled or self._rules is None:
             return None
-        if self.asked:
+        if self.asked or self._owed is not None:
             return trainer.progress.step + 1
         return next_save_step(self._rules, trainer.progress)
+
+    def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        if self._behind is not None and self._behind.gate():
+            self._spoilt = True
+
+    def gate(self) -> None:
+        """Come here before weights are written elsewhere: waits until a save in flight has its copy of them."""
+        if self._behind is not None and self._behind.gate(asked=True):
+            self._spoilt = True
 
     def on_checkpoint(self, trainer: Trainer, occasion: Occasion) -> None:
         if not self.settings.enabled or self._rules is None:
             return
+        self._try(lambda: self._land(trainer, wait=self._must_land(trainer, occasion)))
+        decision = self._why_save(trainer, occasion)
+        if decision is not None and self._flight is not None:
+            self._try(lambda: self._land(trainer, wait=True))
+            decision = self._why_save(trainer, occasion)
+        finished = trainer.stop_reason if occasion is Occasion.final else None
+        if self._flight is not None and self._flight.step == trainer.progress.step:
+            self._flight = replace(self._flight, asked=self._flight.asked or self.asked)
+            self.asked = False
+        elif self._last_saved_step == trainer.progress.step:
+            self._try(lambda: self._amend(self._moment(trainer, occasion), finished))
+        elif decision is not None and occasion in _ORDINARY and self._behind is not None:
+            self._try(lambda: self._save_behind(trainer, decision))
+        elif decision is not None:
+            self._try(lambda: self.save(trainer, decision, finished=finished))
+
+    def _must_land(self, trainer: Trainer, occasion: Occasion) -> bool:
+        """Whether what is decided now depends on what becomes of the save in flight: never on how fast the disk is."""
+        flight, metrics = self._flight, trainer.journal.last
+        if flight is None or self._rules is None:
+            return False
+        if occasion not in _ORDINARY or self._spoilt:
+            return True
+        if flight.step == trainer.progress.step:
+            # Once more the same step's end: only an evaluation since then is news.
+            return not _same(flight.metrics, metrics)
+        return self._rules.keep_best is not None and self._rules.keep_best.metric in metrics
+
+    def _why_save(self, trainer: Trainer, occasion: Occasion) -> Decision | None:
+        assert self._rules is not None
+        step = trainer.progress.step
+        if step == self._last_saved_step or (step == self._failed_step and occasion is Occasion.step):
+            return None
+        return why_save(self._rules, self._moment(trainer, occasion)) or self._owed
+
+    def _moment(self, trainer: Trainer, occasion: Occasion) -> Moment:
+        assert self._rules is not None
         metrics = dict(trainer.journal.last)
         best = self._rules.keep_best
-        moment = Moment(
+        return Moment(
             trainer.progress,
             occasion,
             self._last_saved_step,
@@ -153,14 +245,16 @@ class CheckpointerCallback(Callback):
             metrics=metrics,
             saved=self._facts() if best is not None and best.metric in metrics else (),
         )
-        finished = trainer.stop_reason if occasion is Occasion.final else None
-        if self._last_saved_step == trainer.progress.step:
-            self._try(lambda: self._amend(moment, finished))
-        elif (decision := why_save(self._rules, moment)) is not None:
-            self._try(lambda: self.save(trainer, decision, finished=finished))
+
+    def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        self._try(lambda: self._land(trainer, wait=True))
 
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
         """Keep what there is, apart from the checkpoints: it is of no step's end, so no resume may take it."""
+        try:
+            self._land(trainer, wait=True)
+        except SaveError as error:
+            log.error("%s", error)
         if not isinstance(exception, Exception) or isinstance(exception, SaveError | UserError):
             return
         if not self.settings.enabled or self._rules is None or trainer.progress.step == self._last_saved_step:
@@ -174,6 +268,8 @@ class CheckpointerCallback(Callback):
         log.warning("the state after the failure is kept in %s; no resume takes it", storage.root / name)
 
     def finalize(self) -> None:
+        if self._behind is not None:
+            self._behind.close()
         if not self.storage.settle(_CLEARING_S):
             log.warning(
                 "removed checkpoints in %s are still being deleted; the next start goes on with it", self.folder
@@ -185,15 +281,71 @@ class CheckpointerCallback(Callback):
         Raises:
             SaveError: nothing was committed; older checkpoints are intact.
         """
+        self._land(trainer, wait=True)
         path = self.folder / self._name(trainer)
         self._write(trainer, path, decision, finished)
         self._last_saved_step = trainer.progress.step
+        self.asked, self._owed = False, None
+        self._committed(trainer, trainer.progress.step, decision, path)
+        return path
+
+    def _save_behind(self, trainer: Trainer, decision: Decision) -> None:
+        """Begin to save this step; `_land` tells what became of it."""
+        assert self._behind is not None
+        path, step = self.folder / self._name(trainer), trainer.progress.step
+        state = trainer.checkpoint_state()
+        trainer.journal.hand_over()
+        saving = self._behind.save(
+            state,
+            path,
+            facts=self._facts_of(trainer, decision, None),
+            late=_changed_by_the_step(trainer),
+            trained=[parameter for parameter in trainer.parameters if parameter.requires_grad],
+            before_commit=trainer.journal.make_durable,
+        )
+        metrics = dict(trainer.journal.last)
+        self._flight = _Flight(step, path, decision, saving, metrics, self.asked, self._last_saved_step)
+        self._last_saved_step = step
+        self.asked, self._owed = False, None
+
+        def tell(written: Future[None]) -> None:
+            trainer.attention = True
+
+        saving.written.add_done_callback(tell)
+
+    def _land(self, trainer: Trainer, *, wait: bool) -> None:
+        """Take up the save in flight, if it has come to its end, or once it has.
+
+        Raises:
+            SaveError: it has failed, and counts no more.
+        """
+        flight = self._flight
+        if flight is None or self._behind is None or not (wait or flight.saving.written.done()):
+            return
+        if not flight.saving.written.done() and not self._behind.settle(_DRAINING_S):
+            raise SaveError(
+                f"the save of step {flight.step} has not come to an end in {_DRAINING_S:.0f} s", where=str(flight.path)
+            )
+        self._flight, self._spoilt = None, False
+        try:
+            flight.saving.written.result()
+        except WeightsMovedError as error:
+            # No fault of the disk, and it cannot happen again: the next step makes up for it.
+            self._last_saved_step, self._owed = flight.last_saved_step, flight.decision
+            self._failed_step = flight.step
+            log.error("step %d: %s", flight.step, error)
+        except SaveError:
+            self._last_saved_step, self._failed_step = flight.last_saved_step, flight.step
+            self.asked = self.asked or flight.asked
+            raise
+        else:
+            self._committed(trainer, flight.step, flight.decision, flight.path)
+
+    def _committed(self, trainer: Trainer, step: int, decision: Decision, path: Path) -> None:
         self._failures = 0
-        self.asked = False
-        log.info("committed step %d (%s)", trainer.progress.step, decision.reason)
+        log.info("committed step %d (%s)", step, decision.reason)
         trainer.hooks.call("on_after_save_checkpoint", trainer, path)
         self._retire()
-        return path
 
     def kept(self) -> dict[str, str]:
         """Each checkpoint of this run on the disk now, and why it is kept."""
@@ -215,10 +367,14 @@ class CheckpointerCallback(Callback):
     def _write(
         self, trainer: Trainer, path: Path, decision: Decision, finished: str | None, *, exact: bool = True
     ) -> None:
-        progress, identity = trainer.progress, self.identity
         state = trainer.checkpoint_state()
         trainer.journal.make_durable()
-        facts = Facts(
+        facts = self._facts_of(trainer, decision, finished, exact=exact)
+        self.checkpointer.save(state, path, facts=replace(facts, finite=is_finite(trainer.model)))
+
+    def _facts_of(self, trainer: Trainer, decision: Decision, finished: str | None, *, exact: bool = True) -> Facts:
+        progress, identity = trainer.progress, self.identity
+        return Facts(
             run_id=identity.run_id,
             attempt=identity.attempt,
             step=progress.step,
@@ -227,13 +383,11 @@ class CheckpointerCallback(Callback):
             reason=decision.reason,
             finished=finished,
             metrics=dict(trainer.journal.last) if exact else {},
-            finite=is_finite(trainer.model),
             config_digest=identity.config_digest,
             target_packages=identity.target_packages,
             files=dict(identity.extra_files),
             progress=progress.state_dict(),
         )
-        self.checkpointer.save(state, path, facts=facts)
 
     def _amend(self, moment: Moment, finished: str | None) -> None:
         """Complete the manifest of a step that was saved before its evaluation, which a stop had put off.
@@ -347,6 +501,21 @@ class CheckpointerCallback(Callback):
             wait=self.process.settle,
             recycle=recycle,
         )
+
+
+def _saves_behind(wanted: bool | None) -> bool:
+    """Whether saves are written behind the training: as wished, else where that takes no processor from it."""
+    if wanted is not None:
+        return wanted
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable > 1
+
+
+def _changed_by_the_step(trainer: Trainer) -> list[Tensor]:
+    """The tensors that only the optimizer's step changes: its parameters and what it keeps of them."""
+    kept = [] if trainer.optimizer is None else trainer.optimizer.state.values()
+    states = [value for state in kept for value in state.values() if isinstance(value, Tensor)]
+    return [*trainer.parameters, *states]
 
 
 def _asked_late(occasion: Occasion) -> Occasion:

@@ -9,16 +9,15 @@ A save either commits a whole checkpoint or leaves nothing; a load gives what wa
 from __future__ import annotations
 
 import logging
-import platform
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from trainer_cli.checkpoint.catalog import examine
@@ -27,38 +26,26 @@ from trainer_cli.checkpoint.format.port import Format
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.format.verified import read_verified, verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
-from trainer_cli.checkpoint.naming import MANIFEST_FILE, is_plain, parse_step
-from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.checkpoint.naming import is_plain
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.port import ReadableFolder, Storage
+from trainer_cli.checkpoint.writer import Facts as Facts
+from trainer_cli.checkpoint.writer import Writer, facts_of
 from trainer_cli.config.schema import DigestAlgorithm
-from trainer_cli.errors import CheckpointError, SaveError
+from trainer_cli.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What the caller says of a checkpoint, for its manifest."""
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A save that goes on behind its caller."""
 
-    run_id: str = ""
-    attempt: int = 0
-    step: int = 0
-    epoch: int = 0
-    kind: Kind = Kind.permanent
-    reason: str = "saved by hand"
-    finished: str | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    finite: bool = True
-    config_digest: str | None = None
-    target_packages: tuple[str, ...] = ()
-    world_size: int = 1
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions beyond those of python, torch and numpy."""
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    """Small files to put beside the state, such as config.yaml."""
-    progress: Mapping[str, int | float] = field(default_factory=dict)
+    staged: Future[None]
+    """Done once the state may change: it is copied."""
+    written: Future[None]
+    """Done once the checkpoint is committed, or the save has failed: then it holds a SaveError."""
 
 
 class LoadedState(dict[str, Any]):
@@ -73,8 +60,10 @@ class Checkpointer(ABC):
     """Saves state trees to paths and loads them. With several ranks, every rank calls every method."""
 
     @abstractmethod
-    def save(self, state_dict: Mapping[str, Any], path: str | Path, *, facts: Facts | None = None) -> None:
+    def save(self, state_dict: Mapping[str, Any], path: str | Path, *, facts: Facts | None = None) -> Saving | None:
         """Save a tree as the checkpoint at `path`. What is there already, whole, is never written again.
+
+        None where it is committed when this returns; else what will tell.
 
         Raises:
             SaveError: nothing was committed; older checkpoints are intact.
@@ -118,8 +107,8 @@ class Checkpointer(ABC):
         """Finish what is under way, and let go."""
 
 
-class SyncCheckpointer(Checkpointer):
-    """Saves here and now: once `save` returns, the checkpoint survives a power cut."""
+class FolderCheckpointer(Checkpointer):
+    """What all that save to folders have in common: how they read, and the parts that they write with."""
 
     def __init__(
         self,
@@ -129,7 +118,7 @@ class SyncCheckpointer(Checkpointer):
         digest: DigestAlgorithm = DigestAlgorithm.xxh3_128,
     ) -> None:
         self.format: Format = format or TensorsFormat()
-        self.digest = digest
+        self.writer = Writer(self.format.name, digest)
         run_id = uuid.uuid4().hex[:12]
         self._new_storage = storage or (lambda root: LocalStorage(root, run_id=run_id))
         self._storages: dict[Path, Storage] = {}
@@ -140,19 +129,6 @@ class SyncCheckpointer(Checkpointer):
         if root not in self._storages:
             self._storages[root] = self._new_storage(root)
         return self._storages[root]
-
-    def save(self, state_dict: Mapping[str, Any], path: str | Path, *, facts: Facts | None = None) -> None:
-        storage, name = self._place(path)
-        facts = facts or Facts(step=parse_step(name) or 0)
-        where = storage.location(name)
-        try:
-            if self._is_saved(storage, name, facts):
-                logger.info("%s is there already, and is not written again", where)
-                return
-            self._write(storage, name, state_dict, facts)
-        except OSError as error:
-            raise self._save_error(storage, where, state_dict, error) from error
-        logger.debug("saved %s (%s)", where, facts.reason)
 
     def load(
         self,
@@ -239,57 +215,6 @@ class SyncCheckpointer(Checkpointer):
             raise CheckpointError(f"{path.name!r} cannot be the name of a checkpoint", where=str(path))
         return self.storage(path.parent), path.name
 
-    def _is_saved(self, storage: Storage, name: str, facts: Facts) -> bool:
-        """True where this very checkpoint is there, whole; a damaged one is moved out of the way."""
-        if storage.peek(name, MANIFEST_FILE) is None:
-            return False
-        manifest, problem = examine(storage, name)
-        if manifest is not None and problem is None:
-            try:
-                with storage.reading(name) as folder:
-                    verify(folder, manifest)
-            except DamagedCheckpoint as error:
-                problem = str(error)
-        if manifest is None or problem is not None:
-            storage.set_aside(name, problem or "it has no manifest")
-            return False
-        if (manifest.run_id, manifest.step) == (facts.run_id, facts.step):
-            return True
-        raise SaveError(
-            "another checkpoint is in the way: it is valid, so it is not replaced. "
-            f"It is step {manifest.step} of run {manifest.run_id or 'unknown'}",
-            where=storage.location(name),
-            cure="Use another run directory, or move that checkpoint away.",
-        )
-
-    def _write(self, storage: Storage, name: str, tree: Mapping[str, Any], facts: Facts) -> None:
-        with storage.writing(name, digest=self.digest) as folder:
-            record = self.format.write(folder, tree)
-            for file, content in facts.files.items():
-                with folder.create(file) as sink:
-                    sink.write(content)
-            manifest = Manifest(
-                run_id=facts.run_id,
-                attempt=facts.attempt,
-                step=facts.step,
-                epoch=facts.epoch,
-                kind=facts.kind,
-                reason=facts.reason,
-                finished=facts.finished,
-                metrics=facts.metrics,
-                finite=facts.finite,
-                world_size=facts.world_size,
-                config_digest=facts.config_digest,
-                target_packages=facts.target_packages,
-                versions={**_versions(), **facts.versions},
-                format=self.format.name,
-                files=dict(folder.files),
-                aliases=record.aliases,
-                progress=facts.progress,
-            )
-            with folder.create(MANIFEST_FILE) as sink:
-                sink.write(manifest.to_bytes())
-
     def _reading(self, storage: Storage, name: str, read: Callable[[ReadableFolder, Manifest], T]) -> T:
         with self._telling(storage, name), storage.reading(name) as folder:
             return read(folder, self._manifest_in(storage, name))
@@ -316,14 +241,18 @@ class SyncCheckpointer(Checkpointer):
         except OSError as error:
             raise DamagedCheckpoint(f"the checkpoint cannot be read: {error}", where=where) from error
 
-    def _save_error(self, storage: Storage, where: str, tree: Mapping[str, Any], error: OSError) -> SaveError:
-        free = storage.free_bytes()
-        room = "" if free is None else f", {free:,} bytes are free"
-        return SaveError(
-            f"the checkpoint could not be saved: {error.strerror or error}; "
-            f"it needs {self.format.trial(tree):,} bytes{room}",
-            where=where,
-            cure="Older checkpoints are intact.",
+
+class SyncCheckpointer(FolderCheckpointer):
+    """Saves here and now: once `save` returns, the checkpoint survives a power cut."""
+
+    def save(self, state_dict: Mapping[str, Any], path: str | Path, *, facts: Facts | None = None) -> None:
+        storage, name = self._place(path)
+        self.writer.write(
+            storage,
+            name,
+            facts or facts_of(name),
+            lambda folder: self.format.write(folder, state_dict),
+            needs=lambda: self.format.trial(state_dict),
         )
 
 
@@ -335,10 +264,6 @@ def make_sync_checkpointer(
 ) -> SyncCheckpointer:
     """A checkpointer that works by itself, without a Trainer."""
     return SyncCheckpointer(format=format, storage=storage, digest=DigestAlgorithm(digest))
-
-
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
 
 
 def _examined(storage: Storage, name: str) -> Manifest:

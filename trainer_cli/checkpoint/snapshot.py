@@ -62,6 +62,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def clean_name(name: str) -> str:
     """A parameter's name without the marks of compilation, wherever they stand."""
+    if _COMPILED not in name:
+        return name
     return ".".join(part for part in name.split(".") if part != _COMPILED)
 
 

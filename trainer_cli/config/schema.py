@@ -220,6 +220,8 @@ class CheckpointConfig:
     """Save when the run ends."""
     save_on_stop: bool = True
     """Save when a signal or loop.max_time stops the run."""
+    save_async: Optional[bool] = None
+    """Write checkpoints behind the training (not those at its end); null: where more than one CPU is usable."""
     remove: Removal = Removal.ephemeral_only
     """What may be removed: ephemeral_only, all_non_permanent or never."""
     max_checkpoints: Optional[int] = at_least(1)

@@ -51,7 +51,8 @@ class Record:
 
 
 class Logger(ABC):
-    """Base of all loggers; only `log` must be written. Calls come from the main process, one at a time."""
+    """Base of all loggers; only `log` must be written. Calls come from the main thread, one at a time; but for
+    `flush(durable=True)`, which may come from another one while `log` runs."""
 
     def rewind(self, run_dir: Path, step: int) -> None:  # noqa: B027
         """Physically drop every record later than `step`, and a torn last one. Comes before `start`.

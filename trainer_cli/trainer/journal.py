@@ -50,8 +50,16 @@ class Journal:
                 logger.log(entry)
         return record
 
+    def hand_over(self) -> None:
+        """Hand everything logged so far to the operating system: `make_durable` may then come later."""
+        for logger in self.loggers.values():
+            logger.flush()
+
     def make_durable(self) -> None:
-        """Bring everything logged so far to rest, before a checkpoint is published that promises it."""
+        """Bring everything logged so far to rest, before a checkpoint is published that promises it.
+
+        In the thread that publishes it; meanwhile more may be logged.
+        """
         for logger in self.loggers.values():
             logger.flush(durable=True)
 

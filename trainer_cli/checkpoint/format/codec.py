@@ -23,6 +23,9 @@ Leaf = torch.Tensor | np.ndarray[Any, Any]
 _VERSION = 1
 _TAG = "$"
 _DEEPEST = 64
+_IN_PARTS = 5
+"""Levels down to which mappings are written one by one."""
+_quoted = json.encoder.encode_basestring_ascii
 _SMALL_INT = 2**53
 _KEYS = (str, int, float, bool, type(None), bytes, tuple)
 
@@ -35,19 +38,25 @@ class Undecodable(ValueError):
     """The text is not what `encode` writes."""
 
 
-def encode(tree: Mapping[str, Any]) -> tuple[bytes, dict[str, Leaf]]:
+Known = dict[tuple[str, ...], tuple[list[str], list[str], str]]
+"""Of mappings of tensors alone, by their place: the keys, the tensors' names, and the text."""
+
+
+def encode(tree: Mapping[str, Any], known: Known | None = None) -> tuple[bytes, dict[str, Leaf]]:
     """The JSON text of a tree and its tensors by name, in the order of the tree. Tensors are not copied.
+
+    `known` remembers, from one call to the next, what was found of mappings that are the same but for their values.
 
     Raises:
         UnsavableState: naming the owner, as `callbacks/ema/decay is a set`.
     """
-    encoder = _Encoder()
-    state = {}
+    encoder = _Encoder({} if known is None else known)
+    parts = []
     for key, value in tree.items():
         if type(key) is not str:
             raise UnsavableState(f"the state has the top-level key {key!r}, which is no text")
-        state[key] = encoder.value(value, (key,))
-    text = json.dumps({"version": _VERSION, "state": state}, allow_nan=False, separators=(",", ":"))
+        parts.append(f"{_quoted(key)}:{encoder.text(value, (key,))}")
+    text = f'{{"version":{_VERSION},"state":{{{",".join(parts)}}}}}'
     return text.encode("ascii"), encoder.tensors
 
 
@@ -143,8 +152,27 @@ class Decoder:
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, known: Known) -> None:
         self.tensors: dict[str, Leaf] = {}
+        self._known = known
+
+    def text(self, value: Any, path: tuple[str, ...]) -> str:
+        """The text of a value; large mappings in parts, since of those most are known."""
+        if type(value) is not dict or not value or len(path) > _IN_PARTS or not _is_plain_mapping(value):
+            return _dumped(self.value(value, path))
+        if all(type(one) is torch.Tensor for one in value.values()):
+            return self._tensors_alone(value, path)
+        return "{" + ",".join([f"{_quoted(key)}:{self.text(one, (*path, key))}" for key, one in value.items()]) + "}"
+
+    def _tensors_alone(self, value: dict[str, torch.Tensor], path: tuple[str, ...]) -> str:
+        found, keys = self._known.get(path), list(value)
+        if found is not None and found[0] == keys and self.tensors.keys().isdisjoint(found[1]):
+            self.tensors.update(zip(found[1], value.values(), strict=True))
+            return found[2]
+        before = len(self.tensors)
+        text = _dumped(self.value(value, path))
+        self._known[path] = (keys, list(self.tensors)[before:], text)
+        return text
 
     def value(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > _DEEPEST:
@@ -160,7 +188,7 @@ class _Encoder:
             return value if math.isfinite(value) else _tag("float", str(value))
         if kind is list:
             return self._items(value, path)
-        if kind is dict and all(type(key) is str and key != _TAG and _is_sound(key) for key in value):
+        if kind is dict and _is_plain_mapping(value):
             return {key: self.value(one, (*path, key)) for key, one in value.items()}
         if kind in (dict, OrderedDict, Counter):
             tag = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}[kind]
@@ -197,6 +225,14 @@ class _Encoder:
             name = f"{plain}#{serial}"
         self.tensors[name] = leaf
         return name
+
+
+def _dumped(encoded: Any) -> str:
+    return json.dumps(encoded, allow_nan=False, separators=(",", ":"))
+
+
+def _is_plain_mapping(value: dict[Any, Any]) -> bool:
+    return all(type(key) is str and key != _TAG and _is_sound(key) for key in value)
 
 
 def _tag(tag: str, value: Any) -> dict[str, Any]:

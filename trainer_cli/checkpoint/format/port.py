@@ -20,6 +20,47 @@ class FormatRecord:
     """For each tensor file: names of tied tensors, and the name under which each is stored."""
 
 
+class Image(Protocol):
+    """A rank's state in memory, as its files will be: filled again for each save. See `format.image`."""
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that it has got."""
+        ...
+
+    def plan(self, tree: Mapping[str, Any]) -> int:
+        """Lay a state out, and take its small parts; the bytes that its copy needs. Raises as `Format.trial`."""
+        ...
+
+    def take(self, late: Collection[int] = (), trained: Collection[int] = (), *, overlapped: bool = True) -> None:
+        """Copy the planned state; where `overlapped`, all but the tensors that begin at the addresses in `late`."""
+        ...
+
+    def copy_late(self) -> None:
+        """Copy these; in any thread."""
+        ...
+
+    def moved(self) -> list[str]:
+        """Which of these were changed since `take`; asked once, by the thread that changes them."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until every byte has arrived."""
+        ...
+
+    def is_finite(self) -> bool:
+        """True where no element of the tensors at the addresses in `trained` is NaN or infinite."""
+        ...
+
+    def write(self, folder: WritableFolder, rank: int = 0) -> FormatRecord:
+        """Write the files of one rank: the very bytes that `Format.write` writes."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
 class Format(Protocol):
     """Turns a state tree into files in a folder, and back. Every rank calls it with its own rank."""
 
@@ -38,6 +79,10 @@ class Format(Protocol):
 
     def write(self, folder: WritableFolder, tree: Mapping[str, Any], rank: int = 0) -> FormatRecord:
         """Write the files of one rank."""
+        ...
+
+    def image(self) -> Image:
+        """A place in memory for the states of one training, from which they can be written later."""
         ...
 
     def read(

@@ -1,0 +1,209 @@
+"""Saves behind the training leave what saves in its way leave, and every error reaches the training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Noisy, StopAt, everything, loader, same, trainer
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.callbacks.ema import EMA
+from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.errors import SaveError
+from trainer_cli.trainer.hooks import Callback
+
+
+def fit(folder: Path, *callbacks: Callback, length: int = 9, disk: Disk | None = None, **settings: Any) -> Any:
+    """A training with all that makes a resume hard: batch norm, dropout, an average of the weights, accumulation."""
+    callback = CheckpointerCallback(
+        folder, **{"identity": RunIdentity(run_id="ours"), "save_interval": 1, "save_async": True, **settings}
+    )
+    if disk is not None:
+        callback.storage.disk = disk
+    made = trainer(
+        Noisy,
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+        callbacks=[EMA(decay=0.5), *callbacks],
+        settings={"max_duration": length, "grad_accum_steps": 2, "eval_interval": 4, "log_interval": 2},
+        checkpoint=callback,
+    )
+    made.fit(loader(22, 4), loader(3))
+    return made
+
+
+def on_disk(folder: Path) -> dict[str, Any]:
+    """Every checkpoint without what depends on the clock."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.glob("step*")):
+        manifest = json.loads((path / "manifest.json").read_text())
+        # The small states hold the seconds of training; all else in them is in the states that are compared.
+        kept = {key: manifest[key] for key in ("step", "kind", "reason", "finite", "finished", "aliases")}
+        found[path.name] = (kept, (path / "rank0.safetensors").read_bytes())
+    return found
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"save_interval": 3, "max_checkpoints": 2, "ephemeral_save_interval": 1},
+        {"save_interval": None, "ephemeral_save_interval": 1, "save_final": False,
+         "keep_best": {"metric": "val/loss", "count": 1}},
+    ],
+)  # fmt: skip
+def test_the_disk_is_byte_for_byte_as_if_every_save_had_been_waited_for(tmp_path: Path, rules: dict[str, Any]) -> None:
+    for name in ("behind", "in_the_way"):
+        fit(tmp_path / name, **rules, save_async=name == "behind")
+    behind, in_the_way = on_disk(tmp_path / "behind"), on_disk(tmp_path / "in_the_way")
+    assert list(behind) == list(in_the_way)
+    assert behind == in_the_way
+
+
+def test_a_resume_from_what_was_saved_behind_is_as_if_there_had_been_no_stop(tmp_path: Path) -> None:
+    straight = everything(fit(tmp_path / "straight", save_async=False))
+    for step in (2, 5):
+        folder = tmp_path / str(step)
+        fit(folder, StopAt(step + 1), save_on_stop=False)
+        again = fit(folder)
+        assert again.loaded_step in (step, step + 1)
+        assert same(everything(again), straight) == []
+
+
+class Notes(Callback):
+    """Writes down what is told of commits, in which thread, and how far the training was."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, bool]] = []
+
+    def on_after_save_checkpoint(self, trainer: Any, path: Path) -> None:
+        assert (path / "manifest.json").exists()
+        self.seen.append((path.name, trainer.progress.step, threading.current_thread() is threading.main_thread()))
+
+
+def test_each_commit_is_told_once_in_order_by_the_main_thread_at_a_steps_end(tmp_path: Path) -> None:
+    notes = Notes()
+    fit(tmp_path, notes)
+    assert [name for name, _, _ in notes.seen] == [f"step{step}" for step in range(10)]
+    assert all(main and int(name.removeprefix("step")) <= step for name, step, main in notes.seen)
+
+
+class Blocks(Disk):
+    """Comes to rest only once it is allowed to."""
+
+    def __init__(self) -> None:
+        self.began, self.go_on = threading.Event(), threading.Event()
+        self.full = False
+
+    def fsync(self, fd: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self.began.set()
+            assert self.go_on.wait(60)
+        if self.full:
+            raise OSError(28, os.strerror(28))
+        super().fsync(fd)
+
+
+class FailsWhileSaving(Callback):
+    """The training fails while a save is in flight."""
+
+    def __init__(self, disk: Blocks) -> None:
+        self.disk = disk
+
+    def on_after_backward(self, trainer: Any, model: Any, loss: Any) -> None:
+        if trainer.progress.step == 3:
+            assert self.disk.began.wait(60)
+            self.disk.go_on.set()
+            raise ArithmeticError("out of luck")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_training_that_fails_ends_the_save_in_flight_and_keeps_its_own_error(tmp_path: Path, full: bool) -> None:
+    disk = Blocks()
+    disk.full = full
+    with pytest.raises(ArithmeticError, match="out of luck"):
+        fit(tmp_path, FailsWhileSaving(disk), disk=disk, save_interval=3, pre_train_checkpoint=False)
+    assert [path.name for path in tmp_path.glob("step*")] == ([] if full else ["step3"])
+
+
+def test_training_goes_on_while_a_save_is_written_and_the_next_one_waits(tmp_path: Path) -> None:
+    disk, notes = Blocks(), Notes()
+
+    class Frees(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.progress.step == 5:
+                assert disk.began.is_set()
+                assert not (tmp_path / "step3").exists()
+                disk.go_on.set()
+
+    fit(tmp_path, Frees(), notes, disk=disk, save_interval=3, pre_train_checkpoint=False)
+    assert [name for name, _, _ in notes.seen] == ["step3", "step6", "step9"]
+    assert notes.seen[0][1] >= 5
+
+
+class Full(Disk):
+    """No save behind the training finds room."""
+
+    def fsync(self, fd: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError(28, os.strerror(28))
+        super().fsync(fd)
+
+
+def test_a_failed_save_ends_the_training_or_is_told_and_counts_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(SaveError, match=r"No space left on device.*step2"):
+        fit(tmp_path / "a", disk=Full(), save_interval=2, pre_train_checkpoint=False)
+    made = fit(tmp_path / "b", disk=Full(), save_interval=4, pre_train_checkpoint=False, on_save_error="warn")
+    assert made.progress.step == 9
+    assert caplog.text.count("The training goes on (failure") == 2
+    assert [path.name for path in (tmp_path / "b").glob("step*")] == ["step9"], "the last one is made on the spot"
+
+
+class Writes(Callback):
+    """Writes weights between the save of step 3 and the next step."""
+
+    def __init__(self, *, asks: bool) -> None:
+        self.asks = asks
+
+    def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step == 3:
+            if self.asks:
+                trainer.before_weights_change()
+            with torch.no_grad():
+                model.body[0].weight.mul_(1.0)
+
+
+def test_weights_written_elsewhere_cost_that_save_alone_and_the_next_step_makes_up_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer_cli.checkpoint.staging._LATEST_S", 600.0)
+    fit(tmp_path, Writes(asks=False), save_interval=3)
+    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step0", "step4", "step6", "step9"]
+    assert "model/body.0.weight changed outside the optimizer's step while it was copied" in caplog.text
+    reason = json.loads((tmp_path / "step4" / "manifest.json").read_text())["reason"]
+    assert reason == "every 3 steps"
+
+
+def test_whoever_asks_before_weights_change_costs_no_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    fit(tmp_path, Writes(asks=True), save_interval=3)
+    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step0", "step3", "step6", "step9"]
+    assert "changed outside" not in caplog.text
+
+
+@pytest.mark.parametrize(("usable", "behind"), [({0, 1}, True), ({3}, False)])
+def test_left_open_saves_go_behind_where_there_is_a_processor_for_them(
+    tmp_path: Path, usable: set[int], behind: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: usable, raising=False)
+    caplog.set_level(logging.INFO)
+    fit(tmp_path, length=2, save_async=None)
+    assert ("saves are written behind the training" in caplog.text) is behind

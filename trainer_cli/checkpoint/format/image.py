@@ -1,0 +1,276 @@
+"""A rank's state in memory, laid out as its files are: taken at a step's end, written while training goes on.
+
+    take        at the boundary: small states as text, every tensor but the late ones copied
+    copy_late   behind the training: the tensors that do not change before the next optimizer step
+    moved       before that step: which of the late ones were changed all the same, so that the copy is worth nothing
+    write       the files, byte for byte those that are written straight from a state
+
+Memory is got once and filled again for each save. While a state's names, types and shapes stay the same, so does
+its layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trainer_cli.checkpoint.format import codec
+from trainer_cli.checkpoint.format.dtypes import DTYPES
+from trainer_cli.checkpoint.format.layout import TensorEntry, rendered_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.leaves import bytes_of, identity, laid_out
+from trainer_cli.checkpoint.format.memory import Memory
+from trainer_cli.checkpoint.format.port import FormatRecord
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.format.codec import Leaf
+    from trainer_cli.checkpoint.storage.port import WritableFolder
+
+_CHUNK = 1 << 20
+"""Elements looked at in one go: as many as fit the processor's caches."""
+
+
+class TensorsImage:
+    """The files of the tensors format, in memory."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        """Of the memory that the last state needs."""
+        self._memory: Memory | None = None
+        self._text = b""
+        self._layout: list[TensorEntry] = []
+        self._header = b""
+        self._aliases: dict[str, str] = {}
+        self._tensors: dict[str, Leaf] = {}
+        self._late: list[tuple[torch.Tensor, int, int]] = []
+        self._watched: list[tuple[str, torch.Tensor, int]] = []
+        self._trained: list[tuple[TensorEntry, int]] = []
+        self._at: dict[str, int] = {}
+        self._known: codec.Known = {}
+        self._form: _Form | None = None
+        self._slots: list[tuple[TensorEntry, int]] = []
+        self._devices = _Devices()
+
+    def plan(self, tree: Mapping[str, Any]) -> int:
+        """Lay a state out; the bytes that `take` will hold for it.
+
+        Raises:
+            UnsavableState: naming the owner of what cannot be saved.
+        """
+        self._text, self._tensors = codec.encode(tree, self._known)
+        form = _Form.of(self._tensors)
+        if form is None or form != self._form or not self._still_tied():
+            layout, self._aliases = laid_out(self._tensors)
+            if layout != self._layout or not self._header:
+                self._layout, self._header = layout, rendered_header(layout)
+            offset = len(self._header)
+            self._at = {}
+            for entry in layout:
+                self._at[entry.name] = offset
+                offset += entry.size_bytes
+            self.size_bytes = offset
+            # Where tensors begin at the same place and are yet not tied, only a closer look tells them apart.
+            tied = form is not None and form.distinct + len(self._aliases) == form.placed
+            self._form = form if tied else None
+            self._slots = [(entry, self._at[entry.name]) for entry in layout if entry.size_bytes]
+        return self.size_bytes + len(self._text)
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that it has got."""
+        return 0 if self._memory is None else self._memory.size_bytes
+
+    def take(self, late: Collection[int] = (), trained: Collection[int] = (), *, overlapped: bool = True) -> None:
+        """Copy the state that was planned, but for tensors that begin at the addresses in `late`.
+
+        Those are left to `copy_late`; unless `overlapped`, they too are copied now. Either way `moved` tells which of
+        them were changed. At the addresses in `trained` begin those that `is_finite` looks at.
+        """
+        memory = self._reserve()
+        memory.put(self._header)
+        tensors, later, watched, finite = self._tensors, [], [], []
+        for slot in self._slots:
+            entry, offset = slot
+            leaf = tensors[entry.name]
+            if isinstance(leaf, torch.Tensor):
+                address = leaf.data_ptr()
+                if address in trained:
+                    finite.append(slot)
+                if address in late and not leaf.is_inference():
+                    watched.append((entry.name, leaf, leaf._version))
+                    if overlapped:
+                        later.append((leaf, offset, entry.size_bytes))
+                        continue
+            self._copy(leaf, offset, entry.size_bytes)
+        self._late, self._watched, self._trained = later, watched, finite
+        self._devices.boundary()
+        self._tensors = {}
+
+    def copy_late(self) -> None:
+        """Copy what was left; in any thread. GPUs may still be at it when this returns."""
+        for leaf, offset, size_bytes in self._late:
+            self._copy(leaf, offset, size_bytes)
+        self._devices.copied()
+        self._late = []
+
+    def moved(self) -> list[str]:
+        """The names of late tensors that were changed since `take`. Devices wait here until theirs are copied."""
+        self._devices.hold()
+        found = [name for name, leaf, version in self._watched if leaf._version != version]
+        self._watched = []
+        return found
+
+    def finish(self) -> None:
+        """Wait until every byte has arrived."""
+        self._devices.finish()
+
+    def is_finite(self) -> bool:
+        """True where no element of the trained tensors is NaN or infinite."""
+        assert self._memory is not None
+        for entry, offset in self._trained:
+            raw = self._memory.tensor[offset : offset + entry.size_bytes]
+            if not _is_finite(raw.view(DTYPES[entry.code])):
+                return False
+        return True
+
+    def write(self, folder: WritableFolder, rank: int = 0) -> FormatRecord:
+        """Write the files of one rank."""
+        assert self._memory is not None
+        file = tensor_file(rank)
+        with folder.create(file) as sink:
+            sink.write(self._memory.view(self.size_bytes))
+        with folder.create(state_file(rank)) as sink:
+            sink.write(self._text)
+        return FormatRecord({file: self._aliases} if self._aliases else {})
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._late, self._watched, self._tensors = [], [], {}
+        self._give_back()
+
+    def _still_tied(self) -> bool:
+        """Whether those that were stored under another's name are still that other."""
+        pairs = [(self._tensors[name], self._tensors[first]) for name, first in self._aliases.items()]
+        return all(identity(one) == identity(other) for one, other in pairs)
+
+    def _reserve(self) -> Memory:
+        pinned = self._devices.see(self._tensors.values())
+        if self._memory is None or self._memory.size_bytes < self.size_bytes:
+            self._give_back()
+            self._memory = Memory(self.size_bytes, pinned=pinned)
+        return self._memory
+
+    def _give_back(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
+
+    def _copy(self, leaf: Leaf, offset: int, size_bytes: int) -> None:
+        assert self._memory is not None
+        if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
+            self._devices.copy(leaf, self._memory.tensor[offset : offset + size_bytes])
+        elif (
+            isinstance(leaf, torch.Tensor)
+            and leaf.device.type == "cpu"
+            and leaf.is_contiguous()
+            and not leaf.is_conj()
+            and not leaf.is_neg()
+        ):
+            self._memory.copy(leaf.data_ptr(), size_bytes, offset)
+        else:
+            array = bytes_of(leaf)
+            self._memory.copy(array.ctypes.data, size_bytes, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """All that a layout depends on, but for which tensors are tied: equal forms are laid out alike."""
+
+    names: list[str]
+    types: list[tuple[Any, Any]]
+    placed: int
+    """Tensors that begin somewhere."""
+    distinct: int
+    """Places at which they begin."""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Leaf]) -> _Form | None:
+        """None where some are of a kind that needs a closer look."""
+        types, places = [], []
+        try:
+            for leaf in tensors.values():
+                types.append((leaf.dtype, leaf.shape))
+                if type(leaf) in (torch.Tensor, torch.nn.Parameter):
+                    places.append(leaf.data_ptr())  # type: ignore[union-attr]
+                elif type(leaf) is not np.ndarray:
+                    return None
+        except RuntimeError:
+            return None
+        placed = [place for place in places if place]
+        return cls(list(tensors), types, len(placed), len(set(placed)))
+
+
+class _Devices:
+    """Copies from GPUs: on a stream of their own beside the compute stream, which waits before it writes again."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, Any] = {}
+        self._events: list[tuple[torch.device, Any]] = []
+
+    def see(self, leaves: Collection[Leaf]) -> bool:
+        """Get ready for the GPUs that these are on; True where there are any. What they hold now is what is copied."""
+        devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda"}
+        for device in devices:
+            stream = self._streams.setdefault(device, None) or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._streams[device] = stream
+            stream.wait_stream(torch.cuda.current_stream(device))
+        return bool(devices)
+
+    def copy(self, leaf: torch.Tensor, into: torch.Tensor) -> None:
+        """Have a tensor copied; nobody waits for it here."""
+        stream = self._streams[leaf.device]
+        with torch.cuda.stream(stream):
+            raw = leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            into.copy_(raw, non_blocking=True)
+            # Its memory must not be given to another tensor before the copy is made.
+            raw.record_stream(stream)
+
+    def boundary(self) -> None:
+        """What was copied at the boundary may change from here on: the compute streams wait for these copies."""
+        self.copied()
+        self.hold()
+
+    def copied(self) -> None:
+        """All copies are asked for: mark their end."""
+        self._events = [(device, stream.record_event()) for device, stream in self._streams.items()]
+
+    def hold(self) -> None:
+        """The compute streams go on once the copies asked for are made; the host does not wait."""
+        for device, event in self._events:
+            torch.cuda.current_stream(device).wait_event(event)
+
+    def finish(self) -> None:
+        """The host waits for every copy."""
+        for _, event in self._events:
+            event.synchronize()
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """In pieces: one pass where all is well, since a sum of numbers with NaN or infinity is none of them finite."""
+    if not values.is_floating_point() and not values.is_complex():
+        return True
+    for start in range(0, values.numel(), _CHUNK):
+        piece = values[start : start + _CHUNK]
+        if piece.dtype in (torch.float32, torch.float64):
+            # Of numpy, which takes no second thread away from the training.
+            with np.errstate(all="ignore"):
+                whole = bool(np.isfinite(piece.numpy().sum()))
+        else:
+            piece = piece if piece.is_complex() else piece.float()
+            whole = bool(torch.isfinite(piece.sum()))
+        if not whole and not bool(torch.isfinite(piece).all()):
+            return False
+    return True

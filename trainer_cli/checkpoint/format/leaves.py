@@ -1,0 +1,80 @@
+"""Tensors and arrays as a tensor file holds them: their types, their order in it, and their bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
+from trainer_cli.checkpoint.format.dtypes import DTYPES
+from trainer_cli.checkpoint.format.layout import TensorEntry
+
+_CODES = {dtype: (code, dtype.itemsize) for code, dtype in DTYPES.items()}
+_NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+_ARRAY_CODES = {
+    np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in DTYPES.items() if code not in _NOT_ARRAYS
+}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def laid_out(tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> tuple[list[TensorEntry], dict[str, str]]:
+    """The tensors in file order, each stored once, and the names of those that are stored under another.
+
+    Raises:
+        UnsavableState: naming what a file cannot hold.
+    """
+    of_size: dict[int, list[TensorEntry]] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, leaf in tensors.items():
+        code, element_bytes = _code_of(name, leaf, shapes_only)
+        shape = tuple(leaf.shape)
+        count = math.prod(shape)
+        if count and (own := identity(leaf)) is not None:
+            first = seen.setdefault(own, name)
+            if first != name:
+                aliases[name] = first
+                continue
+        of_size.setdefault(element_bytes, []).append(TensorEntry(name, code, shape, count * element_bytes))
+    return [entry for size in sorted(of_size, reverse=True) for entry in of_size[size]], aliases
+
+
+def bytes_of(leaf: Leaf) -> np.ndarray[Any, Any]:
+    """The bytes of a tensor or array in contiguous order: its own memory where that is such, else a copy."""
+    if isinstance(leaf, np.ndarray):
+        return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+    flat = leaf.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    array: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy()
+    return array
+
+
+def _code_of(name: str, leaf: Leaf, shapes_only: bool) -> tuple[str, int]:
+    """The safetensors name of the element type and its size; refuses what the file cannot hold."""
+    if isinstance(leaf, np.ndarray):
+        code = _ARRAY_CODES.get(leaf.dtype)
+        if code is None or not leaf.dtype.isnative:
+            raise UnsavableState(f"{name} is an array of {leaf.dtype}, which cannot be saved in a checkpoint")
+        return code, leaf.dtype.itemsize
+    plain = type(leaf) in _PLAIN or isinstance(leaf, torch.nn.Parameter | torch.nn.Buffer)
+    if not plain or torch.nn.parameter.is_lazy(leaf):
+        kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+        raise UnsavableState(f"{name} is a {kind}, which cannot be saved in a checkpoint")
+    absent = leaf.is_meta and not shapes_only
+    found = _CODES.get(leaf.dtype)
+    if leaf.layout is not torch.strided or leaf.is_quantized or absent or found is None:
+        place = "a tensor without memory" if absent else f"a tensor of {leaf.dtype}, {leaf.layout}"
+        raise UnsavableState(f"{name} is {place}, which cannot be saved in a checkpoint")
+    return found
+
+
+def identity(leaf: Leaf) -> tuple[Any, ...] | None:
+    """What two tied tensors, with elements, have in common."""
+    if isinstance(leaf, np.ndarray):
+        return None
+    # Without memory there is no address, but tied tensors still share the storage that would have one.
+    address = (leaf.untyped_storage()._cdata, leaf.storage_offset()) if leaf.is_meta else leaf.data_ptr()
+    return address, leaf.device, leaf.dtype, leaf.shape, leaf.stride(), leaf.is_conj(), leaf.is_neg()

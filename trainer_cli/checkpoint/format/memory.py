@@ -1,0 +1,92 @@
+"""Memory for a copy of a state: page-aligned, got once, kept by this process alone, and pinned where a GPU copies."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+_PAGE = mmap.PAGESIZE
+_BRIEF = 32 * 1024
+_move_briefly = ctypes.PyDLL(None).memmove
+_move_briefly.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_move_briefly.restype = ctypes.c_void_p
+_move = ctypes.CDLL(None).memmove
+_move.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_move.restype = ctypes.c_void_p
+
+
+class Memory:
+    """So many bytes, aligned to pages. `close` gives them back once nothing uses them."""
+
+    def __init__(self, size_bytes: int, *, pinned: bool = False) -> None:
+        self.size_bytes = max(-(-size_bytes // _PAGE), 1) * _PAGE
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+        self._map = mmap.mmap(-1, self.size_bytes, **private)
+        # Forked data workers must not share it: each page written later would be copied for them.
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            with suppress(OSError, AttributeError):
+                self._map.madvise(getattr(mmap, advice))
+        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.address = self.tensor.data_ptr()
+        self._pinned = pinned and _pin(self.address, self.size_bytes)
+
+    def view(self, size_bytes: int) -> memoryview:
+        """The first bytes of it."""
+        return memoryview(self._map)[:size_bytes]
+
+    def put(self, content: bytes, offset: int = 0) -> None:
+        """Copy a few bytes in."""
+        self._map[offset : offset + len(content)] = content
+
+    def copy(self, source: int, size_bytes: int, offset: int) -> None:
+        """Copy what lies at an address in; more than a little without the interpreter's lock."""
+        (_move_briefly if size_bytes <= _BRIEF else _move)(self.address + offset, source, size_bytes)
+
+    def close(self) -> None:
+        """Let go. The memory itself goes with the last view of it."""
+        if self._pinned:
+            self._pinned = False
+            torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]
+
+
+def _pin(address: int, size_bytes: int) -> bool:
+    """Have the driver copy straight into it. Without that, copies are slower and wait."""
+    return bool(torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0) == 0)  # type: ignore[no-untyped-call]
+
+
+def available_bytes() -> int | None:
+    """The memory that can still be had without swapping, in this container too; None where nobody knows."""
+    found = [value for value in (_of_the_machine(), _of_the_container(Path("/sys/fs/cgroup"))) if value is not None]
+    return min(found, default=None)
+
+
+def _of_the_machine() -> int | None:
+    try:
+        return _table(Path("/proc/meminfo").read_text(encoding="ascii"))["MemAvailable:"] * 1024
+    except (OSError, KeyError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
+    except (OSError, ValueError):
+        return None
+
+
+def _of_the_container(group: Path) -> int | None:
+    """Its limit less what it uses, where what only caches files does not count."""
+    try:
+        limit = int((group / "memory.max").read_text(encoding="ascii"))
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        cached = _table((group / "memory.stat").read_text(encoding="ascii"))["inactive_file"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return max(limit - used + cached, 0)
+
+
+def _table(text: str) -> dict[str, int]:
+    rows = (line.split() for line in text.splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1}

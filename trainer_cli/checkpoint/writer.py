@@ -1,0 +1,162 @@
+"""How a checkpoint is committed, whoever gives its bytes: files at rest, then the manifest, then its name."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trainer_cli.checkpoint.catalog import examine
+from trainer_cli.checkpoint.format.verified import verify
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.checkpoint.naming import MANIFEST_FILE, parse_step
+from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.errors import SaveError
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.format.port import FormatRecord
+    from trainer_cli.checkpoint.storage.port import Storage, WritableFolder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the caller says of a checkpoint, for its manifest."""
+
+    run_id: str = ""
+    attempt: int = 0
+    step: int = 0
+    epoch: int = 0
+    kind: Kind = Kind.permanent
+    reason: str = "saved by hand"
+    finished: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    finite: bool = True
+    config_digest: str | None = None
+    target_packages: tuple[str, ...] = ()
+    world_size: int = 1
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions beyond those of python, torch and numpy."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Small files to put beside the state, such as config.yaml."""
+    progress: Mapping[str, int | float] = field(default_factory=dict)
+
+
+def facts_of(name: str) -> Facts:
+    """What a checkpoint's name alone says of it."""
+    return Facts(step=parse_step(name) or 0)
+
+
+class Writer:
+    """Commits checkpoints of one format; in any thread, one at a time."""
+
+    def __init__(self, format: str, digest: DigestAlgorithm) -> None:
+        self.format, self.digest = format, digest
+
+    def write(
+        self,
+        storage: Storage,
+        name: str,
+        facts: Facts,
+        put: Callable[[WritableFolder], FormatRecord],
+        *,
+        needs: Callable[[], int],
+        last_facts: Callable[[Facts], Facts] = lambda facts: facts,
+    ) -> None:
+        """Commit what `put` writes. What is there already, whole, is never written again.
+
+        `last_facts` is asked when every byte is at rest, before the manifest is made; `needs` says how many bytes it
+        would have been, where there is no room.
+
+        Raises:
+            SaveError: nothing was committed; older checkpoints are intact.
+        """
+        where = storage.location(name)
+        try:
+            if self._is_saved(storage, name, facts):
+                logger.info("%s is there already, and is not written again", where)
+                return
+            self._write(storage, name, facts, put, last_facts)
+        except OSError as error:
+            raise _save_error(storage, where, needs(), error) from error
+        logger.debug("saved %s (%s)", where, facts.reason)
+
+    def _is_saved(self, storage: Storage, name: str, facts: Facts) -> bool:
+        """True where this very checkpoint is there, whole; a damaged one is moved out of the way."""
+        if storage.peek(name, MANIFEST_FILE) is None:
+            return False
+        manifest, problem = examine(storage, name)
+        if manifest is not None and problem is None:
+            try:
+                with storage.reading(name) as folder:
+                    verify(folder, manifest)
+            except DamagedCheckpoint as error:
+                problem = str(error)
+        if manifest is None or problem is not None:
+            storage.set_aside(name, problem or "it has no manifest")
+            return False
+        if (manifest.run_id, manifest.step) == (facts.run_id, facts.step):
+            return True
+        raise SaveError(
+            "another checkpoint is in the way: it is valid, so it is not replaced. "
+            f"It is step {manifest.step} of run {manifest.run_id or 'unknown'}",
+            where=storage.location(name),
+            cure="Use another run directory, or move that checkpoint away.",
+        )
+
+    def _write(
+        self,
+        storage: Storage,
+        name: str,
+        facts: Facts,
+        put: Callable[[WritableFolder], FormatRecord],
+        last_facts: Callable[[Facts], Facts],
+    ) -> None:
+        with storage.writing(name, digest=self.digest) as folder:
+            record = put(folder)
+            for file, content in facts.files.items():
+                with folder.create(file) as sink:
+                    sink.write(content)
+            facts = last_facts(facts)
+            manifest = Manifest(
+                run_id=facts.run_id,
+                attempt=facts.attempt,
+                step=facts.step,
+                epoch=facts.epoch,
+                kind=facts.kind,
+                reason=facts.reason,
+                finished=facts.finished,
+                metrics=facts.metrics,
+                finite=facts.finite,
+                world_size=facts.world_size,
+                config_digest=facts.config_digest,
+                target_packages=facts.target_packages,
+                versions={**_versions(), **facts.versions},
+                format=self.format,
+                files=dict(folder.files),
+                aliases=record.aliases,
+                progress=facts.progress,
+            )
+            with folder.create(MANIFEST_FILE) as sink:
+                sink.write(manifest.to_bytes())
+
+
+def _save_error(storage: Storage, where: str, size_bytes: int, error: OSError) -> SaveError:
+    free = storage.free_bytes()
+    room = "" if free is None else f", {free:,} bytes are free"
+    return SaveError(
+        f"the checkpoint could not be saved: {error.strerror or error}; it needs {size_bytes:,} bytes{room}",
+        where=where,
+        cure="Older checkpoints are intact.",
+    )
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
