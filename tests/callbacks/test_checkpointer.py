@@ -284,10 +284,10 @@ def test_one_that_cannot_be_read_does_not_cost_the_one_that_stands_in_for_it(
     bad = (tmp_path / "step6" / "rank0.safetensors").stat().st_ino
     read = Disk.read
 
-    def reading(disk: Disk, fd: int, into: memoryview) -> int:
+    def reading(disk: Disk, fd: int, *how: Any) -> int:
         if os.fstat(fd).st_ino == bad:
             raise OSError(errno.EIO, "Input/output error")
-        return read(disk, fd, into)
+        return read(disk, fd, *how)
 
     monkeypatch.setattr(Disk, "read", reading)
     again = attempt(tmp_path, stop=5, **rules)

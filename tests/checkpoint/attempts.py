@@ -99,7 +99,7 @@ class Attempts:
     def __init__(self, root: Path, *, knows_epochs: bool = True, behind: bool = False) -> None:
         self.root = root / "checkpoints"
         self.oracle = Oracle(EPOCH_STEPS if knows_epochs else None)
-        self.loop = SimpleNamespace(cadence=self._cadence)
+        self.loop = SimpleNamespace(saving_cadence=lambda key, interval: self._cadence(interval))
         self.number = 0
         self.alive = False
         self.story: list[str] = []
