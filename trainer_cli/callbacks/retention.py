@@ -1,0 +1,87 @@
+"""Which of a run's checkpoints stay: the policy is asked of what is on the disk, and what may go is removed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.policy import RetentionRules, Saved, why_keep, why_remove
+from trainer_cli.checkpoint.soundness import is_sound
+from trainer_cli.checkpoint.storage.port import Storage
+from trainer_cli.config.schema import Newer, Removal
+from trainer_cli.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class Retention:
+    """Keeps one run's folder of checkpoints as its rules say."""
+
+    def __init__(self, folder: Path, storage: Storage, run_id: str) -> None:
+        self.folder, self.storage, self.run_id = folder, storage, run_id
+        self.catalog = Catalog(storage)
+        self.rules = RetentionRules()
+
+    def own(self) -> list[Entry]:
+        """This run's valid checkpoints, oldest first."""
+        return self.catalog.valid(self.run_id)
+
+    def facts(self, newest: int | None) -> list[Saved]:
+        """What is there, for the policy, up to the step that was last saved or gone on from. A newer one was passed
+        over, since it cannot be read: it has no say in whether others go."""
+        own = [entry for entry in self.own() if newest is None or entry.step <= newest]
+        return [saved for entry in own if (saved := entry.saved()) is not None]
+
+    def kept(self, newest: int | None) -> dict[str, str]:
+        """Each checkpoint of this run on the disk now, and why it is kept."""
+        return why_keep(self.facts(newest), self.rules)
+
+    def retire(self, newest: int | None) -> None:
+        """Remove what may go. What cannot be removed now is told, and tried again the next time."""
+        try:
+            removable = why_remove(self.facts(newest), self.rules)
+        except OSError as error:
+            log.warning("could not see which checkpoints may go: %s; it will be tried again", error)
+            return
+        for name, reason in removable.items():
+            try:
+                removed = self.storage.remove(name)
+            except OSError as error:
+                log.warning("could not remove checkpoint %s: %s; it will be tried again", name, error)
+                continue
+            if removed:
+                log.debug("removed %s (%s)", name, reason)
+
+    def leave_branch(self, step: int, newer: Newer) -> None:
+        """Training goes back to a step: refuse where there are newer ones, or remove them (set them aside), so that
+        they can never win later.
+
+        One that cannot be read was passed over, not left: it stays.
+
+        Raises:
+            UserError: there are newer ones, and they may not go, or cannot.
+        """
+        left = [entry for entry in self.own() if entry.step > step and is_sound(self.storage, entry)]
+        if not left:
+            return
+        names = ", ".join(entry.name for entry in left)
+        if newer is not Newer.trash:
+            raise UserError(
+                f"this goes back to step {step}, but {self.folder} holds newer checkpoints: {names}",
+                where="checkpoint.newer",
+                cure="To remove them, add checkpoint.newer=trash.",
+            )
+        if pinned := [entry.name for entry in left if entry.pinned]:
+            raise UserError(
+                f"this goes back to step {step}, but newer checkpoints are pinned: {', '.join(pinned)}",
+                where="checkpoint.newer",
+                cure="Unpin them, or copy them to another place.",
+            )
+        for entry in reversed(left):
+            if self.rules.remove is Removal.never:
+                # Nothing is ever deleted then; under its hidden name it wins no more.
+                self.storage.set_aside(entry.name, f"the training went back to step {step}")
+            elif not self.storage.remove(entry.name):
+                raise UserError(f"{entry.name} is being read, so it cannot be removed now", cure="Try again later.")
+        log.warning("went back to step %d: removed %s", step, names)
