@@ -622,7 +622,7 @@ class AsksInItsMoment(Callback):
 
 @pytest.mark.parametrize("disk", [Disk, lambda: FullFor(2)])
 def test_what_was_asked_for_is_made_up_for_at_the_very_next_step(tmp_path: Path, disk: Any) -> None:
-    callback = CheckpointerCallback(tmp_path, save_interval=None, on_save_error="warn")
+    callback = CheckpointerCallback(tmp_path, save_interval=None, on_save_error="warn", save_async=False)
     callback.storage.disk = disk()
     trainer(callbacks=[AsksInItsMoment()], settings={"max_duration": 8, "log_interval": 2}, checkpoint=callback).fit(
         loader(10, 4)
