@@ -285,17 +285,20 @@ def test_no_file_comes_after_the_marker(tmp_path: Path) -> None:
     assert "config.yaml" in there
 
 
-def test_callbacks_hear_of_a_save_on_the_main_thread_and_at_its_step(tmp_path: Path) -> None:
-    """Elsewhere: a writer's thread tells them, when the training is some steps further."""
+@pytest.mark.parametrize("behind", [False, True])
+def test_callbacks_hear_of_a_save_on_the_main_thread_once_it_is_committed(tmp_path: Path, behind: bool) -> None:
+    """Elsewhere: a writer's thread tells them, whether or not the files are there."""
     heard: list[tuple[str, int, bool]] = []
 
     class Hears(Callback):
         def on_after_save_checkpoint(self, trainer: Any, path: Path) -> None:
             main = threading.current_thread() is threading.main_thread()
+            assert (path / "manifest.json").exists()
             heard.append((path.name, trainer.progress.step, main))
 
-    run(tmp_path, 4, save_interval=2, callbacks={"hears": Hears()})
-    assert heard == [(f"step{step}", step, True) for step in (0, 2, 4)]
+    run(tmp_path, 4, save_interval=2, save_async=behind, callbacks={"hears": Hears()})
+    assert [(name, main) for name, _, main in heard] == [(f"step{step}", True) for step in (0, 2, 4)]
+    assert behind or [step for _, step, _ in heard] == [0, 2, 4]
 
 
 def test_a_step_that_saves_is_logged_once(tmp_path: Path) -> None:

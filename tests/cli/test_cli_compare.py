@@ -70,7 +70,7 @@ BAD = {
     "runs/nothing@latest": "runs/nothing@latest: there is no runs/nothing (--diff). The current folder is empty.",
     "seed='1": 'cannot read "seed=\'1": No closing quotation (--diff)',
     "sed=1": "there is no key 'sed' (command line). Did you mean 'seed'?",
-    ".": "ckpt=. matches no valid checkpoint",
+    ".": ". is neither a run directory nor a checkpoint (--diff). Name a run directory",
 }
 
 

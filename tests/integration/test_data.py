@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -217,7 +218,8 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
     assert code == -9, said
     code, said = ran(forks, project, tmp_path, kind)
     assert code == 0, said
-    assert "resuming at step 25" in said
+    # The save of step 25 may have been in flight.
+    assert re.search(r"resuming at step (20|25) ", said)
     assert_same_run(tmp_path / "run", straight(kind))
 
 

@@ -357,7 +357,7 @@ def test_a_stop_asked_for_while_saving_repeats_nothing(tmp_path: Path, finished:
         callbacks=[callback],
         loggers=[logger],
         settings={"log_interval": 2, "eval_interval": 2},
-        checkpoint=CheckpointerCallback(tmp_path, save_interval=2),
+        checkpoint=CheckpointerCallback(tmp_path, save_interval=2, save_async=False),
     ).fit(loader(), loader(3))
     assert (result.step, result.finished) == (2, finished)
     assert [record.step for record in logger.records] == [2]

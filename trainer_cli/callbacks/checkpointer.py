@@ -232,6 +232,11 @@ class CheckpointerCallback(Callback):
         self._write(trainer, storage.root / name, decision, None, exact=False)
         log.warning("the state after the failure is kept in %s; no resume takes it", storage.root / name)
 
+    def settle(self) -> None:
+        """Wait until the save in flight is written; the training takes it up at the end of the step."""
+        if self._flights is not None:
+            self._flights.checkpointer.settle()
+
     def finalize(self) -> None:
         if self._flights is not None:
             self._flights.close()

@@ -190,4 +190,7 @@ class Recorder(Callback):
     def _send(self, trainer: Trainer, number: signal.Signals) -> None:
         progress = trainer.progress
         self._trace.stopped(step=progress.step, epoch=progress.epoch, batch=progress.batch, micro=self._batch)
+        if number is signal.SIGKILL and isinstance(trainer.checkpoint, CheckpointerCallback):
+            # What the next process goes on from must not depend on how fast the disk is.
+            trainer.checkpoint.settle()
         os.kill(os.getpid(), number)
