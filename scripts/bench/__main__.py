@@ -77,7 +77,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds, no peers: under two minutes")
+    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds, no peers")
     parser.add_argument("--only", nargs="+", choices=TABLES, metavar="TABLE", help=", ".join(TABLES))
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each table, instead of its own number")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), metavar="FOLDER", help="(bench-results)")
