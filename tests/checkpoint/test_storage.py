@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.checkpoint.manifest import new_digest
+from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.port import Storage
 from trainer_cli.config.schema import DigestAlgorithm
@@ -26,6 +28,17 @@ def put(storage: Storage, name: str, **files: bytes) -> None:
 
 def hidden(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if path.name.startswith("."))
+
+
+class Keeps(Disk):
+    """Gives no folder up, as long as it does not have to."""
+
+    keeps = True
+
+    def rmdir(self, path: Path) -> None:
+        if self.keeps:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        super().rmdir(path)
 
 
 class StorageContract:
@@ -347,6 +360,19 @@ class TestLocalStorage(StorageContract):
         assert storage.remove("step2")
         for work in waiting:
             work()
+        assert hidden(tmp_path) == []
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_what_could_not_be_deleted_goes_with_the_next_removal_once_it_can(self, tmp_path, count):
+        disk = Keeps()
+        storage = LocalStorage(tmp_path, disk=disk, run_id="r", attempt=1)
+        for step in range(count + 1):
+            put(storage, f"step{step}")
+        for step in range(count):
+            assert storage.remove(f"step{step}")
+        assert len(hidden(tmp_path)) == count
+        disk.keeps = False
+        assert storage.remove(f"step{count}")
         assert hidden(tmp_path) == []
 
     def test_a_pinned_checkpoint_is_known_by_an_empty_file(self, storage):

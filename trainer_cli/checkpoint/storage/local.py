@@ -172,7 +172,7 @@ class LocalStorage:
             trash = self._to_trash(name)
         finally:
             self.disk.close(fd)
-        for path in self._undeleted:
+        for path in tuple(self._undeleted):
             self._later(partial(self._discard_in_time, path))
         self._later(partial(self._discard_in_time if self._spare is None else self._spare.keep, trash))
         return True
