@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,16 +157,35 @@ def test_weights_written_before_the_gate_spoil_the_save_and_from_then_on_all_is_
     assert SyncCheckpointer().load(tmp_path / "step2")["model"]["0.bias"].max() == 0.5
 
 
-def test_a_training_that_always_writes_its_weights_elsewhere_loses_no_save(tmp_path: Path) -> None:
+def _in_place(weight: torch.Tensor) -> None:
+    with torch.no_grad():
+        weight.mul_(0.5)
+
+
+def _through_data(weight: torch.Tensor) -> None:
+    weight.data.mul_(0.5)
+
+
+def _by_numpy(weight: torch.Tensor) -> None:
+    weight.detach().numpy()[:] *= 0.5
+
+
+@pytest.mark.parametrize("write", [_in_place, _through_data, _by_numpy])
+def test_a_training_that_always_writes_its_weights_elsewhere_loses_no_save_however_it_writes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, write: Callable[[torch.Tensor], None]
+) -> None:
     net, behind = Net(), make_async_checkpointer()
     for step in range(3):
         saving = behind.save(net.state, tmp_path / f"step{step}", late=net.late)
-        with torch.no_grad():
-            net.model[0].weight.clamp_(-0.1, 0.1)
+        assert saving.staged.done(), "copied before training goes on"
+        weights = net.model[0].weight.detach().clone()
+        write(net.model[0].weight)
         behind.gate()
         net.step()
         saving.written.result(60)
-    assert sorted(os.listdir(tmp_path)) == ["step0", "step1", "step2"]
+        saved = SyncCheckpointer().load(tmp_path / f"step{step}")["model"]["0.weight"]
+        assert torch.equal(saved, weights), "of the moment of the save"
+    assert caplog.text.count("model/0.weight changed outside the optimizer's step, so from now on") == 1
     behind.close()
 
 

@@ -3,7 +3,8 @@
 Tensors that only the optimizer's step changes are copied behind the training; before that step comes the gate, which
 waits for the copy and compares their version counters. Whatever writes them elsewhere comes to the gate first, or
 spoils the save: then nothing is copied beside the training any more. The first copy is made whole at the boundary, and
-only watched: a training that always writes its weights elsewhere loses no save by it.
+only watched, byte for byte: a training that always writes its weights elsewhere loses no save by it, not even where no
+version counter tells of the writing.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Stager:
             return False
         current.staged.exception()
         self._current = None
-        if asked and not current.overlapped:
+        if not current.overlapped and (asked or not self._overlaps):
             return False
         moved = current.judge()
         if not moved:

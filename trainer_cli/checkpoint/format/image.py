@@ -3,6 +3,7 @@
     take        at the boundary: small states as text, every tensor but the late ones copied
     copy_late   behind the training: the tensors that do not change before the next optimizer step
     moved       before that step: which of the late ones were changed all the same, so that the copy is worth nothing
+                (by their version counters; where all was copied at the boundary, by every byte)
     write       the files, byte for byte those that are written straight from a state
 
 Memory is got once and filled again for each save. While a state's names, types and shapes stay the same, so does
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 """Elements looked at in one go: as many as fit the processor's caches."""
+_PIECE_BYTES = 1 << 26
+"""So much of a GPU's memory is taken to compare a tensor with its copy."""
 
 
 class TensorsImage:
@@ -46,7 +49,8 @@ class TensorsImage:
         self._aliases: dict[str, str] = {}
         self._tensors: dict[str, Leaf] = {}
         self._late: list[tuple[torch.Tensor, int, int]] = []
-        self._watched: list[tuple[str, torch.Tensor, int]] = []
+        self._watched: list[tuple[TensorEntry, torch.Tensor, int, int]] = []
+        self._overlapped = True
         self._trained: list[tuple[TensorEntry, int]] = []
         self._at: dict[str, int] = {}
         self._known: codec.Known = {}
@@ -100,12 +104,13 @@ class TensorsImage:
                 if address in trained:
                     finite.append(slot)
                 if address in late and not leaf.is_inference():
-                    watched.append((entry.name, leaf, leaf._version))
+                    watched.append((entry, leaf, leaf._version, offset))
                     if overlapped:
                         later.append((leaf, offset, entry.size_bytes))
                         continue
             self._copy(leaf, offset, entry.size_bytes)
         self._late, self._watched, self._trained = later, watched, finite
+        self._overlapped = overlapped
         self._devices.boundary()
         self._tensors = {}
 
@@ -117,10 +122,17 @@ class TensorsImage:
         self._late = []
 
     def moved(self) -> list[str]:
-        """The names of late tensors that were changed since `take`. Devices wait here until theirs are copied."""
+        """The names of late tensors that were changed since `take`. Devices wait here until theirs are copied.
+
+        What is written through `.data`, by numpy or by a fused kernel moves no version counter. A copy that was whole
+        at the boundary tells of that too.
+        """
         self._devices.hold()
-        found = [name for name, leaf, version in self._watched if leaf._version != version]
-        self._watched = []
+        watched, self._watched = self._watched, []
+        found = [entry.name for entry, leaf, version, _ in watched if leaf._version != version]
+        if not found and not self._overlapped:
+            self._devices.finish()
+            found = [entry.name for entry, leaf, _, offset in watched if self._differs(leaf, offset, entry.size_bytes)]
         return found
 
     def finish(self) -> None:
@@ -172,17 +184,24 @@ class TensorsImage:
         assert self._memory is not None
         if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
             self._devices.copy(leaf, self._memory.tensor[offset : offset + size_bytes])
-        elif (
-            isinstance(leaf, torch.Tensor)
-            and leaf.device.type == "cpu"
-            and leaf.is_contiguous()
-            and not leaf.is_conj()
-            and not leaf.is_neg()
-        ):
+        elif isinstance(leaf, torch.Tensor) and _lies_plainly(leaf):
             self._memory.copy(leaf.data_ptr(), size_bytes, offset)
         else:
             array = bytes_of(leaf)
             self._memory.copy(array.ctypes.data, size_bytes, offset)
+
+    def _differs(self, leaf: torch.Tensor, offset: int, size_bytes: int) -> bool:
+        """Whether a tensor has other bytes than its copy."""
+        assert self._memory is not None
+        if leaf.device.type == "cuda":
+            raw = _raw(leaf)
+            kept = self._memory.tensor[offset : offset + size_bytes]
+            pieces = range(0, size_bytes, _PIECE_BYTES)
+            return any(not _equal(raw[at : at + _PIECE_BYTES], kept[at : at + _PIECE_BYTES]) for at in pieces)
+        if _lies_plainly(leaf):
+            return self._memory.differs(leaf.data_ptr(), size_bytes, offset)
+        array = bytes_of(leaf)
+        return self._memory.differs(array.ctypes.data, size_bytes, offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +252,7 @@ class _Devices:
         """Have a tensor copied; nobody waits for it here."""
         stream = self._streams[leaf.device]
         with torch.cuda.stream(stream):
-            raw = leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            raw = _raw(leaf)
             into.copy_(raw, non_blocking=True)
             # Its memory must not be given to another tensor before the copy is made.
             raw.record_stream(stream)
@@ -256,6 +275,20 @@ class _Devices:
         """The host waits for every copy."""
         for _, event in self._events:
             event.synchronize()
+
+
+def _lies_plainly(leaf: torch.Tensor) -> bool:
+    """True where its bytes in this memory are those of a file."""
+    return leaf.device.type == "cpu" and leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
+
+
+def _raw(leaf: torch.Tensor) -> torch.Tensor:
+    """Its bytes, on its device."""
+    return leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _equal(here: torch.Tensor, kept: torch.Tensor) -> bool:
+    return torch.equal(here, kept.to(here.device))
 
 
 def _is_finite(values: torch.Tensor) -> bool:

@@ -18,6 +18,9 @@ _move_briefly.restype = ctypes.c_void_p
 _move = ctypes.CDLL(None).memmove
 _move.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _move.restype = ctypes.c_void_p
+_compare = ctypes.CDLL(None).memcmp
+_compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_compare.restype = ctypes.c_int
 
 
 class Memory:
@@ -46,6 +49,10 @@ class Memory:
     def copy(self, source: int, size_bytes: int, offset: int) -> None:
         """Copy what lies at an address in; more than a little without the interpreter's lock."""
         (_move_briefly if size_bytes <= _BRIEF else _move)(self.address + offset, source, size_bytes)
+
+    def differs(self, source: int, size_bytes: int, offset: int) -> bool:
+        """Whether what lies at an address has other bytes than these."""
+        return _compare(self.address + offset, source, size_bytes) != 0
 
     def close(self) -> None:
         """Let go. The memory itself goes with the last view of it."""

@@ -41,7 +41,8 @@ class Image(Protocol):
         ...
 
     def moved(self) -> list[str]:
-        """Which of these were changed since `take`; asked once, by the thread that changes them."""
+        """Which of these were changed since `take`; asked once, by the thread that changes them. Unless `overlapped`,
+        of every way to change them."""
         ...
 
     def finish(self) -> None:
