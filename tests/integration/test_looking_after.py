@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
+import pytest
 from command import SMALL, hold, make_project, names, running
 from compare import assert_same_state, metrics
 from forks import Forks
@@ -92,6 +94,19 @@ def test_another_folder_is_gone_on_from_where_the_checkpoints_were(forks: Forks,
     assert not (tmp_path / "run/checkpoints").exists()
     finished = forks.fit(tmp_path, *RUN, "checkpoint.folder=there")
     assert "is finished at step 40" in finished.out
+
+
+@pytest.mark.parametrize("where", [(), ("checkpoint.folder=here",), ("checkpoint.name='at-{step}'",)])
+def test_the_command_that_a_run_ends_with_evaluates_its_checkpoints(
+    forks: Forks, tmp_path: Path, where: tuple[str, ...]
+) -> None:
+    for _ in range(2):
+        told = forks.fit(tmp_path, *RUN, *where).out
+        command = next(line for line in told.splitlines() if line.startswith("  train validate"))
+        evaluated = forks.run(tmp_path, *shlex.split(command)[1:], "trust=[interrupts]")
+        assert evaluated.code == 0, evaluated.err
+    nothing = forks.fit(tmp_path, *RUN, "run_dir=other", "checkpoint.enabled=false").out
+    assert "train validate" not in nothing
 
 
 def test_files_in_the_run_directory_ask_for_a_save_an_evaluation_and_a_stop(tmp_path: Path) -> None:

@@ -207,10 +207,11 @@ def _straight(path: Path) -> Path:
 
 def _checkpoint_folder(path: Path) -> Path:
     """A path as it was named, unless it is plainly something else than a checkpoint."""
-    if (path / "checkpoints").is_dir():
+    if (folder := path / "checkpoints").is_dir():
+        usual = any(parse_step(name) is not None for name in catalog_of(folder).names())
         raise UserError(
             f"ckpt={path} is a run directory",
-            cure=f"Name its checkpoints: ckpt='{path}/checkpoints/step*', or ckpt={path}@latest.",
+            cure=f"Name its checkpoints: ckpt='{folder}/{'step' if usual else ''}*', or ckpt={path}@latest.",
         )
     if not path.is_dir():
         raise UserError(f"ckpt={path} is a file, but a checkpoint is a directory")
