@@ -509,13 +509,33 @@ def test_a_run_whose_checkpoints_lie_elsewhere_is_looked_after_by_its_name(ckpt:
     for step in (10, 20):
         shutil.rmtree(root / f"store/away/step{step}")
         save(root, f"store/away/step{step}", {"model": {}}, step=step, run_id="away", attempt=1)
-    assert [one["run"] for one in ckpt("ls", "runs/away", "--json").json] == ["runs/away"] * 3
+    assert [one["run"] for one in ckpt("ls", "runs/away", "--json").json] == ["runs/away"] * 2
     assert ckpt("ls", "runs/away@step20", "--json").json[0]["path"] == "store/away/step20"
     assert ckpt("prune", "runs/away", "--yes").code == 0
     assert there("store/away") == ["step20", "step30"]
     said = ckpt("prune", "store/away", "--yes")
     assert said.code == 3
     assert "Name the run" in said.err
+
+
+def test_a_run_that_shares_its_folder_names_its_own_checkpoints_alone(ckpt: Ckpt, root: Path) -> None:
+    for name, steps in (("first", (10, 20)), ("second", (5, 20, 40))):
+        begin(root, name, config(name, folder="store"))
+        for step in steps:
+            facts = {"metrics": {"val/loss": 1.0 / step}, "run_id": name, "attempt": 1, "step": step}
+            save(root, f"store/{name}-{step}", {"model": {}}, **facts)
+    for what, path in (
+        ("runs/first@latest", "store/first-20"),
+        ("runs/first@best", "store/first-20"),
+        ("runs/second@latest", "store/second-40"),
+        ("runs/second@step20", "store/second-20"),
+    ):
+        assert [one["path"] for one in ckpt("ls", what, "--json").json] == [path]
+    assert ckpt("ls", "runs/first@step40").code == 3
+    assert [one["best"] for one in ckpt("ls", "runs/first", "--json").json] == [False, True]
+    assert ckpt("rm", "runs/first", "--yes", "--force").code == 0
+    assert there("store") == ["second-20", "second-40", "second-5"]
+    assert [one["path"] for one in ckpt("ls", "store", "--json").json] == [f"store/second-{step}" for step in (5, 20, 40)]
 
 
 def test_what_the_disk_refuses_is_told_without_a_traceback(ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch) -> None:

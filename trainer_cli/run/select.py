@@ -19,7 +19,8 @@ from trainer_cli.checkpoint.soundness import catalog_of
 from trainer_cli.config.globs import alternatives
 from trainer_cli.config.schema import Mode
 from trainer_cli.config.suggest import did_you_mean
-from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
+from trainer_cli.run.rundir import RunDir
 
 _AT = re.compile(r"(?P<run>.+)@(?P<which>latest|best|step\d+)")
 _CONFIG_BYTES = 1_000_000
@@ -123,10 +124,27 @@ def _named(pattern: str) -> dict[Path, Path | None]:
         elif path.is_dir():
             folder = checkpoints_of(path)
             run = path if is_run(path) else run_holding(folder)
-            found |= {folder / name: run for name in catalog_of(folder).names()}
+            found |= {folder / name: run for name in _names(folder, run)}
     if (match := _at(pattern)) is not None:
         return dict.fromkeys(found, Path(match["run"]))
     return found
+
+
+def _names(folder: Path, run: Path | None) -> list[str]:
+    """What a run, or a folder of checkpoints, names: all that is there. Of a folder elsewhere, which others may save
+    in too, a run names its own alone."""
+    catalog = catalog_of(folder)
+    if run is None or run_holding(folder) is not None or (run_id := id_of(run)) is None:
+        return catalog.names()
+    return [entry.name for entry in catalog.entries() if entry.manifest and entry.manifest.run_id == run_id]
+
+
+def id_of(run: Path | None) -> str | None:
+    """What the checkpoints of a run carry; None where nobody says."""
+    try:
+        return None if run is None else RunDir(run).run_id
+    except RunDirectoryError:
+        return None
 
 
 def is_run(path: Path) -> bool:
@@ -222,20 +240,24 @@ def _of_run(run: Path, which: str) -> Path:
     folder = checkpoints_of(run)
     if not folder.is_dir():
         raise CheckpointError(f"{run}@{which}: there is no {folder}", cure=_nearby(str(run)))
-    catalog = catalog_of(folder)
+    catalog, run_id = catalog_of(folder), id_of(run)
     if which == "latest":
-        chosen = catalog.newest_valid()
+        chosen = catalog.newest_valid(run_id)
     elif which == "best":
-        valid = catalog.valid()
+        valid = catalog.valid(run_id)
         chosen = best_of(valid, run)
         if chosen is None and valid:
             raise CheckpointError(f"{run}@best: no checkpoint was saved at an evaluation, so none has a loss of one")
     else:
         # A damaged one is named too: whoever loads it says what is wrong with it.
-        named = [entry for entry in catalog.entries() if f"step{entry.step}" == which]
+        named = [
+            entry
+            for entry in catalog.entries()
+            if f"step{entry.step}" == which and (entry.manifest is None or run_id in (None, entry.manifest.run_id))
+        ]
         chosen = next((entry for entry in named if entry.valid), named[0] if named else None)
     if chosen is None:
-        have = [entry.name for entry in catalog.valid()]
+        have = [entry.name for entry in catalog.valid(run_id)]
         listed = ", ".join([*have[:4], "…", *have[-4:]] if len(have) > 9 else have) or "no valid checkpoint"
         raise CheckpointError(f"{run}@{which}: there is none", cure=f"{folder} holds {listed}.")
     return folder / chosen.name

@@ -14,7 +14,7 @@ from trainer_cli.checkpoint.naming import MANIFEST_FILE, is_run_id
 from trainer_cli.checkpoint.soundness import catalog_of, why_unsound
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import CheckpointError
-from trainer_cli.run.select import all_of, best_of
+from trainer_cli.run.select import all_of, best_of, id_of
 
 _READERS = 4
 
@@ -86,7 +86,9 @@ def look(patterns: Sequence[str]) -> list[Item]:
         if missing := runs.keys() - {entry.name for entry in entries}:
             raise CheckpointError(f"{folder / min(missing)} is no checkpoint")
         run = next((run for run in runs.values() if run is not None), None)
-        best = best_of([entry for entry in entries if entry.valid], run)
+        run_id = id_of(run)
+        own = [one for one in entries if one.valid and one.manifest and run_id in (None, one.manifest.run_id)]
+        best = best_of(own, run)
         items += [
             Item(folder / entry.name, entry, runs[entry.name], best is not None and entry.name == best.name)
             for entry in entries
