@@ -14,6 +14,7 @@ import torch
 from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.errors import CheckpointError, ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
@@ -515,6 +516,19 @@ def test_what_there_is_after_an_exception_is_kept_apart_and_never_gone_on_from(t
     assert made.loaded_step == 4
     kept = json.loads((tmp_path / "exception" / "step5" / "manifest.json").read_text())
     assert kept["reason"] == "after ArithmeticError: out of luck"
+
+
+def test_of_those_kept_after_exceptions_only_the_runs_own_unpinned_one_goes(tmp_path: Path) -> None:
+    kept = tmp_path / "exception"
+    for name, run_id in (("step3", "ours"), ("step4", "theirs"), ("step7", "ours")):
+        SyncCheckpointer().save({"model": {}}, kept / name, facts=Facts(run_id=run_id, step=int(name[4:])))
+    (kept / "step3" / "pinned").touch()
+    (kept / ".tmp.step6.ours.1").mkdir()
+    (kept / ".tmp.step6.theirs.1").mkdir()
+    saver = CheckpointerCallback(tmp_path, save_interval=2, identity=RunIdentity(run_id="ours", attempt=2))
+    with pytest.raises(ArithmeticError):
+        trainer(callbacks=[Fails()], settings={"max_duration": 8}, checkpoint=saver).fit(loader(10, 4))
+    assert sorted(path.name for path in kept.iterdir()) == [".tmp.step6.theirs.1", "step3", "step4", "step5"]
 
 
 def test_going_back_asks_what_becomes_of_newer_ones(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -26,13 +25,13 @@ from trainer_cli.checkpoint.policy import (
 )
 from trainer_cli.checkpoint.process.background import Background
 from trainer_cli.checkpoint.process.port import Process
-from trainer_cli.checkpoint.rules import retention_rules, save_rules
+from trainer_cli.checkpoint.rules import retention_rules, save_rules, typed
 from trainer_cli.checkpoint.snapshot import is_finite
 from trainer_cli.checkpoint.soundness import catalog_of, newest_sound
 from trainer_cli.checkpoint.staging import WeightsMovedError
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.writer import Facts
-from trainer_cli.config.schema import CheckpointConfig, KeepBestConfig, Mode, Newer, OnSaveError, Removal
+from trainer_cli.config.schema import CheckpointConfig, OnSaveError
 from trainer_cli.errors import ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
 
@@ -85,7 +84,7 @@ class CheckpointerCallback(Callback):
         writer: Process | None = None,
         **settings: Any,
     ) -> None:
-        self.settings = CheckpointConfig(**{**settings, **_typed(settings)})
+        self.settings = CheckpointConfig(**typed(settings))
         self.folder = Path(folder if self.settings.folder is None else self.settings.folder)
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
         self.process = process or Background("checkpoint-removal")
@@ -226,8 +225,10 @@ class CheckpointerCallback(Callback):
             return
         storage = self._new_storage(self.folder / AFTER_EXCEPTION)
         name = self._name(trainer)
-        for earlier in storage.names():
-            storage.remove(earlier)
+        storage.sweep()
+        for earlier in Retention(storage.root, storage, self.identity.run_id).own():
+            if not earlier.pinned:
+                storage.remove(earlier.name)
         decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
         self._write(trainer, storage.root / name, decision, None, exact=False)
         log.warning("the state after the failure is kept in %s; no resume takes it", storage.root / name)
@@ -403,22 +404,3 @@ class CheckpointerCallback(Callback):
 def _asked_late(occasion: Occasion) -> Occasion:
     """The moment before a new attempt's first step is that of the step which it goes on from."""
     return Occasion.step if occasion is Occasion.pre_train else occasion
-
-
-def _typed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Choices that come from python, or from a config that was written out, as plain texts and mappings."""
-    kinds: dict[str, type[StrEnum]] = {"remove": Removal, "newer": Newer, "on_save_error": OnSaveError}
-    typed: dict[str, Any] = {
-        name: _choice(f"checkpoint.{name}", settings[name], kind) for name, kind in kinds.items() if name in settings
-    }
-    if isinstance(best := settings.get("keep_best"), Mapping):
-        mode = _choice("checkpoint.keep_best.mode", best.get("mode", Mode.min), Mode)
-        typed["keep_best"] = KeepBestConfig(**{**best, "mode": mode})
-    return typed
-
-
-def _choice(key: str, value: Any, kind: type[StrEnum]) -> StrEnum:
-    try:
-        return kind(value)
-    except ValueError:
-        raise ConfigError(f"{key} is {value!r}, but it is one of {', '.join(kind)}", where=key) from None

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from enum import StrEnum
 from typing import Any
 
 from trainer_cli.checkpoint.policy import BestRule, RetentionRules, SaveRules
-from trainer_cli.config.schema import CheckpointConfig
+from trainer_cli.config.schema import CheckpointConfig, KeepBestConfig, Mode, Newer, OnSaveError, Removal
+from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.timetable import Cadence
 
 ToCadence = Callable[[str, Any], Cadence | None]
 """The cadence of a setting, by its key and value; None for null. It knows how long an epoch is, or refuses."""
+
+
+def settings_of(checkpoint: CheckpointConfig, node: Mapping[str, Any] | None) -> CheckpointConfig:
+    """The settings of saving, those of a subclass's own node on top."""
+    known = {field.name for field in fields(CheckpointConfig)}
+    return replace(checkpoint, **typed({key: value for key, value in (node or {}).items() if key in known}))
+
+
+def typed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with their choices as what they stand for, where they come from python or from a written config as
+    plain texts and mappings.
+
+    Raises:
+        ConfigError: a choice that there is not.
+    """
+    kinds: dict[str, type[StrEnum]] = {"remove": Removal, "newer": Newer, "on_save_error": OnSaveError}
+    chosen = {name: _choice(name, settings[name], kind) for name, kind in kinds.items() if name in settings}
+    found: dict[str, Any] = {**settings, **chosen}
+    if isinstance(best := settings.get("keep_best"), Mapping):
+        mode = _choice("keep_best.mode", best.get("mode", Mode.min), Mode)
+        found["keep_best"] = KeepBestConfig(**{**best, "mode": mode})
+    return found
+
+
+def _choice(key: str, value: Any, kind: type[StrEnum]) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        where = f"checkpoint.{key}"
+        raise ConfigError(f"{where} is {value!r}, but it is one of {', '.join(kind)}", where=where) from None
 
 
 def save_rules(settings: CheckpointConfig, cadence: ToCadence) -> SaveRules:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from trainer_cli.checkpoint.format.layout import state_file
 from trainer_cli.checkpoint.format.verified import read_verified
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import Saved
-from trainer_cli.checkpoint.rules import retention_rules, save_rules
+from trainer_cli.checkpoint.rules import retention_rules, save_rules, settings_of
 from trainer_cli.checkpoint.soundness import catalog_of, is_sound
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.timeline import Setting, Timeline, foresee
@@ -124,7 +124,7 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
         for name, node in config.callbacks.items()
         if node is not None
     }
-    checkpoint = _checkpoint(composed)
+    checkpoint = settings_of(config.checkpoint, config.callbacks.get(SAVER))
     pace = pace_of(loop, data.train, whence.progress, step_time_s=step_time_s, step_tokens=step_tokens)
     evaluates = bool(data.val) or any(_overrides(kind, "run_validation") for kind in kinds.values())
     setting = setting_of(loop, checkpoint, start, whence, evaluates=evaluates)
@@ -226,14 +226,6 @@ def _owes(catalog: Catalog, entry: Entry) -> bool:
         found = json.loads(read_verified(folder, manifest, file))
     loop = found.get("state", {}).get("loop")
     return isinstance(loop, dict) and loop.get("owed_record") is not None
-
-
-def _checkpoint(composed: Composed) -> CheckpointConfig:
-    """The settings of saving, those of a subclass's own node on top."""
-    config = composed.config
-    node = config.callbacks.get(SAVER) or {}
-    known = {one.name for one in fields(CheckpointConfig)}
-    return replace(config.checkpoint, **{key: value for key, value in node.items() if key in known})
 
 
 def _overrides(kind: Any, hook: str) -> bool:

@@ -11,10 +11,10 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.policy import RetentionRules, why_keep, why_remove
-from trainer_cli.checkpoint.rules import retention_rules
+from trainer_cli.checkpoint.rules import retention_rules, settings_of
 from trainer_cli.checkpoint.soundness import catalog_of, is_sound
+from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import from_yaml
-from trainer_cli.config.schema import CheckpointConfig
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.run.rundir import RunDir
 from trainer_cli.run.shelf import Item, remove
@@ -87,7 +87,7 @@ def _usable(folder: Path, run_id: str) -> list[Entry]:
 
 def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
     config = from_yaml(run.config_file, trusted=True, missing_ok=True).config
-    settings: CheckpointConfig = config.checkpoint
+    settings = settings_of(config.checkpoint, config.callbacks.get(SAVER))
     epoch = config.loop.steps_per_epoch or steps_per_epoch(entries)
 
     def cadence(key: str, interval: Any) -> Cadence | None:
