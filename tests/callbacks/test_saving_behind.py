@@ -15,6 +15,7 @@ from tiny import Noisy, StopAt, everything, loader, same, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.callbacks.ema import EMA
+from trainer_cli.checkpoint.process.background import Background
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.errors import SaveError
 from trainer_cli.trainer.hooks import Callback
@@ -132,13 +133,38 @@ def test_a_training_that_fails_ends_the_save_in_flight_and_keeps_its_own_error(t
     assert [path.name for path in tmp_path.glob("step*")] == ([] if full else ["step3"])
 
 
+class Interrupted(Callback):
+    """Somebody presses Ctrl-C while a save is in flight."""
+
+    def __init__(self, disk: Blocks) -> None:
+        self.disk = disk
+
+    def on_after_backward(self, trainer: Any, model: Any, loss: Any) -> None:
+        if trainer.progress.step == 3:
+            assert self.disk.began.wait(60)
+            raise KeyboardInterrupt
+
+
+def test_an_end_that_is_wanted_at_once_waits_for_no_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trainer_cli.callbacks.flight._HURRIED_S", 0.1)
+    disk, writer = Blocks(), Background("writer")
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, Interrupted(disk), disk=disk, writer=writer, save_interval=3, pre_train_checkpoint=False)
+    assert "the save of step 3 has not come to an end" in caplog.text
+    assert [path.name for path in tmp_path.glob("step*")] == []
+    disk.go_on.set()
+    assert writer.settle(60)
+
+
 def test_training_goes_on_while_a_save_is_written_and_the_next_one_waits(tmp_path: Path) -> None:
     disk, notes = Blocks(), Notes()
 
     class Frees(Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if trainer.progress.step == 5 and not disk.go_on.is_set():
-                assert disk.began.is_set()
+                assert disk.began.wait(60)
                 assert not (tmp_path / "step3").exists()
                 disk.go_on.set()
 

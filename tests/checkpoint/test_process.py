@@ -30,3 +30,21 @@ def test_the_background_waits_no_longer_than_it_may_and_leaves_no_thread() -> No
     assert process.settle(30)
     assert not [thread for thread in threading.enumerate() if thread.name == "removal"]
     assert process.settle()
+
+
+def test_where_no_thread_can_be_had_work_is_done_here_and_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Background("test")
+    done: list[int] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for number in range(3):
+            process.submit(lambda number=number: done.append(number))
+        assert done == [0, 1, 2]
+        assert process.settle(30)
+    process.submit(lambda: done.append(3))
+    assert process.settle(30)
+    assert done == [0, 1, 2, 3]

@@ -215,6 +215,8 @@ class CheckpointerCallback(Callback):
 
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
         """Keep what there is, apart from the checkpoints: it is of no step's end, so no resume may take it."""
+        if self._flights is not None and isinstance(exception, KeyboardInterrupt):
+            self._flights.hurry()
         try:
             self._land(trainer, wait=True)
         except SaveError as error:

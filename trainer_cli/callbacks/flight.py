@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _DRAINING_S = 600.0
 """So long an end waits for a save in flight."""
+_HURRIED_S = 10.0
+"""So long an end that somebody wants at once does."""
 ORDINARY = (Occasion.pre_train, Occasion.step)
 """Moments after which the training goes on: the save may, too."""
 
@@ -49,6 +51,11 @@ class Flights:
         self.checkpointer = checkpointer
         self.current: Flight | None = None
         self._spoilt = False
+        self._patience_s = _DRAINING_S
+
+    def hurry(self) -> None:
+        """Somebody wants the end at once: do not wait long any more."""
+        self._patience_s = _HURRIED_S
 
     def begin(
         self,
@@ -62,6 +69,7 @@ class Flights:
         last_saved_step: int | None,
     ) -> None:
         """Begin to save this step; `trainer` is told to look up once it is written."""
+        self._patience_s = _DRAINING_S
         saving = self.checkpointer.save(
             state,
             path,
@@ -114,9 +122,10 @@ class Flights:
         flight = self.current
         if flight is None or not (wait or flight.saving.written.done()):
             return None
-        if not flight.saving.written.done() and not self.checkpointer.settle(_DRAINING_S):
+        if not flight.saving.written.done() and not self.checkpointer.settle(self._patience_s):
             raise SaveError(
-                f"the save of step {flight.step} has not come to an end in {_DRAINING_S:.0f} s", where=str(flight.path)
+                f"the save of step {flight.step} has not come to an end in {self._patience_s:.0f} s",
+                where=str(flight.path),
             )
         self.current, self._spoilt = None, False
         failure = flight.saving.written.exception()
@@ -126,7 +135,7 @@ class Flights:
 
     def close(self) -> None:
         """Wait for the end of what is written, and let go."""
-        self.checkpointer.close()
+        self.checkpointer.close(self._patience_s)
 
 
 def saves_behind(wanted: bool | None) -> bool:

@@ -112,8 +112,8 @@ class AsyncCheckpointer(FolderCheckpointer):
         self.stager.release()
         return self.process.settle(timeout_s)
 
-    def close(self) -> None:
-        if self.settle(_CLOSING_S):
+    def close(self, timeout_s: float = _CLOSING_S) -> None:
+        if self.settle(timeout_s):
             self.stager.image.close()
         else:
             logger.warning("a save is still being written; where it does not become whole, nothing takes it")

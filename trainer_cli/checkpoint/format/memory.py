@@ -52,7 +52,7 @@ class Memory:
 
     def differs(self, source: int, size_bytes: int, offset: int) -> bool:
         """Whether what lies at an address has other bytes than these."""
-        return _compare(self.address + offset, source, size_bytes) != 0
+        return bool(_compare(self.address + offset, source, size_bytes))
 
     def close(self) -> None:
         """Let go. The memory itself goes with the last view of it."""

@@ -9,7 +9,8 @@ from trainer_cli.checkpoint.process.port import Work
 
 
 class Background:
-    """One piece after the other, in a thread that `submit` starts and that ends when nothing is left.
+    """One piece after the other, in a thread that `submit` starts and that ends when nothing is left. Where no thread
+    can be had, a piece is done here and now.
 
     Between two pieces there is no thread, so that a data worker is seldom forked beside one.
     """
@@ -23,9 +24,18 @@ class Background:
     def submit(self, work: Work) -> None:
         with self._lock:
             self._waiting.append(work)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                # The system gives no more threads.
+                here = self._waiting.pop()
+            else:
+                self._thread = thread
+                return
+        here()
 
     def settle(self, timeout_s: float | None = None) -> bool:
         thread = self._thread
