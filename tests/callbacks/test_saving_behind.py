@@ -67,6 +67,29 @@ def test_the_disk_is_byte_for_byte_as_if_every_save_had_been_waited_for(tmp_path
     assert behind == in_the_way
 
 
+class Aside(Noisy):
+    """Has a parameter that no optimizer is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aside = torch.nn.Parameter(torch.tensor(torch.inf))
+
+
+def test_what_counts_as_finite_is_the_same_behind_the_training_and_in_its_way(tmp_path: Path) -> None:
+    found = {}
+    for save_async in (True, False):
+        folder = tmp_path / str(save_async)
+        made = trainer(
+            Aside,
+            optimizer=lambda model: torch.optim.SGD(model.body.parameters(), lr=0.01),
+            settings={"max_duration": 2},
+            checkpoint=CheckpointerCallback(folder, save_interval=1, save_async=save_async, remove="never"),
+        )
+        made.fit(loader(10, 4))
+        found[save_async] = {name: facts["finite"] for name, (facts, _) in on_disk(folder).items()}
+    assert found[True] == found[False] == dict.fromkeys(["step0", "step1", "step2"], False)
+
+
 def test_a_resume_from_what_was_saved_behind_is_as_if_there_had_been_no_stop(tmp_path: Path) -> None:
     straight = everything(fit(tmp_path / "straight", save_async=False))
     for step in (2, 5):

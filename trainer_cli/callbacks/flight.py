@@ -75,7 +75,7 @@ class Flights:
             path,
             facts=facts,
             late=_changed_by_the_step(trainer),
-            trained=[parameter for parameter in trainer.parameters if parameter.requires_grad],
+            trained=[parameter for parameter in trainer.model.parameters() if parameter.requires_grad],
             before_commit=trainer.journal.make_durable,
         )
         self.current = Flight(facts.step, path, decision, saving, facts.metrics, asked, last_saved_step)
