@@ -352,7 +352,7 @@ def test_a_removal_that_fails_is_said(tmp_path: Path, caplog: Any) -> None:
     rename, failures = disk.rename, [0]
 
     def refuse(old: Path, new: Path) -> None:
-        if old.name == "manifest.json" and failures[0] < 1:
+        if old.name == "manifest.json" and failures[0] < 3:
             failures[0] += 1
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         rename(old, new)
@@ -360,7 +360,7 @@ def test_a_removal_that_fails_is_said(tmp_path: Path, caplog: Any) -> None:
     disk.rename = refuse  # type: ignore[method-assign]
     caplog.set_level(logging.WARNING)
     run(tmp_path, 4, save_interval=1, max_checkpoints=1, disk=disk)
-    assert "could not remove checkpoint step0" in caplog.text
+    assert caplog.text.count("could not remove checkpoint step0") == 1, "once, however often it fails"
     assert steps(tmp_path) == [4], "and it is tried again"
 
 

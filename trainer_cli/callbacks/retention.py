@@ -22,6 +22,7 @@ class Retention:
         self.folder, self.storage, self.run_id = folder, storage, run_id
         self.catalog = Catalog(storage)
         self.rules = RetentionRules()
+        self._told: set[str] = set()
 
     def own(self) -> list[Entry]:
         """This run's valid checkpoints, oldest first."""
@@ -38,7 +39,7 @@ class Retention:
         return why_keep(self.facts(newest), self.rules)
 
     def retire(self, newest: int | None) -> None:
-        """Remove what may go. What cannot be removed now is told, and tried again the next time."""
+        """Remove what may go. What cannot be removed now is told once, and tried again each time."""
         try:
             removable = why_remove(self.facts(newest), self.rules)
         except OSError as error:
@@ -48,9 +49,12 @@ class Retention:
             try:
                 removed = self.storage.remove(name)
             except OSError as error:
-                log.warning("could not remove checkpoint %s: %s; it will be tried again", name, error)
+                if name not in self._told:
+                    self._told.add(name)
+                    log.warning("could not remove checkpoint %s: %s; it will be tried again", name, error)
                 continue
             if removed:
+                self._told.discard(name)
                 log.debug("removed %s (%s)", name, reason)
 
     def leave_branch(self, step: int, newer: Newer) -> None:

@@ -67,6 +67,7 @@ class LocalStorage:
         self._spare = Spare(self._blocks, self._discard_in_time) if recycle else None
         self._staged: set[str] = set()
         self._undeleted: set[Path] = set()
+        self._told_links: set[str] = set()
         self._root_at_rest = False
 
     @property
@@ -159,7 +160,9 @@ class LocalStorage:
         path = self._path(name)
         try:
             if stat.S_ISLNK(self.disk.stat(path, follow=False).st_mode):
-                logger.warning("%s is a symbolic link, so it is not removed", path)
+                if name not in self._told_links:
+                    self._told_links.add(name)
+                    logger.warning("%s is a symbolic link, so it is not removed", path)
                 return False
             fd = self.disk.open(path / MANIFEST_FILE)
         except FileNotFoundError:
