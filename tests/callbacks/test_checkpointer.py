@@ -585,9 +585,12 @@ class FullFor(Disk):
     [
         ({}, (3,), None),
         ({"on_save_error": "warn"}, (3,), [0, 2, 6, 8]),
-        ({"on_save_error": "warn", "max_save_errors": 2}, (2, 3, 5), [0, 6]),
+        ({"on_save_error": "warn", "max_save_errors": 2}, (2, 3), [0, 6, 8]),
+        ({"on_save_error": "warn", "max_save_errors": 1}, (2, 4), [0, 4, 8]),
         ({"on_save_error": "warn", "max_save_errors": 1}, (2, 3), None),
         ({"on_save_error": "warn", "max_save_errors": 0}, (2,), None),
+        # Nothing comes after the last one that could make up for it.
+        ({"on_save_error": "warn"}, (5,), None),
     ],
 )
 def test_a_failed_save_ends_the_training_or_is_passed_over(

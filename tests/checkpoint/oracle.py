@@ -190,7 +190,7 @@ class Oracle:
             self._note()
         if fault is not None:
             self.failures += 1
-            over = self.failures > self.settings.get("max_save_errors", 3)
+            over = self.failures > self.settings.get("max_save_errors", 3) or occasion not in ("pre_train", "step")
             return "raised" if over or self.settings.get("on_save_error") != "warn" else "passed over"
         self.last = now["st"]
         self.failures = 0

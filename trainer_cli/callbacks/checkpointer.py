@@ -176,17 +176,17 @@ class CheckpointerCallback(Callback):
             self._try(lambda: self._land(trainer, wait=True))
             decision = self._why_save(trainer, occasion)
         finished = trainer.stop_reason if occasion is Occasion.final else None
-        step = trainer.progress.step
+        step, last = trainer.progress.step, occasion not in ORDINARY
         if flights is not None and flights.current is not None and flights.current.step == step:
             if self.asked:
                 flights.ask()
             self.asked = False
         elif self._last_saved_step == step:
-            self._try(lambda: self._amend(self._moment(trainer, occasion), finished))
+            self._try(lambda: self._amend(self._moment(trainer, occasion), finished), last=last)
         elif decision is not None and occasion in ORDINARY and flights is not None:
             self._try(lambda: self._save_behind(trainer, decision, flights))
         elif decision is not None:
-            self._try(lambda: self.save(trainer, decision, finished=finished))
+            self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
 
     def _why_save(self, trainer: Trainer, occasion: Occasion) -> Decision | None:
         assert self._rules is not None
@@ -305,14 +305,17 @@ class CheckpointerCallback(Callback):
         """Each checkpoint of this run on the disk now, and why it is kept."""
         return self.retention.kept(self._last_saved_step) if self._rules is not None else {}
 
-    def _try(self, save: Callable[[], object]) -> None:
-        """Save; a failure ends the training, or is told and passed over, as `on_save_error` says."""
+    def _try(self, save: Callable[[], object], *, last: bool = False) -> None:
+        """Save; a failure ends the training, or is told and passed over, as `on_save_error` says.
+
+        That of the `last` save of all never is: nothing comes after it that could make up for it.
+        """
         try:
             save()
         except SaveError as error:
             self._failures += 1
             limit = self.settings.max_save_errors
-            if self.settings.on_save_error is OnSaveError["raise"] or self._failures > limit:
+            if last or self.settings.on_save_error is OnSaveError["raise"] or self._failures > limit:
                 raise
             log.error(
                 "%s The training goes on (failure %d; %d in a row are passed over).", error, self._failures, limit
