@@ -69,6 +69,106 @@ CASES = [
         "there is no experiment called 'digit' (command line). There are: char_gpt, digits, digits_mlp, text. Did you mean 'digits'?",
     ),
     Case(
+        "no experiment",
+        ["experiment=null"],
+        "experiment=null chooses no experiment (command line). Leave it out, or choose one: char_gpt, digits, digits_mlp, text.",
+    ),
+    Case(
+        "an empty list of experiments",
+        ["+experiment=[]"],
+        "experiment=[] chooses no experiment (command line). Leave it out, or choose one: char_gpt, digits, digits_mlp, text.",
+    ),
+    Case(
+        "experiment in a folder that is not read",
+        ["experiment=mine"],
+        "conf/experiment/mine.yaml is not read (command line). Rename conf to configs, or add -cd conf.",
+        {"../conf/experiment/mine.yaml": PACKAGE},
+    ),
+    Case(
+        "option as a file",
+        ["model=configs/model/cnn.yaml"],
+        "there is no model called 'configs/model/cnn.yaml' (command line). There are: cnn, gpt, mlp. Did you mean 'cnn'?",
+    ),
+    Case(
+        "++ on a group",
+        ["++model=cnn"],
+        "++model=cnn: model is a group, whose option is chosen (command line). Write model=cnn.",
+    ),
+    Case(
+        "key of an option that is not chosen",
+        ["callbacks.ema.decay=0.5"],
+        "there is no key 'callbacks.ema.decay' (command line). Choose it first, as in callbacks=[default,ema].",
+    ),
+    Case(
+        "key of another option",
+        ["model.cnn.channels=5"],
+        "there is no key 'model.cnn.channels' (command line). Choose it first, as in model=cnn.",
+    ),
+    Case(
+        "glob in a key",
+        ["+param_groups.'*bias'.lr=0.1"],
+        "cannot read the override \"+param_groups.'*bias'.lr=0.1\" (command line). A name with * stands in braces: '+param_groups={*bias:{lr:0.1}}'.",
+    ),
+    Case(
+        "removing another value than is there",
+        ["~optimizer.lr=0.5"],
+        "optimizer.lr is 0.001, and not 0.5, so it is not removed (command line). Write ~optimizer.lr.",
+    ),
+    Case(
+        "comma for a point on the command line",
+        ["optimizer.lr=0,01"],
+        "'optimizer.lr=0,01' gives several values, but one run takes one (command line). For a number write 'optimizer.lr=0.01', for a list write 'optimizer.lr=[0,01]', for a text 'optimizer.lr=\"0,01\"', or -m to run each (train fit -m).",
+    ),
+    Case(
+        "fraction for a count",
+        ["seed=1e3"],
+        "seed is 1000.0, but it must be a whole number (command line). Write 1000.",
+    ),
+    Case(
+        "name of a folder above",
+        ["name=.."],
+        "name is '..', but it names what is below runs/ (command line).",
+    ),
+    Case(
+        "home in a file",
+        ["experiment=x"],
+        "run_dir is '~/x', and no shell is here to read ~ (configs/experiment/x.yaml:2). Write the whole path, or ${oc.env:HOME}.",
+        {"experiment/x.yaml": PACKAGE + "run_dir: ~/x\n"},
+    ),
+    Case(
+        "run directory elsewhere",
+        ["run_dir=s3://a/b"],
+        "run_dir is 's3://a/b', but it must be a local folder (command line).",
+    ),
+    Case(
+        "section that only a wildcard could end",
+        ["resume_allow=[model.]"],
+        "resume_allow names 'model.', and there is no such key (command line). Did you mean 'model'?",
+    ),
+    Case(
+        "default for defaults",
+        ["experiment=x"],
+        "there is no key 'default' (configs/experiment/x.yaml:2). Did you mean 'defaults'?",
+        {"experiment/x.yaml": PACKAGE + "default:\n  - override /model: cnn\n"},
+    ),
+    Case(
+        "override for a package that nothing chooses",
+        ["experiment=x"],
+        "nothing chooses a callbacks for foo (configs/experiment/x.yaml:3). Write '- override /callbacks: OPTION'.",
+        {"experiment/x.yaml": PACKAGE + "defaults:\n  - override /callbacks@foo: ema\n"},
+    ),
+    Case(
+        "target without underscores",
+        ["experiment=x"],
+        "MLP takes no argument 'target' (model.target, configs/experiment/x.yaml:3). Did you mean '_target_'?",
+        {"experiment/x.yaml": PACKAGE + "model:\n  target: torch.nn.Linear\n"},
+    ),
+    Case(
+        "misspelt module of torch",
+        ["optimizer._target_=torch.optm.AdamW"],
+        "_target_ torch.optm.AdamW: package torch has no 'optm' (optimizer._target_, command line). Did you mean 'optim'?",
+    ),
+    Case(
         "unknown option",
         ["model=cmn"],
         "there is no model called 'cmn' (command line). There are: cnn, gpt, mlp. Did you mean 'cnn'?",

@@ -62,11 +62,23 @@ def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None) -> U
     if index is None:
         return None
     word = words[index]
+    if (joined := _joined(words, index)) is not None:
+        return UserError(f"{word!r} stands by itself", where="command line", cure=f"Write '{joined}', without spaces.")
     following = words[index + 1] if index + 1 < len(words) and "=" not in words[index + 1] else None
     meant = _meant(word, following, Choices.of(config_dir), verb)
     if meant is None:
         return None
     return UserError(f"{word!r} stands where key=value belongs", where="command line", cure=meant)
+
+
+def _joined(words: Sequence[str], index: int) -> str | None:
+    """An override that spaces around its `=` have torn apart, put together again; `index` is of a part without one."""
+    before, word, *after = ["", *words, "", ""][index : index + 4]
+    if after[0] == "=":
+        return f"{word}={after[1]}"
+    if after[0].startswith("="):
+        return f"{word}{after[0]}"
+    return f"{before}{word}" if before.endswith("=") and before.count("=") == 1 else None
 
 
 def _meant(word: str, following: str | None, choices: Choices, verb: str) -> str | None:

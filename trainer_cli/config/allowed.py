@@ -27,7 +27,8 @@ def mistakes(allowed: Iterable[str], origins: Origins) -> Iterator[ConfigError]:
 def _may_fit(pattern: str) -> bool:
     glob = re.search(r"[*?\[]", pattern)
     if glob is None:
-        return check.unknown_key(tuple(pattern.split(".")), check.typed()) is None
+        parts = tuple(pattern.split("."))
+        return all(parts) and check.unknown_key(parts, check.typed()) is None
     # A star stands for dots too, so that one above an open section's dot may mean anything below it.
     return any(
         fnmatchcase(one.key, pattern) or (one.key in check.OPEN and _meet(f"{one.key}.", pattern[: glob.start()]))

@@ -24,7 +24,7 @@ from trainer_cli.config.kinds import (
     why_unresolved,
 )
 from trainer_cli.config.origins import DEFAULT, Origins
-from trainer_cli.config.overrides import KeyPath, raise_all
+from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, raise_all
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import ConfigError
@@ -101,6 +101,8 @@ def no_such_key(path: KeyPath, known: list[str], where: str) -> ConfigError:
     """The error for a key that does not exist, with the nearest that does."""
     above = ".".join(path[:-1])
     names = [f"{above}.{name}" if above else name for name in known]
+    if not above and where != COMMAND_LINE:
+        names.append("defaults")  # Hydra's own, which no schema knows.
     cure = did_you_mean(".".join(path), names).strip() or f"Known here: {', '.join(known)}."
     return ConfigError(f"there is no key '{'.'.join(path)}'", where=where, cure=cure)
 

@@ -204,7 +204,7 @@ def run(place: Place, primary: str, overrides: Sequence[Override], files: Files)
     mistakes = []
     for override in listed.config_overrides:
         plain = not (override.is_add() or override.is_force_add() or override.is_delete())
-        problem = no_value(override, line_of(override), config, primary) if plain else None
+        problem = no_value(override, config, place) if plain else None
         if problem is None:
             try:
                 loader._apply_overrides_to_config([override], config)

@@ -44,6 +44,8 @@ def _is_a(kind: type, value: Any) -> bool:
 def hint(value: Any, kind: str) -> str:
     if kind.startswith("one of ") and isinstance(value, str):
         return did_you_mean(value, kind.removeprefix("one of ").split(", ")).strip()
+    if kind.startswith("a whole number") and isinstance(value, float) and value.is_integer():
+        return f"Write {int(value)}."
     if kind.startswith("true or false") and str(value).lower() in _TRUTH:
         return f"Write {_TRUTH[str(value).lower()]}."
     if kind.startswith("a text") and isinstance(value, bool | float):

@@ -11,6 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from trainer_cli.config.traps import instead_of, looks_like_number
 from trainer_cli.errors import ConfigError
 
 KeyPath = tuple[str, ...]
@@ -208,6 +209,8 @@ def _unreadable(argument: str) -> ConfigError:
     elif found := re.fullmatch(r"([\w.]+)\[\d+\](.*)", key):
         name = found[1]
         cure = f"A single item cannot be set: write the whole list, {name}=[...], or add to its end, {name}+=ITEM."
+    elif (nested := _in_braces(key, value)) is not None:
+        cure = f"A name with * stands in braces: '{nested}'."
     elif re.search(r"[^\w.\-/@+~]|\.\.|^\.|\.$", key, re.ASCII):
         cure = f"{key!r} is no key: keys are words joined by dots."
     elif value.startswith("~"):
@@ -227,10 +230,25 @@ def _unreadable(argument: str) -> ConfigError:
     return ConfigError(what, where=COMMAND_LINE, cure=cure)
 
 
+def _in_braces(key: str, value: str) -> str | None:
+    """An override of a key that has a glob in it, as Hydra's grammar takes it: `+a={*b:{c:value}}`; None for others."""
+    parts = re.sub(r"['\"]", "", key.lstrip("+")).split(".")
+    first = next((index for index, part in enumerate(parts) if "*" in part), 0)
+    if first == 0 or not all(re.fullmatch(r"[\w*?-]+", part) for part in parts):
+        return None
+    inner = value
+    for part in reversed(parts[first:]):
+        inner = f"{{{part}:{inner}}}"
+    return f"+{'.'.join(parts[:first])}={inner}"
+
+
 def _sweep(argument: str) -> ConfigError:
     key, _, value = argument.partition("=")
+    number = looks_like_number(value)
+    instead = f"For a number write '{key}={instead_of(value, number)}', for" if number is not None else "For"
+    instead += f" a list write '{key}=[{value}]', for a text '{key}=\"{value}\"', or -m to run each (train fit -m)."
     return ConfigError(
         f"{argument!r} gives several values, but one run takes one",
         where=COMMAND_LINE,
-        cure=f"For a list write '{key}=[{value}]', for a text '{key}=\"{value}\"', or -m to run each (train fit -m).",
+        cure=instead,
     )

@@ -195,7 +195,9 @@ def misfits(
         elif not open_ended:
             listed = f"It takes: {', '.join(settable)}." if settable else "It takes no arguments."
             yield ConfigError(
-                f"{name} takes no argument '{key}'", where=here, cure=did_you_mean(key, settable).strip() or listed
+                f"{name} takes no argument '{key}'",
+                where=here,
+                cure=did_you_mean(key, [*settable, "_target_"]).strip() or listed,
             )
     for index, (one, value) in enumerate(zip(places, positional, strict=False)):
         if index >= first:

@@ -108,7 +108,16 @@ def _wrong_options(place: Place, override: Override) -> Iterator[ConfigError]:
         return
     value = override.value()
     key = override.key_or_group
+    if override.is_force_add():
+        cure = f"Write {line_of(override).lstrip('+')}."
+        yield ConfigError(
+            f"{line_of(override)}: {key} is a group, whose option is chosen", where=COMMAND_LINE, cure=cure
+        )
+        return
     known = list(locate.options(place.dirs, key))
+    if key == "experiment" and value in (None, []):
+        cure = f"Leave it out, or choose one: {', '.join(known)}."
+        yield ConfigError(f"{line_of(override).lstrip('+')} chooses no experiment", where=COMMAND_LINE, cure=cure)
     schema = check.typed()
     closed = key in schema and check.is_closed(schema._get_node(key))
     for option in value if isinstance(value, list) else [value]:
@@ -118,20 +127,28 @@ def _wrong_options(place: Place, override: Override) -> Iterator[ConfigError]:
             cure = f"Set its keys one by one, as in {key}.KEY=VALUE, or choose one of: {', '.join(known) or 'none'}."
             yield ConfigError(f"{key} is a group, and takes the name of an option", where=COMMAND_LINE, cure=cure)
         elif option is not None and str(option).removesuffix(".yaml") not in known:
-            yield _other_suffix(place, key, str(option)) or _no_option(key, str(option), known, COMMAND_LINE)
+            yield _not_read(place, key, str(option)) or _no_option(key, str(option), known, COMMAND_LINE)
 
 
-def _other_suffix(place: Place, group: str, option: str) -> ConfigError | None:
-    """The error for an option whose file is there, but is called `.yml`."""
+_NO_FOLDERS = ("conf", "config")
+"""What other programs call the folder of configs."""
+
+
+def _not_read(place: Place, group: str, option: str) -> ConfigError | None:
+    """The error for an option whose file is there, but is called `.yml` or stands in a folder of another name."""
     file = next((file for folder in place.dirs if (file := folder / group / f"{option}.yml").is_file()), None)
-    if file is None:
-        return None
-    what, cure = f"{label(file, place.cwd)} is not read", f"Rename it to {option}.yaml."
-    return ConfigError(what, where=COMMAND_LINE, cure=cure)
+    if file is not None:
+        what, cure = f"{label(file, place.cwd)} is not read", f"Rename it to {option}.yaml."
+        return ConfigError(what, where=COMMAND_LINE, cure=cure)
+    for name in _NO_FOLDERS:
+        if (place.cwd / name / group / f"{option}.yaml").is_file():
+            what, cure = f"{name}/{group}/{option}.yaml is not read", f"Rename {name} to configs, or add -cd {name}."
+            return ConfigError(what, where=COMMAND_LINE, cure=cure)
+    return None
 
 
 def _no_option(group: str, option: str, known: Sequence[str], where: str) -> ConfigError:
-    meant = did_you_mean(option, known) or did_you_mean(option.rpartition("/")[2], known)
+    meant = did_you_mean(option, known) or did_you_mean(option.removesuffix(".yaml").rpartition("/")[2], known)
     cure = f"There are: {', '.join(known) or 'none'}.{meant}"
     return ConfigError(f"there is no {group} called {option!r}", where=where, cure=cure)
 
@@ -143,15 +160,15 @@ def why_refused(override: Override, error: HydraException) -> ConfigError:
     return _reply(str(error)) or ConfigError(f"cannot set {line_of(override)}{because}", where=COMMAND_LINE)
 
 
-def no_value(override: Override, line: str, composed: DictConfig, primary: str) -> ConfigError | None:
-    """The error for an override, written `line`, of a key that the composed config does not have; None where it has.
+def no_value(override: Override, composed: DictConfig, place: Place) -> ConfigError | None:
+    """The error for an override of a key that the composed config does not have; None where it has.
 
     Told before the override is applied, since that may put an empty mapping into the place of null.
     """
-    path = path_of(override)
+    path, line = path_of(override), line_of(override)
     if path[0] not in list(composed):
         return ConfigError(
-            f"{primary}.yaml does not begin with the schema, so {path[0]!r} is not in it",
+            f"{place.primary}.yaml does not begin with the schema, so {path[0]!r} is not in it",
             where=COMMAND_LINE,
             cure=f"Put '- {SCHEMA}' first in its defaults list.",
         )
@@ -169,6 +186,9 @@ def no_value(override: Override, line: str, composed: DictConfig, primary: str) 
             known = [".".join((*path[:depth], str(name))) for name in node]
             hint = did_you_mean(".".join(path), known).strip()
             add = f"To add it, write '+{line}'."
+            if depth == 1 and part in locate.options(place.dirs, above):
+                several = above in ("callbacks", "loggers")
+                hint, add = f"Choose it first, as in {above}={f'[default,{part}]' if several else part}.", ""
             return ConfigError(f"there is no key '{'.'.join(path)}'", where=COMMAND_LINE, cure=f"{hint} {add}".strip())
         node = node._get_node(part)
         node = node if isinstance(node, DictConfig | ListConfig) else node._value()
@@ -197,6 +217,10 @@ _REPLIES: list[tuple[str, Callable[[re.Match[str]], tuple[str, str]]]] = [
     (
         r"Could not delete from config\. '([^']+)' does not exist",
         lambda m: (f"there is no '{m[1]}' to remove", ""),
+    ),
+    (
+        r"Could not delete from config\. The value of '([^']+)' is (.*) and not (.*)\.$",
+        lambda m: (f"{m[1]} is {m[2]}, and not {m[3]}, so it is not removed", f"Write ~{m[1]}."),
     ),
     (
         r"Could not delete '([^']+)'\. No match in the defaults list",
@@ -233,6 +257,10 @@ def _wrong_override(text: str, place: Place) -> ConfigError | None:
     if found := re.search(r"In '([^']+)': Could not override '([^'@]+)[^']*'\. No match in the defaults list", text):
         what = f"nothing chooses a {found[2]} that could be overridden"
         cure = f"Write '- /{found[2]}: OPTION' without override, or choose one in {place.primary}.yaml."
+    elif found := re.search(
+        r"In '([^']+)': Could not override '([^'@]+)(@[^']*)'\.\s*Did you mean to override (\S+)\?", text
+    ):
+        what, cure = f"nothing chooses a {found[2]} for {found[3][1:]}", f"Write '- override /{found[4]}: OPTION'."
     elif found := re.search(r"In (\S+): Override '(\S+) : [^']*' is defined before '([^']+)'", text):
         what, cure = f"an override of {found[2]} stands before {found[3]!r}", "Move overrides to the end of the list."
     else:

@@ -338,3 +338,12 @@ class TrainConfig:
             # An empty one would make the current folder the run's.
             if getattr(self, key) is not None and not getattr(self, key).strip():
                 raise ConfigError(f"{key} is empty", where=key, cure=f"Write {key}=NAME, or leave it out.")
+        if ".." in (self.name or "").split("/"):
+            raise ConfigError(f"name is {self.name!r}, but it names what is below runs/", where="name")
+        if self.run_dir.startswith("~"):
+            cure = "Write the whole path, or ${oc.env:HOME}."
+            raise ConfigError(
+                f"run_dir is {self.run_dir!r}, and no shell is here to read ~", where="run_dir", cure=cure
+            )
+        if "://" in self.run_dir:
+            raise ConfigError(f"run_dir is {self.run_dir!r}, but it must be a local folder", where="run_dir")

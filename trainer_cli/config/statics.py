@@ -130,6 +130,8 @@ class Statics:
         thing: _Thing = top
         for depth, part in enumerate(parts[1:], start=1):
             above, found = thing, self._member(thing, part)
+            if isinstance(found, Unknown) and depth < len(parts) - 1 and _is_no_module_of_torch(above, part):
+                found = _Missing(tuple(self._finder.names(top)))
             if isinstance(found, _Missing):
                 kind = ""
                 if isinstance(above, Module):
@@ -403,6 +405,12 @@ class Statics:
             if taken[0].by_position:
                 taken = taken[1:]
         return tuple(taken)
+
+
+def _is_no_module_of_torch(above: _Thing, part: str) -> bool:
+    """Whether a name is sure to hold no target: what torch's source does not mention is written in C, and no module."""
+    torch = isinstance(above, Module) and above.name == "torch"
+    return torch and part.islower() and re.search(rf"\b{re.escape(part)}\b", above.text) is None
 
 
 def _one_of(things: Sequence[_Thing]) -> _Thing:
