@@ -632,6 +632,16 @@ CASES = [
         "  - MLP takes no argument 'extra' (model.extra, command line). It takes: inputs, hidden, classes, dropout.",
     ),
     Case(
+        "misspelt setting of a parameter group",
+        ["+param_groups={*bias:{lrr:0}}"],
+        "AdamW takes no argument 'lrr' (param_groups.*bias.lrr, command line). Did you mean 'lr'?",
+    ),
+    Case(
+        "setting of a parameter group of a wrong type",
+        ["+param_groups={*bias:{lr:high}}"],
+        "param_groups.*bias.lr is 'high', but it must be a number (command line).",
+    ),
+    Case(
         "NaN in param_groups",
         ["param_groups={bias: {lr: nan}}"],
         "param_groups.bias.lr is nan, but it must be finite (command line).",

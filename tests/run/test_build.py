@@ -36,6 +36,16 @@ class Split:
         self.train, self.val = torch.utils.data.random_split(points, [15, 5])
 
 
+class Scaled(torch.optim.SGD):
+    """An optimizer with a setting that its constructor does not take."""
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        self.defaults["scale"] = 1.0
+        for group in self.param_groups:
+            group.setdefault("scale", 1.0)
+
+
 class Quiet(Callback):
     """No saver at all."""
 
@@ -126,6 +136,28 @@ def test_parameter_groups_merge_every_glob_that_matches_and_leave_frozen_ones_ou
 def test_a_glob_that_matches_nothing_is_a_mistake(patterns: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parameter_groups(nn.Linear(1, 1), patterns)
+
+
+def test_settings_of_groups_may_be_lists() -> None:
+    groups = parameter_groups(nn.Linear(1, 1), {"*": {"betas": [0.5, 0.9]}, "bias": {"lr": 0.1}})
+    assert [(group["betas"], group.get("lr")) for group in groups] == [([0.5, 0.9], None), ([0.5, 0.9], 0.1)]
+
+
+@pytest.mark.parametrize("target", ["torch.optim.SGD", "users_parts.Scaled"])
+def test_a_setting_that_the_optimizer_does_not_have_is_refused(target: str) -> None:
+    made = builder(optimizer={"_target_": target, "lr": 0.1}, param_groups={"*bias": {"momentun": 0.1}})
+    with pytest.raises(ConfigError, match=r"no setting 'momentun' .param_groups.\*bias.momentun.\. Did you"):
+        made.optimizer(nn.Linear(1, 1))
+
+
+def test_a_setting_that_only_the_optimizers_defaults_name_is_taken() -> None:
+    made = builder(optimizer={"_target_": "users_parts.Scaled"}, param_groups={"bias": {"scale": 0.1}})
+    assert [group["scale"] for group in made.optimizer(nn.Linear(1, 1)).param_groups] == [1.0, 0.1]
+
+
+def test_a_complaint_of_a_constructor_of_ours_names_the_key() -> None:
+    with pytest.raises(ConfigError, match=r"decay is 1\.5, but it must be .* \(callbacks\.ema\.decay\)"):
+        builder().make({"_target_": "trainer_cli.callbacks.ema.EMA", "decay": 1.5}, "callbacks.ema")
 
 
 def test_a_schedule_gets_its_length_and_durations_in_steps() -> None:

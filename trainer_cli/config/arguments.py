@@ -47,7 +47,10 @@ def mistakes(
     The root of the project comes first in `roots`; only `sections` are judged.
     """
     judge = _Judge(Statics(roots), trust)
-    for error in chain.from_iterable(judge.section(name, getattr(config, name)) for name in sections):
+    found = [judge.section(name, getattr(config, name)) for name in sections]
+    if "optimizer" in sections:
+        found.append(judge.groups(config.optimizer, config.param_groups))
+    for error in chain.from_iterable(found):
         where = error.where or ""
         yield ConfigError(error.what, where=check.place(where, error.what, origins), cure=error.cure)
 
@@ -136,6 +139,17 @@ class _Judge:
                 for key, node in value.items():
                     given = SAVER_KEYS if (name, key) == ("callbacks", SAVER) else ()
                     yield from self._component(f"{name}.{key}", node, given=given)
+
+    def groups(self, optimizer: Any, groups: Mapping[str, Any]) -> Iterator[ConfigError]:
+        """What is wrong in the settings of parameter groups: torch's optimizers would ignore one they do not have."""
+        found = self._target(optimizer["_target_"], "optimizer")[0] if is_node(optimizer) else None
+        if found is None or found.parameters is None or not found.made_in.startswith("torch.optim."):
+            return  # Others may have settings that their constructor does not take: told by the live check.
+        for pattern, settings in groups.items():
+            if isinstance(settings, Mapping):
+                named = {str(key): value for key, value in settings.items()}
+                where = f"param_groups.{pattern}"
+                yield from misfits(where, found.name, found.parameters, [_SOMETHING], named, first=1, late=True)
 
     def _data(self, node: Any) -> Iterator[ConfigError]:
         if not is_node(node):

@@ -197,7 +197,7 @@ def misfits(
             yield ConfigError(
                 f"{name} takes no argument '{key}'",
                 where=here,
-                cure=did_you_mean(key, [*settable, "_target_"]).strip() or listed,
+                cure=did_you_mean(key, [*settable, *({"_target_"} - {key})]).strip() or listed,
             )
     for index, (one, value) in enumerate(zip(places, positional, strict=False)):
         if index >= first:

@@ -31,7 +31,7 @@ from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.fused import can_be_fused
-from trainer_cli.trainer.groups import parameter_groups
+from trainer_cli.trainer.groups import parameter_groups, refuse_unknown_settings
 from trainer_cli.trainer.loops import TrainingLoop
 from trainer_cli.trainer.parts import be_deterministic, pick_device, seed_everything
 from trainer_cli.trainer.step import Precision
@@ -113,9 +113,11 @@ class Builder:
         """The optimizer over the model's parameters, in groups as `param_groups` says; fused where it can be."""
         node = _node(self.config.optimizer, "optimizer")
         groups = parameter_groups(model, self.config.param_groups)
-        if can_be_fused(component(str(node.get("_target_")), "optimizer._target_", self.trust), node, groups, model):
+        target = component(str(node.get("_target_")), "optimizer._target_", self.trust)
+        if can_be_fused(target, node, groups, model):
             node = {**node, "fused": True}
         optimizer: Optimizer = self.make(node, "optimizer", first=(groups,))
+        refuse_unknown_settings(optimizer, target.__name__, _parameters(target), self.config.param_groups)
         return optimizer
 
     def schedulers(self, loop: TrainingLoop) -> dict[str, Callable[[Optimizer], Any]]:
@@ -233,7 +235,10 @@ class Builder:
             return partial(target, *positional, **named)
         try:
             return target(*positional, **named)
-        except TrainError:
+        except TrainError as error:
+            if error.where is None:
+                key = error.what.partition(" ")[0]
+                error.where = f"{where}.{key}" if key in named else where
             raise
         except (ValueError, TypeError, FileNotFoundError) as error:
             raise ConfigError(f"{node['_target_']} refused its arguments: {error}", where=where) from error
