@@ -64,7 +64,7 @@ def test_six_jobs_of_which_one_fails_and_one_is_killed_are_finished_by_the_same_
         first = sweep.end()
     assert first.code == 1, first.err
     assert list(told(project, "status").values()) == ["killed", *["finished"] * 3, "failed", "failed"]
-    assert told(project, "reason")[killed] == "signal 9"
+    assert (told(project, "reason")[killed], told(project, "step")[killed]) == ("signal 9", "6")
     assert f"[{KEYS[1]}] committed step 20" in first.err
     assert f"[{KEYS[4]}] RuntimeError: the line is broken" in first.err
     (project / "configs/model/line.yaml").write_text(PROJECT["configs/model/line.yaml"])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.checkpoint.soundness import catalog_of
 from trainer_cli.errors import RunDirectoryError
 from trainer_cli.loggers.files import replace
 from trainer_cli.run.rundir import RunDir, RunStatus, write_json
@@ -57,6 +58,10 @@ def standing(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, 
             reason = f"signal {-code}" if code < 0 else f"exit code {code}"
             reason += f": {error}" if error else ""
     step, seconds = summary.get("step"), summary.get("wall_time_s")
+    if status in (RunStatus.running, RunStatus.killed):
+        # Its summary was written when the attempt began; what is committed is what it goes on from.
+        newest = catalog_of(run.checkpoints_folder).newest_valid()
+        step = newest.step if newest is not None else step
     best, last = summary.get("best_metrics"), summary.get("last_metrics")
     return Standing(
         key,
