@@ -146,6 +146,12 @@ CASES = [
         "resume_allow names 'model.', and there is no such key (command line). Did you mean 'model'?",
     ),
     Case(
+        "group whose choice is left open",
+        ["-cn", "mine", "seed=1"],
+        "model must be chosen (configs/mine.yaml:3). Add model=NAME to the command line: cnn, gpt, mlp.",
+        {"mine.yaml": "defaults:\n  - train_schema\n  - model: ???\n  - data: digits\n"},
+    ),
+    Case(
         "default for defaults",
         ["experiment=x"],
         "there is no key 'default' (configs/experiment/x.yaml:2). Did you mean 'defaults'?",

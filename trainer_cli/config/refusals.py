@@ -236,6 +236,8 @@ def translated(error: Exception, place: Place, command: CommandLine, files: Mapp
         return _missing_file(text, place, command)
     if found := re.search(r"(\S+) appears more than once in the final|Multiple values for ([^.]+)\.", text):
         return _chosen_twice(found[1] or found[2], place, command, files)
+    if found := re.search(r"You must specify '([^'@]+)", text):
+        return _not_chosen(found[1], place, files)
     if wrong := _wrong_override(text, place):
         return wrong
     if reply := _reply(text):
@@ -269,6 +271,14 @@ def _wrong_override(text: str, place: Place) -> ConfigError | None:
     entry = rf"^\s*-\s*override\s+/?{re.escape(found[2])}(?:@\S*)?\s*:"
     at = _mention(file, entry, place.cwd) if file is not None else None
     return ConfigError(what, where=at or found[1], cure=cure)
+
+
+def _not_chosen(group: str, place: Place, files: Mapping[Path, Any]) -> ConfigError:
+    """A defaults list leaves the choice of a group to the command line (`- group: ???`)."""
+    entry = rf"^\s*-\s*(?:override\s+)?/?{re.escape(group)}(?:@\S*)?\s*:\s*['\"]?\?\?\?"
+    where = next((at for path in files if (at := _mention(path, entry, place.cwd))), None)
+    cure = f"Add {group}=NAME to the command line: {', '.join(locate.options(place.dirs, group)) or 'none'}."
+    return ConfigError(f"{group} must be chosen", where=where, cure=cure)
 
 
 def _chosen_twice(group: str, place: Place, command: CommandLine, files: Mapping[Path, Any]) -> ConfigError:

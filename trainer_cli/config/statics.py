@@ -409,8 +409,9 @@ class Statics:
 
 def _is_no_module_of_torch(above: _Thing, part: str) -> bool:
     """Whether a name is sure to hold no target: what torch's source does not mention is written in C, and no module."""
-    torch = isinstance(above, Module) and above.name == "torch"
-    return torch and part.islower() and re.search(rf"\b{re.escape(part)}\b", above.text) is None
+    if not isinstance(above, Module) or above.name != "torch" or not part.islower():
+        return False
+    return re.search(rf"\b{re.escape(part)}\b", above.text) is None
 
 
 def _one_of(things: Sequence[_Thing]) -> _Thing:
