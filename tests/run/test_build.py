@@ -150,6 +150,12 @@ def test_a_setting_that_the_optimizer_does_not_have_is_refused(target: str) -> N
         made.optimizer(nn.Linear(1, 1))
 
 
+@pytest.mark.parametrize("settings", [{"lr": -1}, {"weight_decay": -0.1}, {"nesterov": True}])
+def test_a_value_that_the_optimizer_would_refuse_for_all_is_refused_for_a_group(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"torch.optim.SGD refused its arguments: .* \(param_groups\.bias\)"):
+        builder(param_groups={"bias": settings}).optimizer(nn.Linear(1, 1))
+
+
 def test_a_setting_that_only_the_optimizers_defaults_name_is_taken() -> None:
     made = builder(optimizer={"_target_": "users_parts.Scaled"}, param_groups={"bias": {"scale": 0.1}})
     assert [group["scale"] for group in made.optimizer(nn.Linear(1, 1)).param_groups] == [1.0, 0.1]

@@ -114,11 +114,23 @@ class Builder:
         node = _node(self.config.optimizer, "optimizer")
         groups = parameter_groups(model, self.config.param_groups)
         target = component(str(node.get("_target_")), "optimizer._target_", self.trust)
-        if can_be_fused(target, node, groups, model):
-            node = {**node, "fused": True}
-        optimizer: Optimizer = self.make(node, "optimizer", first=(groups,))
-        refuse_unknown_settings(optimizer, target.__name__, _parameters(target), self.config.param_groups)
+        fused = {"fused": True} if can_be_fused(target, node, groups, model) else {}
+        optimizer: Optimizer = self.make({**node, **fused}, "optimizer", first=(groups,))
+        self._check_groups(node, target, optimizer)
         return optimizer
+
+    def _check_groups(self, node: Mapping[str, Any], target: Any, optimizer: Optimizer) -> None:
+        """Refuse a group's settings that the optimizer does not have, or that it would refuse for all parameters.
+
+        torch looks only at those for all, so it is asked with each group's in their place.
+        """
+        patterns, takes = self.config.param_groups, _parameters(target)
+        refuse_unknown_settings(optimizer, target.__name__, takes, patterns)
+        if str(target.__module__).startswith("torch.optim."):
+            for pattern, settings in patterns.items():
+                own = {key: value for key, value in settings.items() if key in takes}
+                matrix = torch.nn.Parameter(torch.zeros(1, 1, device="cpu"))
+                self.make({**node, **own}, f"param_groups.{pattern}", first=([matrix],))
 
     def schedulers(self, loop: TrainingLoop) -> dict[str, Callable[[Optimizer], Any]]:
         """What makes each schedule, by name: `scheduler` where there is but one, a mapping's own names otherwise."""
