@@ -248,6 +248,37 @@ def test_whoever_asks_before_weights_change_costs_no_save(tmp_path: Path, caplog
     assert "changed outside" not in caplog.text
 
 
+class Counts(Callback):
+    """Keeps a count in a tensor; `late` says that it changes with the optimizer's step, which it does not."""
+
+    def __init__(self, *, late: bool) -> None:
+        self.late, self.count = late, torch.zeros(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def late_tensors(self) -> list[torch.Tensor]:
+        return [self.count] if self.late else []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_what_callbacks_name_is_copied_behind_the_training_and_all_else_of_theirs_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, late: bool
+) -> None:
+    fit(tmp_path, Counts(late=late), save_interval=3)
+    assert ("Counts/count changed outside the optimizer's step" in caplog.text) is late
+
+
+def test_an_average_of_the_weights_is_copied_behind_the_training(tmp_path: Path) -> None:
+    average = next(one for one in fit(tmp_path).callbacks.values() if isinstance(one, EMA))
+    kept = average.state_dict()["average"]
+    assert kept
+    assert [id(one) for one in average.late_tensors()] == [id(one) for one in kept.values()]
+
+
 @pytest.mark.parametrize(("usable", "behind"), [({0, 1}, True), ({3}, False)])
 def test_left_open_saves_go_behind_where_there_is_a_processor_for_them(
     tmp_path: Path, usable: set[int], behind: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

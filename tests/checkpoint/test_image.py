@@ -172,6 +172,15 @@ def forms() -> dict[str, Any]:
         "turned again": {"a": {"z": square, "x": square.T}, "n": 2},
         "two of a name": {"a": {"x": one}, "a/x": other},
         "and once more": {"a/x": other, "a": {"x": one}},
+        "nested": {"a": {"p": {"x": one}, "q": {"y": other}}},
+        "nested, another value": {"a": {"p": {"x": one}, "q": {"y": one + 1}}},
+        "moved": {"a": {"p": {"x": one, "y": other}, "q": {}}},
+        "grown": {"a": {"p": {"x": one, "y": other}, "q": {"x": other + 1}}},
+        "not nested": {"a": {"p": one, "q": other}},
+        "half nested": {"a": {"p": one, "q": {"y": other}}},
+        "a number as key": {"a": {1: one}},
+        "an equal one": {"a": {True: one}},
+        "the mark of a tag": {"a": {"$": one}},
         "nothing": {},
     }
 

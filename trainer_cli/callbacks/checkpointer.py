@@ -31,6 +31,7 @@ from trainer_cli.checkpoint.soundness import catalog_of, newest_sound
 from trainer_cli.checkpoint.staging import WeightsMovedError
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.writer import Facts
+from trainer_cli.config.garbage import uncollected
 from trainer_cli.config.schema import CheckpointConfig, OnSaveError
 from trainer_cli.errors import ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
@@ -265,12 +266,13 @@ class CheckpointerCallback(Callback):
     def _save_behind(self, trainer: Trainer, decision: Decision, flights: Flights) -> None:
         """Begin to save this step; `_land` tells what became of it."""
         path = self.folder / self._name(trainer)
-        state = trainer.checkpoint_state()
-        trainer.journal.hand_over()
-        facts = self._facts_of(trainer, decision, None)
-        flights.begin(
-            trainer, path, decision, facts, state=state, asked=self.asked, last_saved_step=self._last_saved_step
-        )
+        with uncollected():
+            state = trainer.checkpoint_state()
+            trainer.journal.hand_over()
+            facts = self._facts_of(trainer, decision, None)
+            flights.begin(
+                trainer, path, decision, facts, state=state, asked=self.asked, last_saved_step=self._last_saved_step
+            )
         self._last_saved_step = facts.step
         self.asked, self._owed = False, None
 

@@ -74,7 +74,7 @@ class Flights:
             state,
             path,
             facts=facts,
-            late=_changed_by_the_step(trainer),
+            late=_late_tensors(trainer),
             trained=[parameter for parameter in trainer.model.parameters() if parameter.requires_grad],
             before_commit=trainer.journal.make_durable,
         )
@@ -153,8 +153,9 @@ def same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> boo
     )
 
 
-def _changed_by_the_step(trainer: Trainer) -> list[Tensor]:
-    """The tensors that only the optimizer's step changes: its parameters and what it keeps of them."""
+def _late_tensors(trainer: Trainer) -> list[Tensor]:
+    """The tensors that change in the optimizer's step or right after it: its parameters, what it keeps of them, and
+    what callbacks say of theirs."""
     kept = [] if trainer.optimizer is None else trainer.optimizer.state.values()
     states = [value for state in kept for value in state.values() if isinstance(value, Tensor)]
-    return [*trainer.parameters, *states]
+    return [*trainer.parameters, *states, *(one for call in trainer.callbacks.values() for one in call.late_tensors())]

@@ -8,13 +8,11 @@ What is written is byte for byte what `SyncCheckpointer` writes. One save is in 
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +28,7 @@ from trainer_cli.checkpoint.process.port import Process
 from trainer_cli.checkpoint.staging import Stager, Staging
 from trainer_cli.checkpoint.storage.port import Storage
 from trainer_cli.checkpoint.writer import Facts, facts_of
+from trainer_cli.config.garbage import uncollected
 from trainer_cli.config.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         facts = facts or facts_of(name)
         self._wait_for_the_last()
         written: Future[None] = Future()
-        with _no_garbage_collected():
+        with uncollected():
             if (why := self.stager.plan(state_dict)) is not None:
                 self._tell_once("room", "%s, so saves interrupt the training", why)
                 trained = list(trained)
@@ -210,15 +209,3 @@ def make_async_checkpointer(
 ) -> AsyncCheckpointer:
     """A checkpointer that works by itself, without a Trainer, and writes behind its caller."""
     return AsyncCheckpointer(format=format, storage=storage, digest=DigestAlgorithm(digest), process=process)
-
-
-@contextmanager
-def _no_garbage_collected() -> Iterator[None]:
-    """A look through all objects would take longer than the boundary may."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainer_cli.checkpoint.format.pending import Pending, can_take
-from trainer_cli.checkpoint.snapshot import Fitting, clean_name, plain_name, refuse, unwrapped
+from trainer_cli.checkpoint.snapshot import Fitting, parameter_names, plain_name, refuse
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ def _class_name(optimizer: torch.optim.Optimizer) -> str:
 
 def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """The name of each of the optimizer's parameters, in the order in which it counts them."""
-    named = {id(value): clean_name(name) for name, value in unwrapped(model).named_parameters()}
+    named = parameter_names(model)
     names = []
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):

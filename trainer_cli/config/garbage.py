@@ -1,4 +1,4 @@
-"""What is made while a config is composed lives on: no garbage is collected meanwhile."""
+"""No garbage is collected where it would find nothing, and take long: what a config makes lives on, a save is brief."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No collection inside; afterwards it is as it was. A collection here finds nothing, and is a tenth of the time."""
+    """No collection inside; afterwards it is as it was. One looks through all objects that there are."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -38,7 +38,8 @@ class Undecodable(ValueError):
     """The text is not what `encode` writes."""
 
 
-Known = dict[tuple[str, ...], tuple[list[str], list[str], str]]
+_Keys = list[list[str]]
+Known = dict[tuple[str, ...], tuple[_Keys, list[str], str]]
 """Of mappings of tensors alone, by their place: the keys, the tensors' names, and the text."""
 
 
@@ -158,16 +159,21 @@ class _Encoder:
 
     def text(self, value: Any, path: tuple[str, ...]) -> str:
         """The text of a value; large mappings in parts, since of those most are known."""
-        if type(value) is not dict or not value or len(path) > _IN_PARTS or not _is_plain_mapping(value):
+        if type(value) is not dict or not value or len(path) > _IN_PARTS:
             return _dumped(self.value(value, path))
-        if all(type(one) is torch.Tensor for one in value.values()):
-            return self._tensors_alone(value, path)
+        of_tensors = _of_tensors(value)
+        if of_tensors is not None:
+            return self._known_text(value, path, *of_tensors)
+        if not _is_plain_mapping(value):
+            return _dumped(self.value(value, path))
         return "{" + ",".join([f"{_quoted(key)}:{self.text(one, (*path, key))}" for key, one in value.items()]) + "}"
 
-    def _tensors_alone(self, value: dict[str, torch.Tensor], path: tuple[str, ...]) -> str:
-        found, keys = self._known.get(path), list(value)
+    def _known_text(
+        self, value: dict[Any, Any], path: tuple[str, ...], keys: _Keys, tensors: list[torch.Tensor]
+    ) -> str:
+        found = self._known.get(path)
         if found is not None and found[0] == keys and self.tensors.keys().isdisjoint(found[1]):
-            self.tensors.update(zip(found[1], value.values(), strict=True))
+            self.tensors.update(zip(found[1], tensors, strict=True))
             return found[2]
         before = len(self.tensors)
         text = _dumped(self.value(value, path))
@@ -200,6 +206,8 @@ class _Encoder:
         return self._leaf(value, path)
 
     def _items(self, values: Collection[Any], path: tuple[str, ...]) -> list[Any]:
+        if set(map(type, values)) == {str}:
+            return list(map(_text, values))
         return [self.value(one, (*path, str(index))) for index, one in enumerate(values)]
 
     def _key(self, key: Any, path: tuple[str, ...]) -> Any:
@@ -225,6 +233,18 @@ class _Encoder:
             name = f"{plain}#{serial}"
         self.tensors[name] = leaf
         return name
+
+
+def _of_tensors(value: dict[Any, Any]) -> tuple[_Keys, list[torch.Tensor]] | None:
+    """The keys and tensors of a mapping of tensors alone, or of mappings of tensors alone; None of another."""
+    nested = set(map(type, value.values())) == {dict}
+    parts = list(value.values()) if nested else [value]
+    tensors = [one for part in parts for one in part.values()]
+    keys = [list(value), *(list(part) for part in parts if nested)]
+    # Keys of other types may be equal and yet written otherwise, as 1 and True are.
+    if set(map(type, tensors)) != {torch.Tensor} or {type(key) for own in keys for key in own} != {str}:
+        return None
+    return keys, tensors
 
 
 def _dumped(encoded: Any) -> str:

@@ -30,10 +30,17 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.codec import Leaf
     from trainer_cli.checkpoint.storage.port import WritableFolder
 
+_ORDINARY = {torch.Tensor, torch.nn.Parameter, np.ndarray}
 _CHUNK = 1 << 20
 """Elements looked at in one go: as many as fit the processor's caches."""
 _PIECE_BYTES = 1 << 26
 """So much of a GPU's memory is taken to compare a tensor with its copy."""
+
+
+_Slot = tuple[TensorEntry, int]
+"""A tensor's entry, and where it lies."""
+_Late = tuple[_Slot, torch.Tensor, int]
+"""And the version that it had."""
 
 
 class TensorsImage:
@@ -48,14 +55,15 @@ class TensorsImage:
         self._header = b""
         self._aliases: dict[str, str] = {}
         self._tensors: dict[str, Leaf] = {}
-        self._late: list[tuple[torch.Tensor, int, int]] = []
-        self._watched: list[tuple[TensorEntry, torch.Tensor, int, int]] = []
+        self._places: dict[str, int | None] = {}
+        self._late: list[_Late] = []
+        self._watched: list[_Late] = []
         self._overlapped = True
-        self._trained: list[tuple[TensorEntry, int]] = []
+        self._trained: list[_Slot] = []
         self._at: dict[str, int] = {}
         self._known: codec.Known = {}
         self._form: _Form | None = None
-        self._slots: list[tuple[TensorEntry, int]] = []
+        self._slots: list[_Slot] = []
         self._devices = _Devices()
 
     def plan(self, tree: Mapping[str, Any]) -> int:
@@ -65,7 +73,13 @@ class TensorsImage:
             UnsavableState: naming the owner of what cannot be saved.
         """
         self._text, self._tensors = codec.encode(tree, self._known)
-        form = _Form.of(self._tensors)
+        try:
+            self._places = _places(self._tensors)
+        except (RuntimeError, ValueError):
+            # A tensor without an address is one that no file can hold: it is named here.
+            laid_out(self._tensors)
+            raise
+        form = _Form.of(self._tensors, self._places)
         if form is None or form != self._form or not self._still_tied():
             layout, self._aliases = laid_out(self._tensors)
             if layout != self._layout or not self._header:
@@ -95,29 +109,26 @@ class TensorsImage:
         """
         memory = self._reserve()
         memory.put(self._header)
-        tensors, later, watched, finite = self._tensors, [], [], []
-        for slot in self._slots:
-            entry, offset = slot
-            leaf = tensors[entry.name]
-            if isinstance(leaf, torch.Tensor):
-                address = leaf.data_ptr()
-                if address in trained:
-                    finite.append(slot)
-                if address in late and not leaf.is_inference():
-                    watched.append((entry, leaf, leaf._version, offset))
-                    if overlapped:
-                        later.append((leaf, offset, entry.size_bytes))
-                        continue
-            self._copy(leaf, offset, entry.size_bytes)
-        self._late, self._watched, self._trained = later, watched, finite
+        names = [entry.name for entry, _ in self._slots]
+        leaves = map(self._tensors.__getitem__, names)
+        watched, finite = [], []
+        for slot, leaf, address in zip(self._slots, leaves, map(self._places.__getitem__, names), strict=True):
+            if address in trained:
+                finite.append(slot)
+            if address in late and not leaf.is_inference():  # type: ignore[union-attr]
+                watched.append((slot, leaf, leaf._version))
+                if overlapped:
+                    continue
+            self._copy(leaf, slot)
+        self._late, self._watched, self._trained = watched if overlapped else [], watched, finite
         self._overlapped = overlapped
         self._devices.boundary()
         self._tensors = {}
 
     def copy_late(self) -> None:
         """Copy what was left; in any thread. GPUs may still be at it when this returns."""
-        for leaf, offset, size_bytes in self._late:
-            self._copy(leaf, offset, size_bytes)
+        for slot, leaf, _ in self._late:
+            self._copy(leaf, slot)
         self._devices.copied()
         self._late = []
 
@@ -129,10 +140,10 @@ class TensorsImage:
         """
         self._devices.hold()
         watched, self._watched = self._watched, []
-        found = [entry.name for entry, leaf, version, _ in watched if leaf._version != version]
+        found = [entry.name for (entry, _), leaf, version in watched if leaf._version != version]
         if not found and not self._overlapped:
             self._devices.finish()
-            found = [entry.name for entry, leaf, _, offset in watched if self._differs(leaf, offset, entry.size_bytes)]
+            found = [slot[0].name for slot, leaf, _ in watched if self._differs(leaf, slot)]
         return found
 
     def finish(self) -> None:
@@ -180,9 +191,10 @@ class TensorsImage:
         if memory is not None:
             memory.close()
 
-    def _copy(self, leaf: Leaf, offset: int, size_bytes: int) -> None:
+    def _copy(self, leaf: Leaf, slot: _Slot) -> None:
         assert self._memory is not None
-        if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
+        offset, size_bytes = slot[1], slot[0].size_bytes
+        if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
             self._devices.copy(leaf, self._memory.tensor[offset : offset + size_bytes])
         elif isinstance(leaf, torch.Tensor) and _lies_plainly(leaf):
             self._memory.copy(leaf.data_ptr(), size_bytes, offset)
@@ -190,10 +202,11 @@ class TensorsImage:
             array = bytes_of(leaf)
             self._memory.copy(array.ctypes.data, size_bytes, offset)
 
-    def _differs(self, leaf: torch.Tensor, offset: int, size_bytes: int) -> bool:
+    def _differs(self, leaf: torch.Tensor, slot: _Slot) -> bool:
         """Whether a tensor has other bytes than its copy."""
         assert self._memory is not None
-        if leaf.device.type == "cuda":
+        offset, size_bytes = slot[1], slot[0].size_bytes
+        if leaf.is_cuda:
             raw = _raw(leaf)
             kept = self._memory.tensor[offset : offset + size_bytes]
             pieces = range(0, size_bytes, _PIECE_BYTES)
@@ -216,20 +229,18 @@ class _Form:
     """Places at which they begin."""
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Leaf]) -> _Form | None:
+    def of(cls, tensors: Mapping[str, Leaf], places: Mapping[str, int | None]) -> _Form | None:
         """None where some are of a kind that needs a closer look."""
-        types, places = [], []
-        try:
-            for leaf in tensors.values():
-                types.append((leaf.dtype, leaf.shape))
-                if type(leaf) in (torch.Tensor, torch.nn.Parameter):
-                    places.append(leaf.data_ptr())  # type: ignore[union-attr]
-                elif type(leaf) is not np.ndarray:
-                    return None
-        except RuntimeError:
+        leaves = tensors.values()
+        if not set(map(type, leaves)) <= _ORDINARY:
             return None
-        placed = [place for place in places if place]
-        return cls(list(tensors), types, len(placed), len(set(placed)))
+        placed = [place for place in places.values() if place]
+        return cls(list(tensors), [(leaf.dtype, leaf.shape) for leaf in leaves], len(placed), len(set(placed)))
+
+
+def _places(tensors: Mapping[str, Leaf]) -> dict[str, int | None]:
+    """Where each tensor begins; 0 where it has no memory, None for what is no tensor."""
+    return {name: leaf.data_ptr() if isinstance(leaf, torch.Tensor) else None for name, leaf in tensors.items()}
 
 
 class _Devices:
@@ -241,7 +252,7 @@ class _Devices:
 
     def see(self, leaves: Collection[Leaf]) -> bool:
         """Get ready for the GPUs that these are on; True where there are any. What they hold now is what is copied."""
-        devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda"}
+        devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda}
         for device in devices:
             stream = self._streams.setdefault(device, None) or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._streams[device] = stream
@@ -279,7 +290,7 @@ class _Devices:
 
 def _lies_plainly(leaf: torch.Tensor) -> bool:
     """True where its bytes in this memory are those of a file."""
-    return leaf.device.type == "cpu" and leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
+    return leaf.is_cpu and leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
 
 
 def _raw(leaf: torch.Tensor) -> torch.Tensor:
