@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -93,7 +94,7 @@ def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
         stall = time.perf_counter() - began
         at_rest = _noted(handed.written)
         waited: list[float] = []
-        training.gate = _gate(handed, waited)
+        training.gate = partial(_wait, handed, waited)
         after = [seconds(training.step) for _ in range(plan.after)]
         training.gate = None
         handed.written.result(timeout=300)
@@ -151,12 +152,8 @@ def _by_trainer(training: Training, steps: int, every: int | None, folder: Path,
     return seconds(lambda: trainer.fit(batches, ckpt_path=None))
 
 
-def _gate(handed: Handed, waited: list[float]) -> Gate:
-    def wait() -> None:
-        if not handed.staged.done():
-            waited.append(seconds(handed.staged.result))
-
-    return wait
+def _wait(handed: Handed, waited: list[float]) -> None:
+    waited.append(seconds(handed.staged))
 
 
 def _noted(future: Future[Any]) -> list[float]:
