@@ -287,5 +287,14 @@ def test_a_state_that_the_host_cannot_hold_twice_is_saved_at_once_and_said_so_on
     assert same(dict(behind.load(tmp_path / "step2")), small_state(2))
 
 
+def test_memory_that_is_held_already_is_not_looked_for_again(tmp_path: Path) -> None:
+    asked = []
+    behind = AsyncCheckpointer(available=lambda: asked.append(1))
+    for step in (1, 2, 3):
+        behind.save(small_state(step), tmp_path / f"step{step}").written.result(60)
+    behind.close()
+    assert asked == [1]
+
+
 def test_the_memory_that_can_be_had_is_known_here() -> None:
     assert (available_bytes() or 0) > 1_000_000

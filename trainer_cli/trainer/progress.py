@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Progress:
 
     def state_dict(self) -> dict[str, int | float]:
         """The counts, by name."""
-        return asdict(self)
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def load_state_dict(self, state: dict[str, int | float]) -> None:
         """Take over saved counts. A count that this version does not know, or lacks, is an error."""

@@ -98,8 +98,8 @@ class TensorsImage:
 
     @property
     def held_bytes(self) -> int:
-        """The memory that it has got."""
-        return 0 if self._memory is None else self._memory.size_bytes
+        """The memory that it has got, with the small parts that were planned."""
+        return 0 if self._memory is None else self._memory.size_bytes + len(self._text)
 
     def take(self, late: Collection[int] = (), trained: Collection[int] = (), *, overlapped: bool = True) -> None:
         """Copy the state that was planned, but for tensors that begin at the addresses in `late`.
@@ -171,7 +171,7 @@ class TensorsImage:
 
     def close(self) -> None:
         """Give the memory back."""
-        self._late, self._watched, self._tensors = [], [], {}
+        self._late, self._watched, self._tensors, self._text = [], [], {}, b""
         self._give_back()
 
     def _still_tied(self) -> bool:

@@ -25,7 +25,7 @@ class Image(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """The memory that it has got."""
+        """The memory that it has got, with the small parts that were planned."""
         ...
 
     def plan(self, tree: Mapping[str, Any]) -> int:
