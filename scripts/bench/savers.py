@@ -134,7 +134,7 @@ def train_async() -> Saver:
     def save(state: Any, path: Path) -> Handed:
         # As the Trainer says of all that its optimizer changes: not before it has come to the gate.
         late = [one for part in state.values() for one in part.values()]
-        return Handed(keeper.save(state, path, late=late, trained=state["model"].values())[1], keeper.gate)
+        return Handed(keeper.save(state, path, late=late, trained=state["model"].values()).written, keeper.gate)
 
     return save
 

@@ -12,7 +12,7 @@ its layout.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -110,12 +110,13 @@ class TensorsImage:
         memory = self._reserve()
         memory.put(self._header)
         names = [entry.name for entry, _ in self._slots]
-        leaves = map(self._tensors.__getitem__, names)
-        watched, finite = [], []
+        leaves: Iterator[Any] = map(self._tensors.__getitem__, names)
+        watched: list[_Late] = []
+        finite: list[_Slot] = []
         for slot, leaf, address in zip(self._slots, leaves, map(self._places.__getitem__, names), strict=True):
             if address in trained:
                 finite.append(slot)
-            if address in late and not leaf.is_inference():  # type: ignore[union-attr]
+            if address in late and not leaf.is_inference():
                 watched.append((slot, leaf, leaf._version))
                 if overlapped:
                     continue
