@@ -187,6 +187,7 @@ class Attempts:
             model=SimpleNamespace(parameters=lambda: [self._weight]),
             parameters=[self._weight],
             optimizer=None,
+            callbacks={},
             attention=False,
             name="run",
             hooks=SimpleNamespace(call=lambda *args: None),
