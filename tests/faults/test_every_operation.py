@@ -29,6 +29,8 @@ TRAINING = (
     "checkpoint.ephemeral_save_interval=2",
     "run_dir=run",
 )
+ON_THE_SPOT = "checkpoint.save_async=false"
+"""Every operation has a number then: none depends on how far the training came meanwhile."""
 """Saves steps 2 and 4 for safety, and step 6 at the end, each time into the file of the one removed last."""
 _BLOCK_BYTES = 4096
 """So that the files of so small a training count as large."""
@@ -61,11 +63,11 @@ class Campaign:
         looks = ("stat", "rename", "open_old", "is_alone")
         self.taking = [number for number in range(staging, staged) if self.operations[number - 1].split()[0] in looks]
 
-    def fit(self, cwd: Path, disk: dict[str, Any]) -> Done:
+    def fit(self, cwd: Path, disk: dict[str, Any], how: str = ON_THE_SPOT) -> Done:
         """One start of the training, on a disk with that fault, or without one."""
         forks = self._idle.get()
         try:
-            return forks.fit(cwd, *TRAINING, disk={"block_bytes": _BLOCK_BYTES, **disk})
+            return forks.fit(cwd, *TRAINING, how, disk={"block_bytes": _BLOCK_BYTES, **disk})
         finally:
             self._idle.put(forks)
 
@@ -98,8 +100,8 @@ def committed(done: Done) -> list[int]:
 
 
 def resumed(done: Done) -> int:
-    """The step that a start went on from."""
-    found = re.search(r"^resuming at step (\d+)", done.err, re.MULTILINE)
+    """The step that a start went on from, or found to be the last."""
+    found = re.search(r"^(?:resuming|\S+ is finished) at step (\d+)", done.err + done.out, re.MULTILINE)
     return int(found[1]) if found else 0
 
 
@@ -130,15 +132,25 @@ def test_a_write_torn_by_a_kill_loses_nothing_that_was_committed(campaign: Campa
     assert_recovers(campaign, "tear", writes, tmp_path)
 
 
-def assert_recovers(campaign: Campaign, fault: str, numbers: Iterable[int], folder: Path) -> None:
+def test_a_kill_at_any_moment_of_saves_behind_the_training_loses_nothing_that_was_committed(
+    campaign: Campaign, tmp_path: Path
+) -> None:
+    assert_recovers(
+        campaign, "kill", range(2, len(campaign.operations) - 20, 4), tmp_path, "checkpoint.save_async=true"
+    )
+
+
+def assert_recovers(
+    campaign: Campaign, fault: str, numbers: Iterable[int], folder: Path, how: str = ON_THE_SPOT
+) -> None:
     """After a death at any of these operations an ordinary start goes on, and ends as if nothing had been."""
 
     def check(number: int, own: Path) -> None:
-        died = campaign.fit(own, {"at": number, "fault": fault})
+        died = campaign.fit(own, {"at": number, "fault": fault}, how)
         assert died.killed
-        again = campaign.fit(own, {})
+        again = campaign.fit(own, {}, how)
         assert again.code == 0, again.err
-        assert resumed(again) >= max(committed(died))
+        assert resumed(again) >= max(committed(died), default=0)
         assert_same_run(own / "run", campaign.run)
 
     campaign.each(numbers, folder, check)

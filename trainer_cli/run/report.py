@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.naming import parse_step
-from trainer_cli.checkpoint.soundness import catalog_of
 from trainer_cli.run.rundir import Outcome, RunDir
 
 if TYPE_CHECKING:
@@ -103,7 +102,8 @@ def kept(trainer: Trainer) -> list[dict[str, str]]:
 def already_done(run: RunDir, step: int, reason: str) -> None:
     """A finished run was started again."""
     print(f"{run.path} is finished at step {step} ({reason}); nothing to do.")
-    more = f"; to evaluate:\n  {_validate_command(run)}" if run.read_summary().get("checkpoints") else "."
+    kept = run.read_summary().get("checkpoints")
+    more = f"; to evaluate:\n  {_validate_command(run, kept)}" if kept else "."
     print(f"To train on, give a larger loop.max_duration{more}")
 
 
@@ -123,7 +123,7 @@ def closing(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None
         more = len(outcome.checkpoints) - 4
         print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
     if outcome.status == "finished":
-        evaluate = f"  {_validate_command(run)}\n" if outcome.checkpoints else ""
+        evaluate = f"  {_validate_command(run, outcome.checkpoints)}\n" if outcome.checkpoints else ""
         print(f"next:\n{evaluate}  tensorboard --logdir {run.path}")
     else:
         print("next: the same command again goes on from here.")
@@ -136,9 +136,9 @@ def _telling(checkpoints: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     return sorted(checkpoints, key=lambda one: shared[one["why"]])
 
 
-def _validate_command(run: RunDir) -> str:
+def _validate_command(run: RunDir, kept: Sequence[Mapping[str, Any]]) -> str:
     """What names the run's checkpoints: a glob, unless they lie elsewhere or have names of their own."""
-    usual = any(parse_step(name) is not None for name in catalog_of(run.checkpoints_folder).names())
+    usual = any(parse_step(one["name"]) is not None for one in kept) and run.checkpoints_folder.is_dir()
     return (
         f"train validate ckpt='{run.checkpoints_folder}/step*'" if usual else f"train validate ckpt={run.path}@latest"
     )
