@@ -25,6 +25,7 @@ from trainer_cli.checkpoint.format.memory import available_bytes
 from trainer_cli.checkpoint.format.port import Format
 from trainer_cli.checkpoint.process.background import Background
 from trainer_cli.checkpoint.process.port import Process
+from trainer_cli.checkpoint.snapshot import are_finite
 from trainer_cli.checkpoint.staging import Stager, Staging
 from trainer_cli.checkpoint.storage.port import Storage
 from trainer_cli.checkpoint.writer import Facts, facts_of
@@ -162,7 +163,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         def last_facts(facts: Facts) -> Facts:
             if before_commit is not None:
                 before_commit()
-            return replace(facts, finite=facts.finite and all(bool(torch.isfinite(one).all()) for one in trained))
+            return replace(facts, finite=facts.finite and are_finite(trained))
 
         staged: Future[None] = Future()
         try:

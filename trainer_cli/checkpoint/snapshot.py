@@ -344,7 +344,11 @@ def is_finite(model: nn.Module) -> bool:
 
     What is not trained may hold them for good: a mask of minus infinity, the start of a running minimum.
     """
+    return are_finite(value for value in model.parameters() if value.requires_grad)
+
+
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """True where no element of any of them is NaN or infinite; one wait for the device."""
     # The largest magnitude is NaN where any element is, and takes no memory of the tensor's size.
-    trained = [value for value in model.parameters() if value.requires_grad and value.numel()]
-    peaks = [torch.linalg.vector_norm(value.detach(), ord=torch.inf).float() for value in trained]
+    peaks = [torch.linalg.vector_norm(one.detach(), ord=torch.inf).float() for one in tensors if one.numel()]
     return not peaks or bool(torch.isfinite(torch.stack(peaks)).all())
