@@ -128,8 +128,8 @@ def train_sync() -> Saver:
     return save
 
 
-def train_async() -> Saver:
-    keeper = ours.async_checkpointer()
+def train_async(writer: str) -> Saver:
+    keeper = ours.async_checkpointer(writer)
 
     def save(state: Any, path: Path) -> Handed:
         # As the Trainer says of all that its optimizer changes: not before it has come to the gate.
@@ -148,5 +148,6 @@ SAVERS: Mapping[str, Callable[[], Saver]] = {
     "DCP async, process": lambda: dcp("process"),
     "torch's experimental, async": experimental,
     "train, sync": train_sync,
-    "train, async": train_async,
+    "train, async": lambda: train_async("process"),
+    "train, async, thread": lambda: train_async("thread"),
 }

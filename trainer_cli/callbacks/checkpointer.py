@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from trainer_cli.callbacks.flight import ORDINARY, Flights, same_metrics, saves_behind
 from trainer_cli.callbacks.retention import Retention
-from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer
+from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer, outliving_writer
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import (
@@ -29,10 +29,10 @@ from trainer_cli.checkpoint.rules import retention_rules, save_rules, typed
 from trainer_cli.checkpoint.snapshot import is_finite
 from trainer_cli.checkpoint.soundness import catalog_of, newest_sound
 from trainer_cli.checkpoint.staging import WeightsMovedError
-from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.local import WRITERS_S, LocalStorage
 from trainer_cli.checkpoint.writer import Facts
 from trainer_cli.config.garbage import uncollected
-from trainer_cli.config.schema import CheckpointConfig, OnSaveError
+from trainer_cli.config.schema import CheckpointConfig, OnSaveError, SaveWriter
 from trainer_cli.errors import ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
 
@@ -72,7 +72,7 @@ class CheckpointerCallback(Callback):
         folder: where checkpoints live, each in a directory of its own. `settings["folder"]` goes before it.
         identity: the run they belong to. By default a new run, or the one that `folder` already holds.
         process: where the bytes of removed checkpoints are freed; by default behind the training.
-        writer: where a save behind the training is written; by default a thread.
+        writer: where a save behind the training is written; by default as `settings["writer"]` says.
         settings: the fields of `CheckpointConfig` by name, for example `save_interval=250`.
     """
 
@@ -94,6 +94,8 @@ class CheckpointerCallback(Callback):
         self.checkpointer = make_sync_checkpointer(storage=self._storage_at, digest=self.settings.digest)
         self._flights: Flights | None = None
         if saves_behind(self.settings.save_async):
+            if writer is None and self.settings.writer is SaveWriter.process:
+                writer = outliving_writer()
             self._flights = Flights(
                 AsyncCheckpointer(storage=self._storage_at, digest=self.settings.digest, process=writer)
             )
@@ -123,6 +125,7 @@ class CheckpointerCallback(Callback):
         Raises:
             CheckpointError: there are some, and none is sound.
         """
+        self.storage.await_writers(WRITERS_S)
         entry = newest_sound(self.retention.catalog, self.identity.run_id, str(self.folder))
         return None if entry is None else self.folder / entry.name
 
@@ -135,6 +138,7 @@ class CheckpointerCallback(Callback):
             return
         self.checkpointer.format.trial(trainer.checkpoint_state())
         self._name(trainer)
+        self.storage.await_writers(WRITERS_S)
         self.storage.sweep()
         own = self.retention.own()
         if own and not self._is_gone_on_from(trainer):

@@ -8,6 +8,7 @@ What is written is byte for byte what `SyncCheckpointer` writes. One save is in 
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,15 +23,18 @@ import torch
 
 from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, Saving
 from trainer_cli.checkpoint.format.memory import available_bytes
-from trainer_cli.checkpoint.format.port import Format
+from trainer_cli.checkpoint.format.port import Format, Image
 from trainer_cli.checkpoint.process.background import Background
+from trainer_cli.checkpoint.process.outliving import Outliving, WriterDied
 from trainer_cli.checkpoint.process.port import Process
 from trainer_cli.checkpoint.snapshot import are_finite
 from trainer_cli.checkpoint.staging import Stager, Staging
+from trainer_cli.checkpoint.storage import disk
 from trainer_cli.checkpoint.storage.port import Storage
 from trainer_cli.checkpoint.writer import Facts, facts_of
 from trainer_cli.config.garbage import uncollected
-from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.config.schema import DigestAlgorithm, SaveWriter
+from trainer_cli.errors import SaveError
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +47,8 @@ class AsyncCheckpointer(FolderCheckpointer):
     """Saves behind its caller: `save` returns once the state is copied, or may be copied safely later.
 
     Args:
-        process: where copies are finished and written; by default a thread.
+        process: where copies are finished and written; by default a thread, and `Outliving` writes in a process of
+            its own, whose work a kill of this one does not end.
         available: tells how much memory can be had. A state of more than half of it is saved here and now.
     """
 
@@ -58,7 +63,7 @@ class AsyncCheckpointer(FolderCheckpointer):
     ) -> None:
         super().__init__(format=format, storage=storage, digest=digest)
         self.process: Process = process or Background("checkpoint-writer")
-        self.stager = Stager(self.format.image(), available=available)
+        self.stager = Stager(self.format.image(shared=self.process.carrier is not None), available=available)
         self._last: Future[None] | None = None
         self._told: set[str] = set()
 
@@ -99,6 +104,12 @@ class AsyncCheckpointer(FolderCheckpointer):
         self.process.submit(partial(self._write, storage, name, facts, staging, last_facts, written))
         return Saving(staging.staged, written)
 
+    def storage(self, root: str | Path) -> Storage:
+        root = Path(root).absolute()
+        if root not in self._storages and self.process.carrier is not None:
+            self._storages[root] = self._new_storage(root).carried_by(self.process.carrier)
+        return super().storage(root)
+
     def gate(self, *, asked: bool = False) -> bool:
         """Come here before `late` tensors are written: waits until they are copied, which costs next to nothing
         where nothing is. True where they were written already, which spoils the save in flight.
@@ -115,6 +126,7 @@ class AsyncCheckpointer(FolderCheckpointer):
     def close(self, timeout_s: float = _CLOSING_S) -> None:
         if self.settle(timeout_s):
             self.stager.image.close()
+            self.process.close()
         else:
             logger.warning("a save is still being written; where it does not become whole, nothing takes it")
         super().close()
@@ -132,7 +144,9 @@ class AsyncCheckpointer(FolderCheckpointer):
         image = self.stager.image
         try:
             staging.copy()
-            self.writer.write(storage, name, facts, image.write, needs=lambda: image.held_bytes, last_facts=last_facts)
+            if self.process.carrier is not None:
+                image.lend(self.process.carrier.lend)
+            self._commit(storage, name, facts, image, last_facts)
         except Exception as error:
             written.set_exception(error)
         except BaseException as error:
@@ -140,6 +154,19 @@ class AsyncCheckpointer(FolderCheckpointer):
             raise
         else:
             written.set_result(None)
+
+    def _commit(
+        self, storage: Storage, name: str, facts: Facts, image: Image, last_facts: Callable[[Facts], Facts]
+    ) -> None:
+        """Write the image, and once more where the process that wrote it died, or a full disk has room again."""
+        for again in (True, False):
+            try:
+                return self.writer.write(
+                    storage, name, facts, image.write, needs=lambda: image.held_bytes, last_facts=last_facts
+                )
+            except SaveError as error:
+                if not (again and _is_worth_another(error.__cause__, storage)):
+                    raise
 
     def _last_facts(self, staging: Staging, before_commit: Callable[[], object] | None, facts: Facts) -> Facts:
         finite = facts.finite and self.stager.image.is_finite()
@@ -201,12 +228,29 @@ class AsyncCheckpointer(FolderCheckpointer):
             logger.warning(message, *args)
 
 
+def _is_worth_another(cause: BaseException | None, storage: Storage) -> bool:
+    if isinstance(cause, WriterDied):
+        logger.warning("%s; another one begins the save anew", cause.strerror)
+        return True
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) and storage.make_room()
+
+
+def outliving_writer() -> Process | None:
+    """A place to write that outlives this process, or None where the system does not offer what it takes."""
+    return Outliving("checkpoint-writer", Path(disk.__file__)) if Outliving.is_offered() else None
+
+
 def make_async_checkpointer(
     *,
     format: Format | None = None,
     storage: Callable[[Path], Storage] | None = None,
     digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
-    process: Process | None = None,
+    writer: SaveWriter | str = SaveWriter.process,
 ) -> AsyncCheckpointer:
-    """A checkpointer that works by itself, without a Trainer, and writes behind its caller."""
+    """A checkpointer that works by itself, without a Trainer, and writes behind its caller.
+
+    Args:
+        writer: a process, which outlives its caller where the system offers what that takes, or a thread.
+    """
+    process = outliving_writer() if SaveWriter(writer) is SaveWriter.process else None
     return AsyncCheckpointer(format=format, storage=storage, digest=DigestAlgorithm(digest), process=process)

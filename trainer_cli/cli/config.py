@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from trainer_cli.cli.main import add_config_arguments
+from trainer_cli.config.garbage import uncollected
 
 EXAMPLES = """examples:
   train config +experiment=digits optimizer.lr=0.01
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--schema", action="store_true", help="print the JSON Schema that editors check YAML with")
 
 
+@uncollected()
 def run(args: argparse.Namespace) -> int:
     """Print what is asked for. Values that must still be given show as `???`."""
     places = {"config_dir": args.config_dir, "config_name": args.config_name, "missing_ok": True}

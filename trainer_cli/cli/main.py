@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import errno
+import gc
 import os
 import sys
 import traceback
@@ -61,6 +63,8 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code. Mistakes of the user become one message on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        atexit.register(_leave)
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -82,6 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             traceback.print_exc()
         return int(ExitCode.FAILED)
+
+
+def _leave() -> None:
+    """Where nothing was trained, nothing needs to be taken apart: to look through it all takes as long as an answer."""
+    if "torch" not in sys.modules:
+        gc.freeze()
 
 
 def _wants_all() -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.naming import CONFIG_FILE
-from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.local import WRITERS_S, LocalStorage
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
 from trainer_cli.config.difference import Change
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
@@ -85,11 +85,12 @@ def of_existing(
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
     changes = diff(stored.raw, composed.raw)
     folder = folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)
-    if holds_training(run, folder):
-        refuse_changes(changes, config.resume_allow, run.path, composed.origins)
     run_id = run.run_id
     attempt = len(run.attempts) + 1
     catalog = Catalog(storage(folder, run_id=run_id, attempt=attempt))
+    catalog.storage.await_writers(WRITERS_S)
+    if holds_training(run, folder):
+        refuse_changes(changes, config.resume_allow, run.path, composed.origins)
     summary = run.read_summary()
     ended = not reopens(stored.config.loop, config.loop)
     if config.resume in ("auto", "must") and ended:

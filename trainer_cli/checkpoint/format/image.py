@@ -12,7 +12,7 @@ its layout.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +44,10 @@ _Late = tuple[_Slot, torch.Tensor, int]
 
 
 class TensorsImage:
-    """The files of the tensors format, in memory."""
+    """The files of the tensors format, in memory; `shared` with a process that writes them, if one does."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
+        self._shared = shared
         self.size_bytes = 0
         """Of the memory that the last state needs."""
         self._memory: Memory | None = None
@@ -151,6 +152,11 @@ class TensorsImage:
         """Wait until every byte has arrived."""
         self._devices.finish()
 
+    def lend(self, to: Callable[[int, int, int], object]) -> None:
+        """Tell somebody of the memory that is shared: its descriptor, its address, its bytes."""
+        if self._memory is not None and self._memory.file is not None:
+            to(self._memory.file, self._memory.address, self._memory.size_bytes)
+
     def is_finite(self) -> bool:
         """True where no element of the trained tensors is NaN or infinite."""
         assert self._memory is not None
@@ -184,7 +190,7 @@ class TensorsImage:
         pinned = self._devices.see(self._tensors.values())
         if self._memory is None or self._memory.size_bytes < self.size_bytes:
             self._give_back()
-            self._memory = Memory(self.size_bytes, pinned=pinned)
+            self._memory = Memory(self.size_bytes, pinned=pinned, shared=self._shared)
         return self._memory
 
     def _give_back(self) -> None:

@@ -24,12 +24,22 @@ _compare.restype = ctypes.c_int
 
 
 class Memory:
-    """So many bytes, aligned to pages. `close` gives them back once nothing uses them."""
+    """So many bytes, aligned to pages. `close` gives them back once nothing uses them.
 
-    def __init__(self, size_bytes: int, *, pinned: bool = False) -> None:
+    Args:
+        shared: another process may map them too, by the descriptor `file`.
+    """
+
+    def __init__(self, size_bytes: int, *, pinned: bool = False, shared: bool = False) -> None:
         self.size_bytes = max(-(-size_bytes // _PAGE), 1) * _PAGE
-        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-        self._map = mmap.mmap(-1, self.size_bytes, **private)
+        self.file: int | None = None
+        if shared:
+            self.file = os.memfd_create("trainer-cli", os.MFD_CLOEXEC)
+            os.ftruncate(self.file, self.size_bytes)
+            self._map = mmap.mmap(self.file, self.size_bytes)
+        else:
+            private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+            self._map = mmap.mmap(-1, self.size_bytes, **private)
         # Forked data workers must not share it: each page written later would be copied for them.
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
             with suppress(OSError, AttributeError):
@@ -56,6 +66,9 @@ class Memory:
 
     def close(self) -> None:
         """Let go. The memory itself goes with the last view of it."""
+        file, self.file = self.file, None
+        if file is not None:
+            os.close(file)
         if self._pinned:
             self._pinned = False
             torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,6 +49,10 @@ class Image(Protocol):
         """Wait until every byte has arrived."""
         ...
 
+    def lend(self, to: Callable[[int, int, int], object]) -> None:
+        """Where it is shared, tell of its memory: descriptor, address, bytes."""
+        ...
+
     def is_finite(self) -> bool:
         """True where no element of the tensors at the addresses in `trained` is NaN or infinite."""
         ...
@@ -82,8 +86,9 @@ class Format(Protocol):
         """Write the files of one rank."""
         ...
 
-    def image(self) -> Image:
-        """A place in memory for the states of one training, from which they can be written later."""
+    def image(self, *, shared: bool = False) -> Image:
+        """A place in memory for the states of one training, from which they can be written later; by another
+        process where it is `shared`."""
         ...
 
     def read(

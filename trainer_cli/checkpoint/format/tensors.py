@@ -53,8 +53,8 @@ class TensorsFormat:
             sink.write(text)
         return FormatRecord({tensor_file(rank): aliases} if aliases else {})
 
-    def image(self) -> TensorsImage:
-        return TensorsImage()
+    def image(self, *, shared: bool = False) -> TensorsImage:
+        return TensorsImage(shared=shared)
 
     def read(
         self,

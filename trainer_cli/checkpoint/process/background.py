@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from trainer_cli.checkpoint.process.port import Work
+from trainer_cli.checkpoint.process.port import Carrier, Work
 
 
 class Background:
@@ -14,6 +14,11 @@ class Background:
 
     Between two pieces there is no thread, so that a data worker is seldom forked beside one.
     """
+
+    @property
+    def carrier(self) -> Carrier | None:
+        """None: the thread writes."""
+        return None
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -42,6 +47,9 @@ class Background:
         if thread is not None:
             thread.join(timeout_s)
         return thread is None or not thread.is_alive()
+
+    def close(self) -> None:
+        """Nothing is held: the thread is gone with its last piece."""
 
     def _work(self) -> None:
         while True:

@@ -159,6 +159,12 @@ class Disk:
             return False
         return True
 
+    def settle(self) -> None:
+        """Wait until whatever was asked for is done. OSError: the first of it that failed."""
+
+    def let_go(self) -> None:
+        """Nothing more is to come: let go of what was opened and locked for it."""
+
     def free_bytes(self, path: Path) -> int:
         """How many bytes this user can still write there."""
         found = os.statvfs(path)

@@ -6,11 +6,14 @@ import errno
 import logging
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import copy
 from functools import partial
 from operator import call
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.naming import (
     MANIFEST_FILE,
@@ -22,15 +25,23 @@ from trainer_cli.checkpoint.naming import (
     parse_hidden,
     removed_marker,
 )
+from trainer_cli.checkpoint.storage.carried import CarriedDisk
 from trainer_cli.checkpoint.storage.disk import Disk, StrPath
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
 from trainer_cli.checkpoint.storage.sink import Blocks
 from trainer_cli.checkpoint.storage.spare import Spare
 from trainer_cli.config.schema import DigestAlgorithm
 
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.process.port import Carrier
+
 logger = logging.getLogger(__name__)
 
 _LARGEST_PEEK = 64 * 1024 * 1024
+_LOOK_EVERY_S = 0.05
+_TELL_AFTER_S = 1.0
+WRITERS_S = 120.0
+"""So long a start waits for what a killed attempt handed over to be written."""
 
 
 class LocalStorage:
@@ -63,7 +74,8 @@ class LocalStorage:
         self.run_id = run_id
         self.attempt = attempt
         self._later, self._wait = later, wait
-        self._blocks = Blocks(disk or Disk())
+        self._disk = disk or Disk()
+        self._blocks = Blocks(self._disk)
         self._spare = Spare(self._blocks, self._discard_in_time) if recycle else None
         self._staged: set[str] = set()
         self._undeleted: set[Path] = set()
@@ -73,11 +85,16 @@ class LocalStorage:
     @property
     def disk(self) -> Disk:
         """Where it all happens."""
-        return self._blocks.disk
+        return self._disk
 
     @disk.setter
     def disk(self, disk: Disk) -> None:
-        self._blocks.disk = disk
+        self._disk = self._blocks.disk = disk
+
+    def carried_by(self, carrier: Carrier) -> LocalStorage:
+        other = copy(self)
+        other._blocks = Blocks(CarriedDisk(carrier, self.disk.block_bytes))
+        return other
 
     def names(self) -> list[str]:
         try:
@@ -98,18 +115,25 @@ class LocalStorage:
         self._refuse_existing(final)
         staging = self._hidden(Hidden.tmp, name)
         self._staged.add(staging.name)
+        disk = self._blocks.disk
         try:
-            self.disk.mkdir(staging)
+            disk.mkdir(staging)
             yield LocalWritableFolder(staging, self._blocks, digest, self._spare)
-            self.disk.fsync_dir(staging)
+            disk.fsync_dir(staging)
             self._clear_the_way(name)
-            self.disk.rename(staging, final)
+            disk.rename(staging, final)
+            disk.fsync_dir(self.root)
+            disk.settle()
         except BaseException:
+            with suppress(OSError):
+                # Nobody may be at work on what is removed.
+                disk.settle()
             self._discard_quietly(staging)
             raise
         finally:
             self._staged.discard(staging.name)
-        self.disk.fsync_dir(self.root)
+            with suppress(OSError):
+                disk.let_go()
 
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
@@ -219,6 +243,24 @@ class LocalStorage:
         logger.warning("%s is set aside as %s: %s", path, aside.name, why)
         return aside.name
 
+    def make_room(self) -> bool:
+        return self._spare is not None and self._spare.give_up()
+
+    def await_writers(self, timeout_s: float = WRITERS_S) -> bool:
+        began, told = time.monotonic(), False
+        while self._is_being_written():
+            waited = time.monotonic() - began
+            if waited >= timeout_s:
+                logger.warning(
+                    "a checkpoint of an attempt that was killed is still being written; it is not waited for"
+                )
+                return False
+            if waited >= _TELL_AFTER_S and not told:
+                told = True
+                logger.info("waiting for a checkpoint that an attempt before this one handed over to be written")
+            time.sleep(_LOOK_EVERY_S)
+        return True
+
     def sweep(self) -> list[str]:
         try:
             found = self.disk.listdir(self.root)
@@ -227,7 +269,7 @@ class LocalStorage:
         swept: list[str] = []
         for name in found:
             try:
-                if self._is_dead_remains(name):
+                if self._is_remains(name) and not self._is_held(name):
                     self._discard(self.root / name)
                 elif self._is_half_removed(name):
                     self._discard(self._to_trash(name))
@@ -315,7 +357,25 @@ class LocalStorage:
         except FileNotFoundError:
             return False
 
-    def _is_dead_remains(self, name: str) -> bool:
+    def _is_being_written(self) -> bool:
+        """Whether a process that outlived an attempt of this run still writes a checkpoint."""
+        try:
+            found = self.disk.listdir(self.root)
+        except FileNotFoundError:
+            return False
+        return any(self._is_remains(name) and self._is_held(name) for name in found)
+
+    def _is_held(self, name: str) -> bool:
+        try:
+            fd = self.disk.open(self.root / name)
+        except OSError:
+            return False
+        try:
+            return not self.disk.lock(fd, exclusive=True)
+        finally:
+            self.disk.close(fd)
+
+    def _is_remains(self, name: str) -> bool:
         hidden = parse_hidden(name)
         return (
             hidden is not None

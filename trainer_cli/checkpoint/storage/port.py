@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trainer_cli.checkpoint.manifest import FileEntry
 from trainer_cli.config.schema import DigestAlgorithm
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.process.port import Carrier
 
 Bytes = bytes | bytearray | memoryview
 
@@ -123,6 +126,18 @@ class Storage(Protocol):
 
     def set_aside(self, name: str, why: str) -> str:
         """Give a partial or damaged folder a hidden name, so that a save can take its place. The new name."""
+        ...
+
+    def carried_by(self, carrier: Carrier) -> Storage:
+        """The same place, whose saves are carried out by a process that outlives this one."""
+        ...
+
+    def make_room(self) -> bool:
+        """On a full disk: delete what is kept to be written over. False where there is nothing."""
+        ...
+
+    def await_writers(self, timeout_s: float) -> bool:
+        """Wait while such a process of an earlier attempt is at work, and say so; False where that took longer."""
         ...
 
     def sweep(self) -> list[str]:

@@ -1,0 +1,159 @@
+"""The program of the writer process: carries out operations on files in the order in which they come.
+
+    python -I -S carrier.py DISK_PY        with a socket as its standard input
+
+Of the standard library alone, so that it is there at once, small, and nothing of the user's is imported twice. It
+outlives whoever sends: what was sent is carried out, whether or not anybody is left to be told. After an operation
+that failed none is tried until the sender begins anew.
+
+Every packet is a list in JSON: the operation and what it is about. Files travel with it as descriptors:
+
+    open FILE+       that file is called so from here on          share +      the sender's memory
+    write FILE START SIZE        of the shared memory, or from the start of a file that comes along
+    close FILE, truncate FILE SIZE, fsync FILE, write_back FILE START SIZE, fsync_dir PATH, rename PATH PATH
+    hold +           what is locked stays so until all is over    begin        close all, forget what failed
+    end              answer what failed, if anything did
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib.util
+import json
+import mmap
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+_PACKET = 1 << 16
+_BLOCK = 1 << 26
+"""So much is asked of the disk at once: no more than this is written again through the page cache."""
+_REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class Carrier:
+    """What is open here, and what failed first."""
+
+    def __init__(self, channel: socket.socket, disk: Any) -> None:
+        self.channel = channel
+        self.disk = disk
+        self.failure: list[object] = []
+        self._memory: mmap.mmap | None = None
+        self._files: dict[int, int] = {}
+        self._held: list[int] = []
+        self._bookkeeping: dict[str, Callable[..., None]] = {
+            "open": self._open, "close": self._close, "share": self._share,
+            "hold": self._held.append, "begin": self._begin, "end": self._end,
+        }  # fmt: skip
+
+    def next(self) -> bool:
+        """Carry out one more; False where nobody sends any more."""
+        packet, files, _, _ = socket.recv_fds(self.channel, _PACKET, 1)
+        if not packet:
+            return False
+        name, *args = json.loads(packet)
+        if name in self._bookkeeping:
+            self._bookkeeping[name](*args, *files)
+            return True
+        try:
+            if not self.failure:
+                self._carry_out(name, args, files)
+        except OSError as error:
+            self.failure = [error.errno or errno.EIO, error.strerror, error.filename]
+        finally:
+            for file in files:
+                os.close(file)
+        return True
+
+    def _carry_out(self, name: str, args: list[Any], files: list[int]) -> None:
+        if name == "write":
+            self._write(self._files[args[0]], args[1], args[2], files)
+        elif name in ("truncate", "fsync", "write_back"):
+            getattr(self.disk, name)(self._files[args[0]], *args[1:])
+        elif name in ("fsync_dir", "rename"):
+            getattr(self.disk, name)(*args)
+        else:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), name)
+
+    def _write(self, file: int, start: int, size: int, files: list[int]) -> None:
+        if not size:
+            return
+        memory = mmap.mmap(files[0], start + size, prot=mmap.PROT_READ) if files else self._memory
+        if memory is None:
+            raise OSError(errno.EIO, "There is no memory to write from")
+        with memoryview(memory) as whole, whole[start : start + size] as view:
+            done = 0
+            while done < size:
+                done += self._write_once(file, view[done : done + _BLOCK])
+        if files:
+            memory.close()
+
+    def _write_once(self, file: int, view: memoryview) -> int:
+        flags = fcntl.fcntl(file, fcntl.F_GETFL)
+        with view:
+            try:
+                written = int(self.disk.write(file, view))
+            except OSError as error:
+                if not flags & _DIRECT or error.errno not in _REFUSED:
+                    raise
+                written = 0
+            else:
+                if written <= 0:
+                    raise OSError(errno.EIO, "The disk took no bytes")
+        if flags & _DIRECT and (written == 0 or written % mmap.PAGESIZE):
+            # It takes no more past the page cache.
+            self.disk.bypass_cache(file, on=False)
+        return written
+
+    def _open(self, name: int, file: int) -> None:
+        self._close(name)
+        self._files[name] = file
+
+    def _close(self, name: int) -> None:
+        file = self._files.pop(name, None)
+        if file is not None:
+            os.close(file)
+
+    def _share(self, file: int) -> None:
+        self._unshare()
+        self._memory = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+        os.close(file)
+
+    def _unshare(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
+
+    def _begin(self) -> None:
+        for name in list(self._files):
+            self._close(name)
+        while self._held:
+            os.close(self._held.pop())
+        self.failure = []
+
+    def _end(self) -> None:
+        with suppress(OSError):
+            self.channel.send(json.dumps(self.failure).encode())
+
+
+def main() -> None:
+    """Carry out whatever comes, to the end of it. Signals are for the training; this ends when that is gone."""
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    spec = importlib.util.spec_from_file_location("disk", sys.argv[1])
+    assert spec is not None and spec.loader is not None
+    disk = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(disk)
+    carrier = Carrier(socket.socket(fileno=0), disk.Disk())
+    while carrier.next():
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A disk whose slow operations another process carries out, so that they are done although this one is killed.
+
+What is asked here, such as whether something is there, is asked of the disk itself. What is written, brought to rest
+and named goes to the carrier, in order, and nobody waits for it before `settle`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer_cli.checkpoint.storage.disk import Disk
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.process.port import Carrier
+
+_MOST_COPIED = 64 * 1024 * 1024
+"""So many bytes may be on their way that do not lie in shared memory."""
+
+
+class CarriedDisk(Disk):
+    """For the files of one folder at a time, from `mkdir` to `settle`."""
+
+    def __init__(self, carrier: Carrier, block_bytes: int = Disk.block_bytes) -> None:
+        self.block_bytes = block_bytes
+        self._carrier = carrier
+        self._known: set[int] = set()
+        self._copied_bytes = 0
+
+    def mkdir(self, path: Path) -> None:
+        """Make the folder that all is for. It stays locked as long as anybody is at work on it."""
+        super().mkdir(path)
+        self._known.clear()
+        self._copied_bytes = 0
+        self._carrier.begin()
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if self.lock(fd, exclusive=True):
+                self._carrier.send("hold", files=[fd])
+        finally:
+            os.close(fd)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        self._tell_of(fd)
+        size = len(data)
+        start = None if data.readonly else self._carrier.place_of(_address(data), size)
+        if start is not None:
+            self._carrier.send("write", fd, start, size)
+        elif size:
+            self._send_copy(fd, data)
+        return size
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        self._tell_of(fd)
+        self._carrier.send("truncate", fd, size_bytes)
+
+    def write_back(self, fd: int, start: int, size_bytes: int) -> None:
+        self._tell_of(fd)
+        self._carrier.send("write_back", fd, start, size_bytes)
+
+    def fsync(self, fd: int) -> None:
+        self._tell_of(fd)
+        self._carrier.send("fsync", fd)
+
+    def close(self, fd: int) -> None:
+        if fd in self._known:
+            self._known.discard(fd)
+            self._carrier.send("close", fd)
+        super().close(fd)
+
+    def fsync_dir(self, path: Path) -> None:
+        self._carrier.send("fsync_dir", str(path.absolute()))
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._carrier.send("rename", str(old.absolute()), str(new.absolute()))
+
+    def settle(self) -> None:
+        self._carrier.end()
+
+    def let_go(self) -> None:
+        self._carrier.begin()
+
+    def _tell_of(self, fd: int) -> None:
+        if fd not in self._known:
+            self._carrier.send("open", fd, files=[fd])
+            self._known.add(fd)
+
+    def _send_copy(self, fd: int, data: memoryview) -> None:
+        """What lies in memory of this process goes along as a file without a name."""
+        if self._copied_bytes > _MOST_COPIED:
+            self._carrier.end()
+            self._copied_bytes = 0
+        memory = os.memfd_create("trainer-cli", os.MFD_CLOEXEC)
+        try:
+            left = data
+            while left:
+                left = left[os.write(memory, left) :]
+            self._carrier.send("write", fd, 0, len(data), files=[memory])
+        finally:
+            os.close(memory)
+        self._copied_bytes += len(data)
+
+
+def _address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
