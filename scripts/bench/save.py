@@ -50,7 +50,7 @@ def savers(tree: Tree) -> dict[str, Save]:
         "train, sync": partial(keeper.save, tree),
     }
     if ours.has_async():
-        behind = ours.async_checkpointer()
+        behind = ours.async_checkpointer("process")
 
         def awaited(path: Path) -> None:
             _, written = behind.save(tree, path)

@@ -15,6 +15,7 @@ from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, tr
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
+from trainer_cli.checkpoint.storage.carried import CarriedDisk
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.errors import CheckpointError, ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
@@ -144,8 +145,10 @@ def test_a_checkpoint_holds_the_metrics_measured_at_its_step_and_what_travels_wi
     assert (last["run_id"], last["attempt"], last["epoch"], last["finite"]) == ("r1", 3, 3, True)
 
 
-@pytest.mark.parametrize("save_async", [True, False])
-def test_metrics_are_at_rest_before_the_checkpoint_that_promises_them(tmp_path: Path, save_async: bool) -> None:
+@pytest.mark.parametrize(("save_async", "writer"), [(True, "process"), (True, "thread"), (False, "thread")])
+def test_metrics_are_at_rest_before_the_checkpoint_that_promises_them(
+    tmp_path: Path, save_async: bool, writer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     book: list[str] = []
 
     class Watched(ListLogger):
@@ -158,7 +161,13 @@ def test_metrics_are_at_rest_before_the_checkpoint_that_promises_them(tmp_path: 
             book.append(new.name)
             super().rename(old, new)
 
-    callback = CheckpointerCallback(tmp_path, save_interval=2, save_async=save_async)
+    def rename(disk: CarriedDisk, old: Path, new: Path) -> None:
+        book.append(new.name)
+        handed_over(disk, old, new)
+
+    handed_over = CarriedDisk.rename
+    monkeypatch.setattr(CarriedDisk, "rename", rename)
+    callback = CheckpointerCallback(tmp_path, save_interval=2, save_async=save_async, writer=writer)
     callback.storage.disk = Renames()
     trainer(loggers=[Watched()], settings={"max_duration": 4, "log_interval": 2}, checkpoint=callback).fit(loader())
     assert [entry for entry in book if entry.startswith("step")] == ["step0", "step2", "step4"]
@@ -596,7 +605,7 @@ class FullFor(Disk):
 def test_a_failed_save_ends_the_training_or_is_passed_over(
     tmp_path: Path, settings: dict[str, Any], fail: tuple[int, ...], left: list[int] | None, caplog: Any
 ) -> None:
-    callback = CheckpointerCallback(tmp_path, save_interval=2, **settings)
+    callback = CheckpointerCallback(tmp_path, save_interval=2, writer="thread", **settings)
     callback.storage.disk = FullFor(*fail)
     made = trainer(settings={"max_duration": 8}, checkpoint=callback)
     if left is None:

@@ -17,6 +17,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.checkpoint.process.background import Background
 from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import SaveError
 from trainer_cli.trainer.hooks import Callback
 
@@ -24,7 +25,15 @@ from trainer_cli.trainer.hooks import Callback
 def fit(folder: Path, *callbacks: Callback, length: int = 9, disk: Disk | None = None, **settings: Any) -> Any:
     """A training with all that makes a resume hard: batch norm, dropout, an average of the weights, accumulation."""
     callback = CheckpointerCallback(
-        folder, **{"identity": RunIdentity(run_id="ours"), "save_interval": 1, "save_async": True, **settings}
+        folder,
+        **{
+            "identity": RunIdentity(run_id="ours"),
+            "save_interval": 1,
+            "save_async": True,
+            # A disk of the test's own is in this process.
+            "writer": "process" if disk is None else "thread",
+            **settings,
+        },
     )
     if disk is not None:
         callback.storage.disk = disk
@@ -60,11 +69,35 @@ def on_disk(folder: Path) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_the_disk_is_byte_for_byte_as_if_every_save_had_been_waited_for(tmp_path: Path, rules: dict[str, Any]) -> None:
-    for name in ("behind", "in_the_way"):
-        fit(tmp_path / name, **rules, save_async=name == "behind")
-    behind, in_the_way = on_disk(tmp_path / "behind"), on_disk(tmp_path / "in_the_way")
-    assert list(behind) == list(in_the_way)
-    assert behind == in_the_way
+    for name in ("process", "thread", "in_the_way"):
+        fit(
+            tmp_path / name,
+            **rules,
+            save_async=name != "in_the_way",
+            writer="process" if name == "process" else "thread",
+        )
+    process, thread, in_the_way = (on_disk(tmp_path / name) for name in ("process", "thread", "in_the_way"))
+    assert list(process) == list(thread) == list(in_the_way)
+    assert process == thread == in_the_way
+
+
+@pytest.mark.parametrize("writer", ["process", "thread"])
+def test_what_may_go_is_removed_by_the_writer_and_not_in_the_way_of_the_training(
+    tmp_path: Path, writer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[tuple[str, str]] = []
+
+    def remove(storage: LocalStorage, name: str) -> bool:
+        removed.append((name, threading.current_thread().name))
+        return taken(storage, name)
+
+    taken = LocalStorage.remove
+    monkeypatch.setattr(LocalStorage, "remove", remove)
+    fit(tmp_path, length=4, save_interval=None, ephemeral_save_interval=1, pre_train_checkpoint=False, writer=writer)
+    by_the_writer = [("step1", "checkpoint-writer"), ("step2", "checkpoint-writer")]
+    # The last save is on the spot, and what goes for it too.
+    assert removed == [*by_the_writer, ("step3", "MainThread")]
+    assert [path.name for path in tmp_path.glob("step*")] == ["step4"]
 
 
 class Aside(Noisy):

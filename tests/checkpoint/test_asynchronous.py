@@ -27,6 +27,8 @@ from trainer_cli.errors import SaveError
 class Held:
     """Work that is done when the test says so, by a thread of its own."""
 
+    carrier = None
+
     def __init__(self) -> None:
         self.waiting: list[Work] = []
 
@@ -37,6 +39,9 @@ class Held:
         while self.waiting:
             self.begin().join(timeout_s)
         return True
+
+    def close(self) -> None:
+        assert not self.waiting
 
     def begin(self) -> threading.Thread:
         thread = threading.Thread(target=self.waiting.pop(0))

@@ -168,51 +168,114 @@ def test_a_kill_after_any_packet_leaves_a_whole_checkpoint_or_none_and_once_all_
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_a_writer_that_is_killed_is_followed_by_another_which_makes_the_save(
-    writing: AsyncCheckpointer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+class Kills:
+    """Kills the writer when an operation is about to be sent for the first time, having stopped it before."""
+
+    def __init__(self, process: WriterProcess, operation: str, *, dead_already: bool) -> None:
+        self.process, self.operation, self.dead_already = process, operation, dead_already
+        self.killed: int | None = None
+        self.send = process.send
+        process.send = self  # type: ignore[method-assign]
+
+    def __call__(self, operation: str, *about: object, files: tuple[int, ...] = ()) -> None:
+        if operation == self.operation and self.killed is None:
+            pid = self.killed = self.process.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            if self.dead_already:
+                assert ended(pid)
+        self.send(operation, *about, files=files)
+
+
+@pytest.mark.parametrize("dead_already", [True, False])
+@pytest.mark.parametrize("operation", ["begin", "open", "write", "close", "rename", "end"])
+def test_a_writer_that_is_killed_costs_no_save_and_the_next_one_has_another(
+    writing: AsyncCheckpointer, tmp_path: Path, operation: str, dead_already: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    process, killed = process_of(writing), []
-    send = process.send
-
-    def killing(operation: str, *about: object, files: tuple[int, ...] = ()) -> None:
-        if operation == "rename" and not killed:
-            assert process.pid is not None
-            killed.append(process.pid)
-            os.kill(process.pid, signal.SIGKILL)
-            assert ended(process.pid)
-        send(operation, *about, files=files)
-
-    process.send = killing  # type: ignore[method-assign]
+    state = {"w": torch.arange(300_000.0)}
+    writing.save(state, tmp_path / "step1").written.result(30)
+    before = open_files()
+    process = process_of(writing)
+    kills = Kills(process, operation, dead_already=dead_already)
     with caplog.at_level(logging.WARNING):
-        writing.save(small_state(), tmp_path / "step1").written.result(30)
-    assert killed
-    assert process.pid not in killed
-    assert "the writer process died; another one begins the save anew" in caplog.text
-    writing.verify(tmp_path / "step1")
-    assert [path.name for path in tmp_path.iterdir()] == ["step1"]
+        writing.save(state, tmp_path / "step2").written.result(30)
+    assert kills.killed is not None
+    if dead_already:
+        assert "the writer process died (killed by signal 9); the training itself writes this checkpoint" in caplog.text
+    writing.save(state, tmp_path / "step3").written.result(30)
+    assert process.pid not in (None, kills.killed)
+    assert open_files() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step1", "step2", "step3"]
+    for step in (1, 2, 3):
+        writing.verify(tmp_path / f"step{step}")
 
 
-def test_where_every_writer_dies_the_save_fails_and_the_next_one_is_made(
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("how", ["no program", "it fails", "no memory to share"])
+def test_where_no_process_can_be_had_the_training_writes_and_says_so_once(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if how == "no program":
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
+    elif how == "it fails":
+        monkeypatch.setattr(carrier, "__file__", str(tmp_path / "nothing.py"))
+    else:
+        monkeypatch.setattr(os, "memfd_create", refuse)
+    checkpointer = AsyncCheckpointer(process=outliving_writer())
+    with caplog.at_level(logging.WARNING):
+        for step in (1, 2):
+            checkpointer.save(small_state(), tmp_path / f"step{step}").written.result(30)
+            checkpointer.verify(tmp_path / f"step{step}")
+    checkpointer.close()
+    told = 0 if how == "no memory to share" else 1
+    assert caplog.text.count("since no process for that can be had") == told
+    assert process_of(checkpointer).pid is None
+
+
+def refuse(*_: object) -> int:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def test_a_question_that_was_broken_off_leaves_no_answer_to_a_later_one(
     writing: AsyncCheckpointer, tmp_path: Path
 ) -> None:
-    writing.save(small_state(), tmp_path / "step1").written.result(30)
     process = process_of(writing)
-    end = process.end
+    writing.save(small_state(), tmp_path / "step1").written.result(30)
 
-    def killing() -> None:
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)
-        os.kill(process.pid, signal.SIGKILL)
-        end()
+    class Interrupted:
+        """A socket whose first answer is waited for in vain: Ctrl-C comes before."""
 
-    process.end = killing  # type: ignore[method-assign]
-    failure = writing.save(small_state(), tmp_path / "step2").written.exception(30)
-    assert isinstance(failure, SaveError)
-    assert "the writer process died" in str(failure)
-    process.end = end  # type: ignore[method-assign]
-    writing.save(small_state(), tmp_path / "step3").written.result(30)
-    assert {path.name for path in tmp_path.iterdir()} >= {"step1", "step3"}
-    writing.verify(tmp_path / "step1")
+        def __init__(self, channel: socket.socket) -> None:
+            self.channel = channel
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.channel, name)
+
+        def recv(self, size: int) -> bytes:
+            raise KeyboardInterrupt
+
+    process.begin()
+    assert process._channel is not None
+    process._channel = Interrupted(process._channel)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        process.end()
+    process.begin()
+    process.send("rename", str(tmp_path / "none"), str(tmp_path / "other"))
+    with pytest.raises(FileNotFoundError):
+        process.end()
+
+
+def test_two_folders_share_one_writer(writing: AsyncCheckpointer, tmp_path: Path) -> None:
+    state = {"w": torch.arange(300_000.0)}
+    for step in range(3):
+        for folder in ("a", "b"):
+            writing.save({**state, "step": step}, tmp_path / folder / f"step{step}").written.result(30)
+    for folder in ("a", "b"):
+        assert sorted(path.name for path in (tmp_path / folder).iterdir()) == ["step0", "step1", "step2"]
+        assert dict(writing.load(tmp_path / folder / "step2"))["step"] == 2
 
 
 def test_what_the_system_refuses_it_is_told_here_and_leaves_nothing(tmp_path: Path) -> None:
@@ -240,23 +303,89 @@ def test_a_larger_state_is_written_from_its_new_memory(writing: AsyncCheckpointe
         assert same(dict(SyncCheckpointer().load(tmp_path / f"step{step}")), state)
 
 
-def test_a_start_waits_for_what_is_still_written_and_takes_nothing_of_it_away(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    storage = LocalStorage(tmp_path, run_id=RUN, attempt=2)
-    staging = tmp_path / str(HiddenName(Hidden.tmp, "step5", RUN, 1, 0))
+def held(storage_root: Path, run_id: str) -> tuple[Path, int]:
+    """A checkpoint that somebody else still writes: its folder, and the descriptor that holds it."""
+    staging = storage_root / str(HiddenName(Hidden.tmp, "step5", run_id, 1))
     staging.mkdir()
-    held = os.open(staging, os.O_RDONLY)
-    try:
-        assert Disk().lock(held, exclusive=True)
-        assert not storage.await_writers(0.1)
-        assert "still being written" in caplog.text
-        assert storage.sweep() == []
-        assert staging.is_dir()
-    finally:
-        os.close(held)
+    descriptor = os.open(staging, os.O_RDONLY)
+    assert Disk().lock(descriptor, exclusive=True)
+    return staging, descriptor
+
+
+def test_a_start_takes_nothing_away_that_is_still_written_and_sweeps_it_afterwards(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, run_id=RUN, attempt=2)
+    staging, descriptor = held(tmp_path, RUN)
+    assert storage.sweep() == []
+    assert staging.is_dir()
+    os.close(descriptor)
     assert storage.await_writers(0.1)
     assert storage.sweep() == [staging.name]
+
+
+def test_what_comes_too_late_will_be_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It could win against what the run does meanwhile, such as going back to an older step."""
+    storage = LocalStorage(tmp_path, run_id=RUN, attempt=2)
+    staging, descriptor = held(tmp_path, RUN)
+    assert not storage.await_writers(0.1)
+    assert "comes too late, and will be no checkpoint" in caplog.text
+    with pytest.raises(FileNotFoundError):
+        staging.rename(tmp_path / "step5")
+    assert storage.await_writers(0.1)
+    os.close(descriptor)
+    assert len(storage.sweep()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_others_are_waited_for_where_it_is_not_known_whose_run_it_is_but_never_disowned(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, run_id=RUN)
+    staging, descriptor = held(tmp_path, "others")
+    assert storage.await_writers(0.1)
+    assert not storage.await_writers(0.1, anybody=True)
+    assert staging.is_dir()
+    os.close(descriptor)
+    assert storage.await_writers(0.1, anybody=True)
+
+
+def test_a_worker_forked_while_the_process_starts_holds_no_end_of_its_socket(tmp_path: Path) -> None:
+    program = """
+import os, subprocess, sys, threading, time
+from pathlib import Path
+from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer, outliving_writer
+real, starting = subprocess.Popen.__init__, threading.Event()
+
+def slow(*args, **kwargs):
+    starting.set()
+    time.sleep(0.3)
+    real(*args, **kwargs)
+    time.sleep(0.3)
+
+subprocess.Popen.__init__ = slow
+checkpointer = AsyncCheckpointer(process=outliving_writer())
+saving = checkpointer.save({"a": 1}, Path(sys.argv[1]) / "step1")
+assert starting.wait(30)
+worker = os.fork()
+if worker == 0:
+    os.closerange(0, 3)
+    time.sleep(60)
+    os._exit(0)
+saving.written.result()
+print(checkpointer.process.carrier.pid, worker, flush=True)
+os._exit(0)
+"""
+    outlived_by_a_worker(program, tmp_path)
+
+
+def outlived_by_a_worker(program: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(folder)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    writer, worker = map(int, done.stdout.split())
+    try:
+        assert ended(writer), "the writer process outlives the training without work"
+        assert not ended(worker, 0.01)
+    finally:
+        os.kill(worker, signal.SIGKILL)
 
 
 def test_it_ends_with_the_training_though_a_forked_worker_lives_on(tmp_path: Path) -> None:
@@ -274,13 +403,7 @@ if worker == 0:
 print(checkpointer.process.carrier.pid, worker, flush=True)
 os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120)
-    writer, worker = map(int, done.stdout.split())
-    try:
-        assert ended(writer), "the writer process outlives the training without work"
-        assert not ended(worker, 0.01)
-    finally:
-        os.kill(worker, signal.SIGKILL)
+    outlived_by_a_worker(program, tmp_path)
 
 
 def test_it_is_of_the_standard_library_alone_and_takes_no_signal_of_the_training(
@@ -293,7 +416,7 @@ def test_it_is_of_the_standard_library_alone_and_takes_no_signal_of_the_training
     assert "site-packages" not in loaded
     assert "torch" not in loaded
     assert os.getsid(pid) == pid
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         os.kill(pid, one)
     writing.save(small_state(), tmp_path / "step2").written.result(30)
     assert process_of(writing).pid == pid
@@ -380,18 +503,22 @@ def test_after_a_failure_nothing_is_tried_until_all_begins_anew(tmp_path: Path) 
     with ours, theirs:
         for packet in (
             ["begin"],
+            ["share"],
+            ["end"],
+            ["begin"],
             ["rename", str(tmp_path / "none"), str(tmp_path / "b")],
             ["rename", str(tmp_path / "a"), str(tmp_path / "b")],
             ["end"],
         ):
             ours.send(json.dumps(packet).encode())
             assert program.next()
+        assert json.loads(ours.recv(1 << 16)) == [errno.EBADF, "A descriptor was lost", "share"]
         assert json.loads(ours.recv(1 << 16)) == [errno.ENOENT, os.strerror(errno.ENOENT), str(tmp_path / "none")]
         assert (tmp_path / "a").is_dir()
         for packet in (["begin"], ["unheard of"], ["end"]):
             ours.send(json.dumps(packet).encode())
             assert program.next()
-        assert json.loads(ours.recv(1 << 16))[0] == errno.ENOSYS
+        assert json.loads(ours.recv(1 << 16))[:2] == [errno.EIO, "unheard of: KeyError: 'unheard of'"]
         for packet in (["begin"], ["rename", str(tmp_path / "a"), str(tmp_path / "b")], ["end"]):
             ours.send(json.dumps(packet).encode())
             assert program.next()

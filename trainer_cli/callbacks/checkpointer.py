@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -65,8 +66,8 @@ class CheckpointerCallback(Callback):
     """Saves at intervals, at fixed steps, at the end and on a stop; keeps and removes by rule.
 
     A save after which the training goes on is written behind it, one at a time. It counts as made from the beginning,
-    so that no rule saves twice; it is committed, and others may go for it, at a step's end once it is written. A
-    save at an end is made on the spot.
+    so that no rule saves twice; once it is written others may go for it, and at the next step's end it is taken up.
+    A save at an end is made on the spot.
 
     Args:
         folder: where checkpoints live, each in a directory of its own. `settings["folder"]` goes before it.
@@ -265,6 +266,7 @@ class CheckpointerCallback(Callback):
         self._last_saved_step = trainer.progress.step
         self.asked, self._owed = False, None
         self._committed(trainer, trainer.progress.step, decision, path)
+        self.retention.retire(self._last_saved_step)
         return path
 
     def _save_behind(self, trainer: Trainer, decision: Decision, flights: Flights) -> None:
@@ -275,7 +277,15 @@ class CheckpointerCallback(Callback):
             trainer.journal.hand_over()
             facts = self._facts_of(trainer, decision, None)
             flights.begin(
-                trainer, path, decision, facts, state=state, asked=self.asked, last_saved_step=self._last_saved_step
+                trainer,
+                path,
+                decision,
+                facts,
+                state=state,
+                asked=self.asked,
+                last_saved_step=self._last_saved_step,
+                # The writer's own work, before the save counts as done: nobody else looks at the disk meanwhile.
+                after_commit=partial(self.retention.retire, facts.step),
             )
         self._last_saved_step = facts.step
         self.asked, self._owed = False, None
@@ -305,7 +315,6 @@ class CheckpointerCallback(Callback):
         self._failures = 0
         log.info("committed step %d (%s)", step, decision.reason)
         trainer.hooks.call("on_after_save_checkpoint", trainer, path)
-        self.retention.retire(self._last_saved_step)
 
     def kept(self) -> dict[str, str]:
         """Each checkpoint of this run on the disk now, and why it is kept."""
@@ -395,7 +404,9 @@ class CheckpointerCallback(Callback):
             raise ConfigError(str(error), where="checkpoint.name") from None
 
     def _found_run_id(self) -> str | None:
-        newest = catalog_of(self.folder).newest_valid()
+        catalog = catalog_of(self.folder)
+        catalog.storage.await_writers(WRITERS_S, anybody=True)
+        newest = catalog.newest_valid()
         return newest.manifest.run_id if newest is not None and newest.manifest is not None else None
 
     def _storage_at(self, root: Path) -> LocalStorage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ class Flight:
 
 
 class Flights:
-    """At most one save in flight. All but the writing happens in the training's own thread."""
+    """At most one save in flight. All but writing, and removing what may go for it, is the training's own thread's."""
 
     def __init__(self, checkpointer: AsyncCheckpointer) -> None:
         self.checkpointer = checkpointer
@@ -67,6 +67,7 @@ class Flights:
         state: Mapping[str, Any],
         asked: bool,
         last_saved_step: int | None,
+        after_commit: Callable[[], object],
     ) -> None:
         """Begin to save this step; `trainer` is told to look up once it is written."""
         self._patience_s = _DRAINING_S
@@ -77,6 +78,7 @@ class Flights:
             late=_late_tensors(trainer),
             trained=[parameter for parameter in trainer.model.parameters() if parameter.requires_grad],
             before_commit=trainer.journal.make_durable,
+            after_commit=after_commit,
         )
         self.current = Flight(facts.step, path, decision, saving, facts.metrics, asked, last_saved_step)
 

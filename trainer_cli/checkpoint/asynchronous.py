@@ -1,9 +1,10 @@
-"""Saving behind the training: the state is copied, and a thread writes the copy while the next steps are made.
+"""Saving behind the training: the state is copied, and the copy is written while the next steps are made.
 
     caller   save: wait for the save before ─ plan ─ take ─┐            gate          (optimizer step)
     writer                                                 └─ copy ─ write, digest, fsync ─ prove ─ manifest ─ rename
 
-What is written is byte for byte what `SyncCheckpointer` writes. One save is in flight at most.
+The writer is a thread, which may have a process carry out what it writes: `process/outliving.py`. What is written is
+byte for byte what `SyncCheckpointer` writes. One save is in flight at most.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,24 +25,52 @@ import torch
 
 from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, Saving
 from trainer_cli.checkpoint.format.memory import available_bytes
-from trainer_cli.checkpoint.format.port import Format, Image
+from trainer_cli.checkpoint.format.port import Format, FormatRecord
 from trainer_cli.checkpoint.process.background import Background
 from trainer_cli.checkpoint.process.outliving import Outliving, WriterDied
 from trainer_cli.checkpoint.process.port import Process
 from trainer_cli.checkpoint.snapshot import are_finite
 from trainer_cli.checkpoint.staging import Stager, Staging
 from trainer_cli.checkpoint.storage import disk
-from trainer_cli.checkpoint.storage.port import Storage
+from trainer_cli.checkpoint.storage.port import Storage, WritableFolder
 from trainer_cli.checkpoint.writer import Facts, facts_of
 from trainer_cli.config.garbage import uncollected
 from trainer_cli.config.schema import DigestAlgorithm, SaveWriter
 from trainer_cli.errors import SaveError
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 _CLOSING_S = 600.0
 _TOLD_S = 1.0
 """A wait for the save before is told from so long on."""
+
+
+def _nothing() -> None:
+    """Nobody asked for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is to be saved where, and who is told."""
+
+    storage: Storage
+    name: str
+    facts: Facts
+    before_commit: Callable[[], object]
+    after_commit: Callable[[], object]
+    written: Future[None] = field(default_factory=Future)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """What comes of the work inside is for whoever asks the future; what is no error of the work goes on, too."""
+        try:
+            yield
+        except BaseException as error:
+            self.written.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self.written.set_result(None)
 
 
 class AsyncCheckpointer(FolderCheckpointer):
@@ -63,7 +93,8 @@ class AsyncCheckpointer(FolderCheckpointer):
     ) -> None:
         super().__init__(format=format, storage=storage, digest=digest)
         self.process: Process = process or Background("checkpoint-writer")
-        self.stager = Stager(self.format.image(shared=self.process.carrier is not None), available=available)
+        self.stager = Stager(self.format.image(lent_to=self.process.carrier), available=available)
+        self._carried: dict[Storage, Storage] = {}
         self._last: Future[None] | None = None
         self._told: set[str] = set()
 
@@ -75,7 +106,8 @@ class AsyncCheckpointer(FolderCheckpointer):
         facts: Facts | None = None,
         late: Iterable[torch.Tensor] = (),
         trained: Iterable[torch.Tensor] = (),
-        before_commit: Callable[[], object] | None = None,
+        before_commit: Callable[[], object] = _nothing,
+        after_commit: Callable[[], object] = _nothing,
     ) -> Saving:
         """Save a tree as the checkpoint at `path`; all but `late` may change as soon as this returns.
 
@@ -83,32 +115,24 @@ class AsyncCheckpointer(FolderCheckpointer):
             late: tensors that share memory with some of the tree and change only after the caller came to `gate`
                 again, as weights do that only the optimizer's step changes. They are copied meanwhile.
             trained: tensors that must hold neither NaN nor infinity for the checkpoint to be called finite.
-            before_commit: called by the writer when all files are at rest; with an OSError the save fails.
+            before_commit: called by the writer before it makes the manifest; with an OSError the save fails.
+            after_commit: called by the writer once it is committed; it raises nothing.
 
         Raises:
             UnsavableState: naming the owner of what cannot be saved.
         """
         storage, name = self._place(path)
-        facts = facts or facts_of(name)
+        order = _Order(storage, name, facts or facts_of(name), before_commit, after_commit)
         self._wait_for_the_last()
-        written: Future[None] = Future()
         with uncollected():
             if (why := self.stager.plan(state_dict)) is not None:
                 self._tell_once("room", "%s, so saves interrupt the training", why)
-                trained = list(trained)
-                return self._save_here(storage, name, state_dict, facts, trained, before_commit, written)
+                return self._save_here(order, state_dict, list(trained))
             places = {tensor.data_ptr() for tensor in late}
             staging = self.stager.take(places, {tensor.data_ptr() for tensor in trained})
-        self._last = written
-        last_facts = partial(self._last_facts, staging, before_commit)
-        self.process.submit(partial(self._write, storage, name, facts, staging, last_facts, written))
-        return Saving(staging.staged, written)
-
-    def storage(self, root: str | Path) -> Storage:
-        root = Path(root).absolute()
-        if root not in self._storages and self.process.carrier is not None:
-            self._storages[root] = self._new_storage(root).carried_by(self.process.carrier)
-        return super().storage(root)
+        self._last = order.written
+        self.process.submit(partial(self._write, order, staging))
+        return Saving(staging.staged, order.written)
 
     def gate(self, *, asked: bool = False) -> bool:
         """Come here before `late` tensors are written: waits until they are copied, which costs next to nothing
@@ -128,86 +152,71 @@ class AsyncCheckpointer(FolderCheckpointer):
             self.stager.image.close()
             self.process.close()
         else:
-            logger.warning("a save is still being written; where it does not become whole, nothing takes it")
+            log.warning("a save is still being written; where it does not become whole, nothing takes it")
+        self._carried.clear()
         super().close()
 
-    def _write(
-        self,
-        storage: Storage,
-        name: str,
-        facts: Facts,
-        staging: Staging,
-        last_facts: Callable[[Facts], Facts],
-        written: Future[None],
-    ) -> None:
+    def _write(self, order: _Order, staging: Staging) -> None:
         """The writer's whole work. What fails is for whoever asks the future."""
+
+        def last_facts(facts: Facts) -> Facts:
+            finite = facts.finite and image.is_finite()
+            order.before_commit()
+            staging.prove()
+            return replace(facts, finite=finite)
+
         image = self.stager.image
-        try:
+        with order.told():
             staging.copy()
-            if self.process.carrier is not None:
-                image.lend(self.process.carrier.lend)
-            self._commit(storage, name, facts, image, last_facts)
-        except Exception as error:
-            written.set_exception(error)
-        except BaseException as error:
-            written.set_exception(error)
-            raise
-        else:
-            written.set_result(None)
+            for storage in self._ways(order.storage):
+                try:
+                    self._commit(order, storage, image.write, lambda: image.held_bytes, last_facts)
+                except SaveError as error:
+                    if storage is order.storage or not _is_of_the_way(error.__cause__):
+                        raise
+                    log.warning("%s; the training itself writes this checkpoint", error.__cause__)
+                else:
+                    break
+            order.after_commit()
 
-    def _commit(
-        self, storage: Storage, name: str, facts: Facts, image: Image, last_facts: Callable[[Facts], Facts]
-    ) -> None:
-        """Write the image, and once more where the process that wrote it died, or a full disk has room again."""
-        for again in (True, False):
-            try:
-                return self.writer.write(
-                    storage, name, facts, image.write, needs=lambda: image.held_bytes, last_facts=last_facts
-                )
-            except SaveError as error:
-                if not (again and _is_worth_another(error.__cause__, storage)):
-                    raise
+    def _ways(self, storage: Storage) -> Iterator[Storage]:
+        """How to write there: by the process, if there is one, and where that fails for reasons of its own, here."""
+        carrier = self.process.carrier
+        if carrier is not None and carrier.is_ready():
+            if storage not in self._carried:
+                self._carried[storage] = storage.carried_by(carrier)
+            yield self._carried[storage]
+        yield storage
 
-    def _last_facts(self, staging: Staging, before_commit: Callable[[], object] | None, facts: Facts) -> Facts:
-        finite = facts.finite and self.stager.image.is_finite()
-        if before_commit is not None:
-            before_commit()
-        staging.prove()
-        return replace(facts, finite=finite)
-
-    def _save_here(
-        self,
-        storage: Storage,
-        name: str,
-        state_dict: Mapping[str, Any],
-        facts: Facts,
-        trained: list[torch.Tensor],
-        before_commit: Callable[[], object] | None,
-        written: Future[None],
-    ) -> Saving:
+    def _save_here(self, order: _Order, state_dict: Mapping[str, Any], trained: list[torch.Tensor]) -> Saving:
         """Without a copy: the caller waits for it all."""
 
         def last_facts(facts: Facts) -> Facts:
-            if before_commit is not None:
-                before_commit()
+            order.before_commit()
             return replace(facts, finite=facts.finite and are_finite(trained))
 
         staged: Future[None] = Future()
-        try:
-            self.writer.write(
-                storage,
-                name,
-                facts,
+        with order.told():
+            self._commit(
+                order,
+                order.storage,
                 lambda folder: self.format.write(folder, state_dict),
-                needs=lambda: self.format.trial(state_dict),
-                last_facts=last_facts,
+                lambda: self.format.trial(state_dict),
+                last_facts,
             )
-        except Exception as error:
-            written.set_exception(error)
-        else:
-            written.set_result(None)
+            order.after_commit()
         staged.set_result(None)
-        return Saving(staged, written)
+        return Saving(staged, order.written)
+
+    def _commit(
+        self,
+        order: _Order,
+        storage: Storage,
+        put: Callable[[WritableFolder], FormatRecord],
+        needs: Callable[[], int],
+        last_facts: Callable[[Facts], Facts],
+    ) -> None:
+        self.writer.write(storage, order.name, order.facts, put, needs=needs, last_facts=last_facts)
 
     def _wait_for_the_last(self) -> None:
         self.stager.release()
@@ -225,14 +234,13 @@ class AsyncCheckpointer(FolderCheckpointer):
     def _tell_once(self, what: str, message: str, *args: object) -> None:
         if what not in self._told:
             self._told.add(what)
-            logger.warning(message, *args)
+            log.warning(message, *args)
 
 
-def _is_worth_another(cause: BaseException | None, storage: Storage) -> bool:
-    if isinstance(cause, WriterDied):
-        logger.warning("%s; another one begins the save anew", cause.strerror)
-        return True
-    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT) and storage.make_room()
+def _is_of_the_way(cause: BaseException | None) -> bool:
+    """Whether a save may succeed another way: its writer died, or a disk is full, on which room can be made here."""
+    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or isinstance(cause, WriterDied)
 
 
 def outliving_writer() -> Process | None:

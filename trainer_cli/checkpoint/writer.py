@@ -72,7 +72,7 @@ class Writer:
     ) -> None:
         """Commit what `put` writes. What is there already, whole, is never written again.
 
-        `last_facts` is asked when every byte is at rest, before the manifest is made; `needs` says how many bytes it
+        `last_facts` is asked when all else is written, before the manifest is made; `needs` says how many bytes it
         would have been, where there is no room.
 
         Raises:
@@ -81,6 +81,7 @@ class Writer:
         where = storage.location(name)
         try:
             if self._is_saved(storage, name, facts):
+                storage.bring_to_rest()
                 logger.info("%s is there already, and is not written again", where)
                 return
             self._write(storage, name, facts, put, last_facts)

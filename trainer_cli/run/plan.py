@@ -40,10 +40,13 @@ if TYPE_CHECKING:
 
 
 class Untouched(LocalStorage):
-    """A storage for one who only looks: what is unsound is passed over, and stays where it is."""
+    """A storage for one who only looks: what is unsound is passed over and left where it is, nothing is waited for."""
 
     def set_aside(self, name: str, why: str) -> str:
         return name
+
+    def await_writers(self, timeout_s: float = 0.0, *, anybody: bool = False) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ its layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from trainer_cli.checkpoint.format.port import FormatRecord
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.codec import Leaf
+    from trainer_cli.checkpoint.process.port import Carrier
     from trainer_cli.checkpoint.storage.port import WritableFolder
 
 _ORDINARY = {torch.Tensor, torch.nn.Parameter, np.ndarray}
@@ -44,10 +45,10 @@ _Late = tuple[_Slot, torch.Tensor, int]
 
 
 class TensorsImage:
-    """The files of the tensors format, in memory; `shared` with a process that writes them, if one does."""
+    """The files of the tensors format, in memory; that is lent to a process that writes them, if one does."""
 
-    def __init__(self, *, shared: bool = False) -> None:
-        self._shared = shared
+    def __init__(self, *, lent_to: Carrier | None = None) -> None:
+        self._lent_to = lent_to
         self.size_bytes = 0
         """Of the memory that the last state needs."""
         self._memory: Memory | None = None
@@ -152,11 +153,6 @@ class TensorsImage:
         """Wait until every byte has arrived."""
         self._devices.finish()
 
-    def lend(self, to: Callable[[int, int, int], object]) -> None:
-        """Tell somebody of the memory that is shared: its descriptor, its address, its bytes."""
-        if self._memory is not None and self._memory.file is not None:
-            to(self._memory.file, self._memory.address, self._memory.size_bytes)
-
     def is_finite(self) -> bool:
         """True where no element of the trained tensors is NaN or infinite."""
         assert self._memory is not None
@@ -190,12 +186,16 @@ class TensorsImage:
         pinned = self._devices.see(self._tensors.values())
         if self._memory is None or self._memory.size_bytes < self.size_bytes:
             self._give_back()
-            self._memory = Memory(self.size_bytes, pinned=pinned, shared=self._shared)
+            self._memory = Memory(self.size_bytes, pinned=pinned, shared=self._lent_to is not None)
+            if self._lent_to is not None and self._memory.file is not None:
+                self._lent_to.lend(self._memory.file, self._memory.address, self._memory.size_bytes)
         return self._memory
 
     def _give_back(self) -> None:
         memory, self._memory = self._memory, None
         if memory is not None:
+            if self._lent_to is not None:
+                self._lent_to.take_back()
             memory.close()
 
     def _copy(self, leaf: Leaf, slot: _Slot) -> None:

@@ -1,14 +1,19 @@
-"""Memory for a copy of a state: page-aligned, got once, kept by this process alone, and pinned where a GPU copies."""
+"""Memory for a copy of a state: page-aligned, got once, shared with nobody but who writes it, pinned for a GPU."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
+import weakref
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 _PAGE = mmap.PAGESIZE
 _BRIEF = 32 * 1024
@@ -27,20 +32,21 @@ class Memory:
     """So many bytes, aligned to pages. `close` gives them back once nothing uses them.
 
     Args:
-        shared: another process may map them too, by the descriptor `file`.
+        shared: another process shall be able to map them, by the descriptor `file`; where the system refuses that,
+            there is none.
     """
 
     def __init__(self, size_bytes: int, *, pinned: bool = False, shared: bool = False) -> None:
         self.size_bytes = max(-(-size_bytes // _PAGE), 1) * _PAGE
-        self.file: int | None = None
-        if shared:
-            self.file = os.memfd_create("trainer-cli", os.MFD_CLOEXEC)
-            os.ftruncate(self.file, self.size_bytes)
+        self.file = _file_in_memory(self.size_bytes) if shared else None
+        if self.file is not None:
             self._map = mmap.mmap(self.file, self.size_bytes)
+            os.register_at_fork(after_in_child=partial(_close_file, weakref.ref(self)))
         else:
             private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
             self._map = mmap.mmap(-1, self.size_bytes, **private)
-        # Forked data workers must not share it: each page written later would be copied for them.
+        # Forked data workers must not hold it: where it is private each page written later would be copied for them,
+        # and where it is shared they would keep it when it is given back.
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
             with suppress(OSError, AttributeError):
                 self._map.madvise(getattr(mmap, advice))
@@ -66,12 +72,36 @@ class Memory:
 
     def close(self) -> None:
         """Let go. The memory itself goes with the last view of it."""
-        file, self.file = self.file, None
-        if file is not None:
-            os.close(file)
+        self.close_file()
         if self._pinned:
             self._pinned = False
             torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]
+
+    def close_file(self) -> None:
+        """Let nobody else map it from here on."""
+        file, self.file = self.file, None
+        if file is not None:
+            os.close(file)
+
+
+def _close_file(memory: weakref.ref[Memory]) -> None:
+    if (one := memory()) is not None:
+        one.close_file()
+
+
+def _file_in_memory(size_bytes: int) -> int | None:
+    """A file without a name, or None where there can be none of that size."""
+    try:
+        file = os.memfd_create("trainer-cli", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(file, size_bytes)
+        except BaseException:
+            os.close(file)
+            raise
+    except (OSError, AttributeError) as error:
+        logger.debug("%s bytes cannot be shared with another process: %s", size_bytes, error)
+        return None
+    return file
 
 
 def _pin(address: int, size_bytes: int) -> bool:

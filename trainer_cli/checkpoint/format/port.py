@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.pending import Pending
     from trainer_cli.checkpoint.manifest import Manifest
+    from trainer_cli.checkpoint.process.port import Carrier
     from trainer_cli.checkpoint.storage.port import ReadableFolder, WritableFolder
 
 
@@ -49,10 +50,6 @@ class Image(Protocol):
         """Wait until every byte has arrived."""
         ...
 
-    def lend(self, to: Callable[[int, int, int], object]) -> None:
-        """Where it is shared, tell of its memory: descriptor, address, bytes."""
-        ...
-
     def is_finite(self) -> bool:
         """True where no element of the tensors at the addresses in `trained` is NaN or infinite."""
         ...
@@ -86,9 +83,9 @@ class Format(Protocol):
         """Write the files of one rank."""
         ...
 
-    def image(self, *, shared: bool = False) -> Image:
-        """A place in memory for the states of one training, from which they can be written later; by another
-        process where it is `shared`."""
+    def image(self, *, lent_to: Carrier | None = None) -> Image:
+        """A place in memory for the states of one training, from which they can be written later; its memory is
+        lent to a process that does."""
         ...
 
     def read(

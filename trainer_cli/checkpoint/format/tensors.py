@@ -15,6 +15,7 @@ from trainer_cli.checkpoint.format.reading import read_state
 from trainer_cli.checkpoint.manifest import Manifest
 
 if TYPE_CHECKING:
+    from trainer_cli.checkpoint.process.port import Carrier
     from trainer_cli.checkpoint.storage.port import ReadableFolder, WritableFolder
 
 
@@ -53,8 +54,8 @@ class TensorsFormat:
             sink.write(text)
         return FormatRecord({tensor_file(rank): aliases} if aliases else {})
 
-    def image(self, *, shared: bool = False) -> TensorsImage:
-        return TensorsImage(shared=shared)
+    def image(self, *, lent_to: Carrier | None = None) -> TensorsImage:
+        return TensorsImage(lent_to=lent_to)
 
     def read(
         self,

@@ -6,11 +6,12 @@ Of the standard library alone, so that it is there at once, small, and nothing o
 outlives whoever sends: what was sent is carried out, whether or not anybody is left to be told. After an operation
 that failed none is tried until the sender begins anew.
 
-Every packet is a list in JSON: the operation and what it is about. Files travel with it as descriptors:
+Every packet is a list in JSON: the operation and what it is about. A descriptor travels with those marked +:
 
-    open FILE+       that file is called so from here on          share +      the sender's memory
-    write FILE START SIZE        of the shared memory, or from the start of a file that comes along
-    close FILE, truncate FILE SIZE, fsync FILE, write_back FILE START SIZE, fsync_dir PATH, rename PATH PATH
+    open FILE +      that file is called so from here on          close FILE
+    share +          the sender's memory                          unshare      it is given back
+    write FILE START SIZE            of the shared memory         copy FILE SIZE +   the beginning of a file
+    truncate FILE SIZE, fsync FILE, write_back FILE START SIZE, fsync_dir PATH, rename PATH PATH
     hold +           what is locked stays so until all is over    begin        close all, forget what failed
     end              answer what failed, if anything did
 """
@@ -32,7 +33,9 @@ from typing import Any
 
 _PACKET = 1 << 16
 _BLOCK = 1 << 26
-"""So much is asked of the disk at once: no more than this is written again through the page cache."""
+"""So much is asked of the disk at once. Where it refuses midway, no more than this is written twice."""
+_FOR_THE_TRAINING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+_WITH_FILE = ("open", "share", "hold", "copy")
 _REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
@@ -47,9 +50,14 @@ class Carrier:
         self._memory: mmap.mmap | None = None
         self._files: dict[int, int] = {}
         self._held: list[int] = []
-        self._bookkeeping: dict[str, Callable[..., None]] = {
-            "open": self._open, "close": self._close, "share": self._share,
+        self._always: dict[str, Callable[..., None]] = {
+            "open": self._open, "close": self._close, "share": self._share, "unshare": self._unshare,
             "hold": self._held.append, "begin": self._begin, "end": self._end,
+        }  # fmt: skip
+        self._unless_failed: dict[str, Callable[..., None]] = {
+            "write": self._write, "copy": self._copy,
+            "truncate": self._of_file("truncate"), "fsync": self._of_file("fsync"),
+            "write_back": self._of_file("write_back"), "fsync_dir": disk.fsync_dir, "rename": disk.rename,
         }  # fmt: skip
 
     def next(self) -> bool:
@@ -58,41 +66,45 @@ class Carrier:
         if not packet:
             return False
         name, *args = json.loads(packet)
-        if name in self._bookkeeping:
-            self._bookkeeping[name](*args, *files)
-            return True
         try:
-            if not self.failure:
-                self._carry_out(name, args, files)
+            if (name in _WITH_FILE) != bool(files):
+                raise OSError(errno.EBADF, "A descriptor was lost", name)
+            if name in self._always:
+                self._always[name](*args, *files)
+            elif not self.failure:
+                self._unless_failed[name](*args, *files)
+            else:
+                _close(files)
         except OSError as error:
-            self.failure = [error.errno or errno.EIO, error.strerror, error.filename]
-        finally:
-            for file in files:
-                os.close(file)
+            self._fail(error.errno or errno.EIO, error.strerror, error.filename)
+        except Exception as error:
+            self._fail(errno.EIO, f"{name}: {type(error).__name__}: {error}", None)
         return True
 
-    def _carry_out(self, name: str, args: list[Any], files: list[int]) -> None:
-        if name == "write":
-            self._write(self._files[args[0]], args[1], args[2], files)
-        elif name in ("truncate", "fsync", "write_back"):
-            getattr(self.disk, name)(self._files[args[0]], *args[1:])
-        elif name in ("fsync_dir", "rename"):
-            getattr(self.disk, name)(*args)
-        else:
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), name)
+    def _fail(self, *failure: object) -> None:
+        self.failure = self.failure or list(failure)
 
-    def _write(self, file: int, start: int, size: int, files: list[int]) -> None:
-        if not size:
-            return
-        memory = mmap.mmap(files[0], start + size, prot=mmap.PROT_READ) if files else self._memory
-        if memory is None:
+    def _of_file(self, operation: str) -> Callable[..., None]:
+        carried_out = getattr(self.disk, operation)
+        return lambda name, *args: carried_out(self._files[name], *args)
+
+    def _write(self, name: int, start: int, size: int) -> None:
+        if self._memory is None:
             raise OSError(errno.EIO, "There is no memory to write from")
+        self._write_from(name, self._memory, start, size)
+
+    def _copy(self, name: int, size: int, source: int) -> None:
+        try:
+            with mmap.mmap(source, size, prot=mmap.PROT_READ) as memory:
+                self._write_from(name, memory, 0, size)
+        finally:
+            os.close(source)
+
+    def _write_from(self, name: int, memory: mmap.mmap, start: int, size: int) -> None:
+        file, done = self._files[name], 0
         with memoryview(memory) as whole, whole[start : start + size] as view:
-            done = 0
             while done < size:
                 done += self._write_once(file, view[done : done + _BLOCK])
-        if files:
-            memory.close()
 
     def _write_once(self, file: int, view: memoryview) -> int:
         flags = fcntl.fcntl(file, fcntl.F_GETFL)
@@ -122,8 +134,10 @@ class Carrier:
 
     def _share(self, file: int) -> None:
         self._unshare()
-        self._memory = mmap.mmap(file, 0, prot=mmap.PROT_READ)
-        os.close(file)
+        try:
+            self._memory = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+        finally:
+            os.close(file)
 
     def _unshare(self) -> None:
         memory, self._memory = self._memory, None
@@ -142,10 +156,16 @@ class Carrier:
             self.channel.send(json.dumps(self.failure).encode())
 
 
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
 def main() -> None:
     """Carry out whatever comes, to the end of it. Signals are for the training; this ends when that is gone."""
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for one in _FOR_THE_TRAINING:
         signal.signal(one, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_TRAINING)
     spec = importlib.util.spec_from_file_location("disk", sys.argv[1])
     assert spec is not None and spec.loader is not None
     disk = importlib.util.module_from_spec(spec)

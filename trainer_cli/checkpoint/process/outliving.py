@@ -13,10 +13,13 @@ from __future__ import annotations
 import array
 import errno
 import json
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,28 +29,40 @@ from pathlib import Path
 from trainer_cli.checkpoint.process import carrier
 from trainer_cli.checkpoint.process.background import Background
 
+log = logging.getLogger(__name__)
+
+_PACKET = 1 << 16
 _PATIENCE_S = 60.0
+"""So long the end of the process is waited for, and its first answer."""
 _ROOM = 1 << 20
 """What the socket is asked to hold; the system may give less."""
+_FOR_THE_TRAINING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 
 
 class WriterDied(OSError):
     """The writer process is gone, and what was sent to it may be done or not."""
 
-    def __init__(self) -> None:
-        super().__init__(errno.EIO, "the writer process died")
+    def __init__(self, how: str = "") -> None:
+        super().__init__(errno.EIO, f"the writer process died{how}")
 
 
 class WriterProcess:
-    """The sender's side. By one thread at a time."""
+    """The sender's side. By one thread at a time; whoever lends is no other while nothing is being written."""
 
     def __init__(self, disk: Path) -> None:
         self._disk = disk
         self._channel: socket.socket | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        self._shared: int | None = None
         self._lent: tuple[int, int, int] | None = None
-        os.register_at_fork(after_in_child=partial(_let_go, weakref.ref(self)))
+        self._is_shared = False
+        self._refused = False
+        self._starting = threading.Lock()
+        hook = partial(_at_fork, weakref.ref(self))
+        os.register_at_fork(
+            before=partial(hook, "before"),
+            after_in_parent=partial(hook, "parent"),
+            after_in_child=partial(hook, "child"),
+        )
 
     @property
     def pid(self) -> int | None:
@@ -56,7 +71,12 @@ class WriterProcess:
 
     def lend(self, file: int, address: int, size_bytes: int) -> None:
         """The memory in which most of what is written lies: a file without a name, mapped at an address."""
-        self._lent = (file, address, size_bytes)
+        self._lent, self._is_shared = (file, address, size_bytes), False
+
+    def take_back(self) -> None:
+        """That memory is given back."""
+        self._lent, self._is_shared = None, False
+        self._tell("unshare")
 
     def place_of(self, address: int, size_bytes: int) -> int | None:
         """Where something lies in the memory that was lent; None where it does not."""
@@ -65,18 +85,26 @@ class WriterProcess:
         start = address - self._lent[1]
         return start if start >= 0 and start + size_bytes <= self._lent[2] else None
 
+    def is_ready(self) -> bool:
+        """Whether there is memory to write from and a process that does, which is started if need be. One that cannot
+        be started is told of once, and not tried again."""
+        if self._lent is None or self._refused:
+            return False
+        try:
+            self._ensure()
+        except (OSError, ValueError) as error:
+            self._refused = True
+            log.warning("the training itself writes its checkpoints, since no process for that can be had: %s", error)
+            self.close()
+        return not self._refused
+
     def begin(self) -> None:
         """A new piece of work: start the process where there is none, and forget what failed before."""
-        if self._child is None or self._child.poll() is not None or self._channel is None:
-            self.close()
-            self._start()
+        self._ensure()
         self.send("begin")
-        if self._lent is not None:
-            file = self._lent[0]
-            # By its inode: the number of a descriptor, and an address, are used again.
-            if self._shared != (inode := os.fstat(file).st_ino):
-                self.send("share", files=[file])
-                self._shared = inode
+        if self._lent is not None and not self._is_shared:
+            self.send("share", files=[self._lent[0]])
+            self._is_shared = True
 
     def send(self, operation: str, *about: object, files: Sequence[int] = ()) -> None:
         """Have an operation carried out, after all those before it. Whether it failed is told by `end`.
@@ -86,12 +114,12 @@ class WriterProcess:
         """
         packet = json.dumps([operation, *about]).encode()
         sent = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
+        if self._channel is None:
+            raise WriterDied
         try:
-            if self._channel is None:
-                raise WriterDied
             self._channel.sendmsg([packet], sent)
-        except (BrokenPipeError, ConnectionError):
-            raise WriterDied from None
+        except ConnectionError:
+            raise self._dead() from None
 
     def end(self) -> None:
         """Wait until all is carried out.
@@ -103,53 +131,107 @@ class WriterProcess:
         self.send("end")
         assert self._channel is not None
         try:
-            answer = self._channel.recv(1 << 16)
+            answer = self._channel.recv(_PACKET)
         except ConnectionError:
             answer = b""
+        except BaseException:
+            # Its answer must not be taken for one to a later question.
+            self.let_go()
+            raise
         if not answer:
-            raise WriterDied
+            raise self._dead()
         failure = json.loads(answer)
         if failure:
             number, text, path = failure
             raise OSError(number, text, *([path] if path else []))
+
+    def forget(self) -> None:
+        """The piece of work is over, however it went."""
+        self._tell("begin")
 
     def close(self) -> None:
         """Let the process end once it has done what was sent."""
         child, self._child = self._child, None
         self.let_go()
         if child is not None:
-            try:
-                child.wait(_PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            with suppress(OSError):
-                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
-            # A session of its own: Ctrl-C in the terminal is not for it.
-            self._child = subprocess.Popen(
-                [sys.executable, "-I", "-S", carrier.__file__, str(self._disk)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                start_new_session=True,
-            )
-        self._channel, self._shared = ours, None
+            _awaited(child)
 
     def let_go(self) -> None:
         """Close this end. A forked data worker must not hold it: the process would outlive the training for ever."""
         channel, self._channel = self._channel, None
+        self._is_shared = False
         if channel is not None:
             channel.close()
 
+    def _tell(self, operation: str) -> None:
+        """Say something to the process, if there is one that listens."""
+        if self._channel is not None:
+            with suppress(OSError):
+                self.send(operation)
 
-def _let_go(sender: weakref.ref[WriterProcess]) -> None:
+    def _dead(self) -> WriterDied:
+        """What to raise where nobody listens any more; the next piece of work starts another process."""
+        self.let_go()
+        child, self._child = self._child, None
+        if child is None:
+            return WriterDied()
+        code = _awaited(child)
+        return WriterDied(f" (killed by signal {-code})" if code < 0 else f" (it ended with {code})")
+
+    def _ensure(self) -> None:
+        if self._channel is None or self._child is None or self._child.poll() is not None:
+            self.close()
+            with self._starting:
+                self._start()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # The signals that stop the training are not for it, from its first moment on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_TRAINING)
+        try:
+            with theirs:
+                self._child = subprocess.Popen(
+                    [sys.executable, "-I", "-S", carrier.__file__, str(self._disk)],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._channel = ours
+        with suppress(OSError):
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+        ours.settimeout(_PATIENCE_S)
+        self.end()
+        ours.settimeout(None)
+
+    def at_fork(self, moment: str) -> None:
+        """No fork happens while the process is started: it would inherit both ends of the socket."""
+        if moment == "before":
+            self._starting.acquire()
+            return
+        self._starting.release()
+        if moment == "child":
+            self.let_go()
+
+
+def _at_fork(sender: weakref.ref[WriterProcess], moment: str) -> None:
     if (one := sender()) is not None:
-        one.let_go()
+        one.at_fork(moment)
+
+
+def _awaited(child: subprocess.Popen[bytes]) -> int:
+    """The exit code of a process that should end now; it is made to if it does not."""
+    try:
+        return child.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()
 
 
 class Outliving(Background):
@@ -170,8 +252,10 @@ class Outliving(Background):
 
     @staticmethod
     def is_offered() -> bool:
-        """Whether this system has what it takes: memory to share without a name, sockets that keep packets whole."""
-        return hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET") and hasattr(socket, "recv_fds")
+        """Whether this system has what it takes: memory to share without a name, sockets that keep packets whole, and
+        an interpreter to start."""
+        has_parts = hasattr(os, "memfd_create") and hasattr(socket, "SOCK_SEQPACKET") and hasattr(socket, "recv_fds")
+        return has_parts and bool(sys.executable) and not getattr(sys, "frozen", False)
 
     def close(self) -> None:
         """Let the process end."""

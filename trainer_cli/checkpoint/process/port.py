@@ -15,6 +15,14 @@ class Carrier(Protocol):
         """The memory in which most of what is written lies: a file without a name, mapped at an address."""
         ...
 
+    def take_back(self) -> None:
+        """That memory is given back."""
+        ...
+
+    def is_ready(self) -> bool:
+        """Whether there is memory to write from, and somebody who does."""
+        ...
+
     def place_of(self, address: int, size_bytes: int) -> int | None:
         """Where something lies in the memory that was lent; None where it does not."""
         ...
@@ -29,6 +37,10 @@ class Carrier(Protocol):
 
     def end(self) -> None:
         """Wait until all is carried out. OSError: the first that failed; nothing was tried after it."""
+        ...
+
+    def forget(self) -> None:
+        """The piece of work is over, however it went."""
         ...
 
 

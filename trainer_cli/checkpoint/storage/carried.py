@@ -65,10 +65,12 @@ class CarriedDisk(Disk):
         self._carrier.send("fsync", fd)
 
     def close(self, fd: int) -> None:
-        if fd in self._known:
-            self._known.discard(fd)
-            self._carrier.send("close", fd)
-        super().close(fd)
+        try:
+            if fd in self._known:
+                self._known.discard(fd)
+                self._carrier.send("close", fd)
+        finally:
+            super().close(fd)
 
     def fsync_dir(self, path: Path) -> None:
         self._carrier.send("fsync_dir", str(path.absolute()))
@@ -80,7 +82,7 @@ class CarriedDisk(Disk):
         self._carrier.end()
 
     def let_go(self) -> None:
-        self._carrier.begin()
+        self._carrier.forget()
 
     def _tell_of(self, fd: int) -> None:
         if fd not in self._known:
@@ -97,7 +99,7 @@ class CarriedDisk(Disk):
             left = data
             while left:
                 left = left[os.write(memory, left) :]
-            self._carrier.send("write", fd, 0, len(data), files=[memory])
+            self._carrier.send("copy", fd, len(data), files=[memory])
         finally:
             os.close(memory)
         self._copied_bytes += len(data)

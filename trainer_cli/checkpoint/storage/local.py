@@ -243,17 +243,16 @@ class LocalStorage:
         logger.warning("%s is set aside as %s: %s", path, aside.name, why)
         return aside.name
 
-    def make_room(self) -> bool:
-        return self._spare is not None and self._spare.give_up()
+    def bring_to_rest(self) -> None:
+        self.disk.fsync_dir(self.root)
 
-    def await_writers(self, timeout_s: float = WRITERS_S) -> bool:
+    def await_writers(self, timeout_s: float = WRITERS_S, *, anybody: bool = False) -> bool:
         began, told = time.monotonic(), False
-        while self._is_being_written():
+        while held := self._being_written(anybody=anybody):
             waited = time.monotonic() - began
             if waited >= timeout_s:
-                logger.warning(
-                    "a checkpoint of an attempt that was killed is still being written; it is not waited for"
-                )
+                for name in held if not anybody else ():
+                    self._disown(name)
                 return False
             if waited >= _TELL_AFTER_S and not told:
                 told = True
@@ -357,23 +356,35 @@ class LocalStorage:
         except FileNotFoundError:
             return False
 
-    def _is_being_written(self) -> bool:
-        """Whether a process that outlived an attempt of this run still writes a checkpoint."""
+    def _being_written(self, *, anybody: bool) -> list[HiddenName]:
+        """The checkpoints that processes which outlived an attempt of this run, or of any run, still write."""
         try:
             found = self.disk.listdir(self.root)
         except FileNotFoundError:
-            return False
-        return any(self._is_remains(name) and self._is_held(name) for name in found)
+            return []
+        hidden = [one for name in found if name not in self._staged and (one := parse_hidden(name)) is not None]
+        staged = [one for one in hidden if one.kind is Hidden.tmp and (anybody or one.run_id == self.run_id)]
+        return [one for one in staged if self._is_held(str(one))]
+
+    def _disown(self, hidden: HiddenName) -> None:
+        """Have what is still being written come to nothing: it could win against what is made from now on."""
+        try:
+            self.disk.rename(self.root / str(hidden), self._hidden(Hidden.trash, hidden.name))
+        except FileNotFoundError:
+            return
+        self.disk.fsync_dir(self.root)
+        logger.warning("%s comes too late, and will be no checkpoint", self.root / str(hidden))
 
     def _is_held(self, name: str) -> bool:
+        """True where a process holds a folder. Where nobody can tell, it counts as dead: whoever writes will fail."""
         try:
             fd = self.disk.open(self.root / name)
+            try:
+                return not self.disk.lock(fd, exclusive=True)
+            finally:
+                self.disk.close(fd)
         except OSError:
             return False
-        try:
-            return not self.disk.lock(fd, exclusive=True)
-        finally:
-            self.disk.close(fd)
 
     def _is_remains(self, name: str) -> bool:
         hidden = parse_hidden(name)

@@ -20,7 +20,8 @@ class Sink(Protocol):
     """One file being written, from its first byte to its last."""
 
     def write(self, data: Bytes) -> None:
-        """Append bytes. They are taken before this returns."""
+        """Append bytes. They are taken before this returns; where a process carries it out, those in memory that was
+        lent to it are taken by the end of `writing`."""
         ...
 
 
@@ -33,7 +34,7 @@ class WritableFolder(Protocol):
         ...
 
     def create(self, file: str) -> AbstractContextManager[Sink]:
-        """A new file; at rest, and among `files`, on clean exit."""
+        """A new file; among `files` on clean exit, and at rest before the folder has its name."""
         ...
 
 
@@ -132,12 +133,15 @@ class Storage(Protocol):
         """The same place, whose saves are carried out by a process that outlives this one."""
         ...
 
-    def make_room(self) -> bool:
-        """On a full disk: delete what is kept to be written over. False where there is nothing."""
+    def bring_to_rest(self) -> None:
+        """Return once the names of all that is there survive a power cut."""
         ...
 
-    def await_writers(self, timeout_s: float) -> bool:
-        """Wait while such a process of an earlier attempt is at work, and say so; False where that took longer."""
+    def await_writers(self, timeout_s: float, *, anybody: bool = False) -> bool:
+        """Wait while such a process of an earlier attempt of this run, or of anybody's, is at work.
+
+        False where that took longer: then what it writes of this run will be no checkpoint any more.
+        """
         ...
 
     def sweep(self) -> list[str]:
