@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import logging
 import os
@@ -29,15 +30,24 @@ from trainer_cli.checkpoint.process.outliving import Outliving, WriterProcess
 from trainer_cli.checkpoint.storage import disk as disk_module
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.port import Storage
 from trainer_cli.errors import SaveError
 
 pytestmark = pytest.mark.skipif(not Outliving.is_offered(), reason="this system shares no memory without a name")
 RUN = "ours"
 
 
+class SmallBlocks(Disk):
+    """On which files of 64 KiB are large already: written past the page cache, from the memory that is shared."""
+
+    block_bytes = 64 * 1024
+
+
 @pytest.fixture
 def writing(tmp_path: Path) -> Iterator[AsyncCheckpointer]:
-    made = AsyncCheckpointer(process=outliving_writer(), storage=lambda root: LocalStorage(root, run_id=RUN))
+    made = AsyncCheckpointer(
+        process=outliving_writer(), storage=lambda root: LocalStorage(root, run_id=RUN, disk=SmallBlocks())
+    )
     yield made
     made.close()
 
@@ -46,6 +56,10 @@ def process_of(checkpointer: AsyncCheckpointer) -> WriterProcess:
     found = checkpointer.process.carrier
     assert isinstance(found, WriterProcess)
     return found
+
+
+def carried(checkpointer: AsyncCheckpointer, root: Path) -> Storage:
+    return checkpointer.storage(root).carried_by(process_of(checkpointer))
 
 
 def ended(pid: int, timeout_s: float = 30) -> bool:
@@ -85,12 +99,12 @@ def test_its_files_are_byte_for_byte_those_of_the_other_savers(writing: AsyncChe
     assert process_of(writing).pid not in (None, os.getpid())
 
 
-@pytest.mark.parametrize("size", [0, 100, 4096, Disk.block_bytes - 1, 2 * Disk.block_bytes + 4097])
+@pytest.mark.parametrize("size", [0, 100, 4096, SmallBlocks.block_bytes - 1, 2 * SmallBlocks.block_bytes + 4097])
 def test_a_file_of_any_size_that_lies_in_no_shared_memory_arrives_whole(
     writing: AsyncCheckpointer, tmp_path: Path, size: int
 ) -> None:
     content = os.urandom(size)
-    with writing.storage(tmp_path).writing("step1") as folder:
+    with carried(writing, tmp_path).writing("step1") as folder:
         for name, data in (("big", content), ("manifest.json", b"{}")):
             with folder.create(name) as sink:
                 sink.write(data)
@@ -98,8 +112,8 @@ def test_a_file_of_any_size_that_lies_in_no_shared_memory_arrives_whole(
 
 
 def test_more_than_can_be_on_its_way_at_once_arrives_whole(writing: AsyncCheckpointer, tmp_path: Path) -> None:
-    piece = os.urandom(Disk.block_bytes)
-    with writing.storage(tmp_path).writing("step1") as folder:
+    piece = os.urandom(1 << 24)
+    with carried(writing, tmp_path).writing("step1") as folder:
         with folder.create("big") as sink:
             for _ in range(10):
                 sink.write(piece)
@@ -114,6 +128,7 @@ from pathlib import Path
 import torch
 from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer, outliving_writer
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.port import Storage
 
 root, most = Path(sys.argv[1]), int(sys.argv[2])
 
@@ -188,7 +203,7 @@ class Kills:
 
 
 @pytest.mark.parametrize("dead_already", [True, False])
-@pytest.mark.parametrize("operation", ["begin", "open", "write", "close", "rename", "end"])
+@pytest.mark.parametrize("operation", ["begin", "open", "write", "copy", "close", "rename", "end"])
 def test_a_writer_that_is_killed_costs_no_save_and_the_next_one_has_another(
     writing: AsyncCheckpointer, tmp_path: Path, operation: str, dead_already: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,7 +219,8 @@ def test_a_writer_that_is_killed_costs_no_save_and_the_next_one_has_another(
         assert "the writer process died (killed by signal 9); the training itself writes this checkpoint" in caplog.text
     writing.save(state, tmp_path / "step3").written.result(30)
     assert process.pid not in (None, kills.killed)
-    assert open_files() == before
+    gc.collect()
+    assert open_files() <= before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step1", "step2", "step3"]
     for step in (1, 2, 3):
         writing.verify(tmp_path / f"step{step}")

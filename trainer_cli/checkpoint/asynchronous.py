@@ -172,9 +172,10 @@ class AsyncCheckpointer(FolderCheckpointer):
                 try:
                     self._commit(order, storage, image.write, lambda: image.held_bytes, last_facts)
                 except SaveError as error:
-                    if storage is order.storage or not _is_of_the_way(error.__cause__):
+                    why = error.__cause__
+                    if storage is order.storage or not (isinstance(why, OSError) and _is_of_the_way(why)):
                         raise
-                    log.warning("%s; the training itself writes this checkpoint", error.__cause__)
+                    log.warning("%s; the training itself writes this checkpoint", why.strerror)
                 else:
                     break
             order.after_commit()
@@ -237,10 +238,9 @@ class AsyncCheckpointer(FolderCheckpointer):
             log.warning(message, *args)
 
 
-def _is_of_the_way(cause: BaseException | None) -> bool:
+def _is_of_the_way(why: OSError) -> bool:
     """Whether a save may succeed another way: its writer died, or a disk is full, on which room can be made here."""
-    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-    return full or isinstance(cause, WriterDied)
+    return isinstance(why, WriterDied) or why.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def outliving_writer() -> Process | None:

@@ -7,7 +7,6 @@ import logging
 import mmap
 import os
 import weakref
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +22,13 @@ _move_briefly.restype = ctypes.c_void_p
 _move = ctypes.CDLL(None).memmove
 _move.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _move.restype = ctypes.c_void_p
+_map = ctypes.CDLL(None, use_errno=True).mmap
+_map.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_map.restype = ctypes.c_void_p
+_unmap = ctypes.CDLL(None).munmap
+_unmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_advise = ctypes.CDLL(None).madvise
+_advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _compare = ctypes.CDLL(None).memcmp
 _compare.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _compare.restype = ctypes.c_int
@@ -39,28 +45,24 @@ class Memory:
     def __init__(self, size_bytes: int, *, pinned: bool = False, shared: bool = False) -> None:
         self.size_bytes = max(-(-size_bytes // _PAGE), 1) * _PAGE
         self.file = _file_in_memory(self.size_bytes) if shared else None
-        if self.file is not None:
-            self._map = mmap.mmap(self.file, self.size_bytes)
-            os.register_at_fork(after_in_child=partial(_close_file, weakref.ref(self)))
-        else:
-            private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-            self._map = mmap.mmap(-1, self.size_bytes, **private)
+        mapped = _mapped(self.file, self.size_bytes)
+        self.tensor = torch.frombuffer(mapped, dtype=torch.uint8)
+        self.address = self.tensor.data_ptr()
+        self._bytes = self.tensor.numpy().data
         # Forked data workers must not hold it: where it is private each page written later would be copied for them,
         # and where it is shared they would keep it when it is given back.
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            with suppress(OSError, AttributeError):
-                self._map.madvise(getattr(mmap, advice))
-        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
-        self.address = self.tensor.data_ptr()
+            _advise(self.address, self.size_bytes, getattr(mmap, advice, -1))
+        os.register_at_fork(after_in_child=partial(_close_file, weakref.ref(self)))
         self._pinned = pinned and _pin(self.address, self.size_bytes)
 
     def view(self, size_bytes: int) -> memoryview:
         """The first bytes of it."""
-        return memoryview(self._map)[:size_bytes]
+        return self._bytes[:size_bytes]
 
     def put(self, content: bytes, offset: int = 0) -> None:
         """Copy a few bytes in."""
-        self._map[offset : offset + len(content)] = content
+        self._bytes[offset : offset + len(content)] = content
 
     def copy(self, source: int, size_bytes: int, offset: int) -> None:
         """Copy what lies at an address in; more than a little without the interpreter's lock."""
@@ -102,6 +104,26 @@ def _file_in_memory(size_bytes: int) -> int | None:
         logger.debug("%s bytes cannot be shared with another process: %s", size_bytes, error)
         return None
     return file
+
+
+def _mapped(file: int | None, size_bytes: int) -> ctypes.Array[ctypes.c_ubyte]:
+    """Memory of a file or of nobody else, which goes with whatever looks at it last.
+
+    Not by Python's `mmap`: that keeps a descriptor of its own, which forked workers would inherit.
+    """
+    how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if file is None else mmap.MAP_SHARED
+    address = _map(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, how, -1 if file is None else file, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), f"{size_bytes:,} bytes of memory cannot be had")
+    mapped = (ctypes.c_ubyte * size_bytes).from_address(address)
+    weakref.finalize(mapped, _unmapped, os.getpid(), address, size_bytes).atexit = False
+    return mapped
+
+
+def _unmapped(owner: int, address: int, size_bytes: int) -> None:
+    """In a forked worker other memory may lie there by now."""
+    if os.getpid() == owner:
+        _unmap(address, size_bytes)
 
 
 def _pin(address: int, size_bytes: int) -> bool:

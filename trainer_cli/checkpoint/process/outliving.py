@@ -56,6 +56,7 @@ class WriterProcess:
         self._lent: tuple[int, int, int] | None = None
         self._is_shared = False
         self._refused = False
+        self._how = ""
         self._starting = threading.Lock()
         hook = partial(_at_fork, weakref.ref(self))
         os.register_at_fork(
@@ -115,7 +116,7 @@ class WriterProcess:
         packet = json.dumps([operation, *about]).encode()
         sent = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         if self._channel is None:
-            raise WriterDied
+            raise WriterDied(self._how)
         try:
             self._channel.sendmsg([packet], sent)
         except ConnectionError:
@@ -173,10 +174,10 @@ class WriterProcess:
         """What to raise where nobody listens any more; the next piece of work starts another process."""
         self.let_go()
         child, self._child = self._child, None
-        if child is None:
-            return WriterDied()
-        code = _awaited(child)
-        return WriterDied(f" (killed by signal {-code})" if code < 0 else f" (it ended with {code})")
+        if child is not None:
+            code = _awaited(child)
+            self._how = f" (killed by signal {-code})" if code < 0 else f" (it ended with {code})"
+        return WriterDied(self._how)
 
     def _ensure(self) -> None:
         if self._channel is None or self._child is None or self._child.poll() is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,12 +66,12 @@ class CarriedDisk(Disk):
         self._carrier.send("fsync", fd)
 
     def close(self, fd: int) -> None:
-        try:
-            if fd in self._known:
-                self._known.discard(fd)
+        if fd in self._known:
+            self._known.discard(fd)
+            # Where nobody listens any more, whatever comes next tells of it.
+            with suppress(OSError):
                 self._carrier.send("close", fd)
-        finally:
-            super().close(fd)
+        super().close(fd)
 
     def fsync_dir(self, path: Path) -> None:
         self._carrier.send("fsync_dir", str(path.absolute()))
