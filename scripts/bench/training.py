@@ -62,6 +62,7 @@ class Training:
         self.gate: Gate | None = None
         for _ in range(3):
             self.step()
+        self._named = dict(self.model.named_parameters())
 
     def step(self) -> None:
         self.model(self.batch)["loss"].backward()
@@ -72,13 +73,12 @@ class Training:
 
     def state(self) -> Tree:
         """The live tensors: weights and both moments."""
-        named = {name: one.detach() for name, one in self.model.named_parameters()}
         kept = self.optimizer.state
         moments: Tree = {
-            moment: {name: kept[one][moment] for name, one in self.model.named_parameters()}
+            moment: {name: kept[one][moment] for name, one in self._named.items()}
             for moment in ("exp_avg", "exp_avg_sq")
         }
-        return {"model": named, **moments}
+        return {"model": {name: one.detach() for name, one in self._named.items()}, **moments}
 
 
 def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:

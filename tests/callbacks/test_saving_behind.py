@@ -207,7 +207,7 @@ def test_an_end_that_is_wanted_at_once_waits_for_no_disk_that_hangs(
     monkeypatch.setattr("trainer_cli.callbacks.flight._HURRIED_S", 0.1)
     disk, writer = Blocks(), Background("writer")
     with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path, Interrupted(disk), disk=disk, writer=writer, save_interval=3, pre_train_checkpoint=False)
+        fit(tmp_path, Interrupted(disk), disk=disk, behind=writer, save_interval=3, pre_train_checkpoint=False)
     assert "the save of step 3 has not come to an end" in caplog.text
     assert [path.name for path in tmp_path.glob("step*")] == []
     disk.go_on.set()
@@ -266,7 +266,7 @@ class Writes(Callback):
 def test_weights_written_elsewhere_cost_that_save_alone_and_the_next_step_makes_up_for_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer_cli.checkpoint.staging._LATEST_S", 600.0)
+    monkeypatch.setattr("trainer_cli.checkpoint.staging._AT_LEAST_S", 600.0)
     fit(tmp_path, Writes(asks=False), save_interval=3)
     assert sorted(path.name for path in tmp_path.glob("step*")) == ["step0", "step4", "step6", "step9"]
     assert "model/body.0.weight changed outside the optimizer's step while it was copied" in caplog.text

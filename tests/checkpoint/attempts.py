@@ -148,7 +148,7 @@ class Attempts:
     def _callback(self, settings: Mapping[str, Any]) -> CheckpointerCallback:
         identity = RunIdentity(run_id="ours", attempt=self.number)
         self.callback = CheckpointerCallback(
-            self.root, identity=identity, process=Inline(), writer=Inline(), save_async=self.behind, **settings
+            self.root, identity=identity, process=Inline(), behind=Inline(), save_async=self.behind, **settings
         )
         self.callback.storage.disk = self.disk
         return self.callback
@@ -184,7 +184,7 @@ class Attempts:
         self.trainer = SimpleNamespace(
             progress=self._progress(),
             journal=SimpleNamespace(last={}, make_durable=lambda: None, hand_over=lambda: None),
-            model=SimpleNamespace(parameters=lambda: [self._weight]),
+            model=SimpleNamespace(parameters=lambda: [self._weight], buffers=list),
             parameters=[self._weight],
             optimizer=None,
             callbacks={},

@@ -197,7 +197,7 @@ def test_a_training_that_always_writes_its_weights_elsewhere_loses_no_save_howev
 def test_without_a_gate_the_writer_judges_by_itself_and_the_save_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer_cli.checkpoint.staging._LATEST_S", 0.0)
+    monkeypatch.setattr("trainer_cli.checkpoint.staging._AT_LEAST_S", 0.0)
     net, behind = Net(), make_async_checkpointer()
     proven(behind, net, tmp_path)
     behind.save(net.state, tmp_path / "step1", late=net.late).written.result(60)

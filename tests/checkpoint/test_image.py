@@ -77,7 +77,7 @@ def test_an_image_has_the_very_bytes_that_are_written_straight_from_the_state(tr
     image.plan(tree)
     everything = list(tree.get("model", {}).values())
     image.take(addresses(*everything) if late == "all" else ())
-    image.copy_late()
+    list(image.copy_late())
     assert image.moved() == []
     image.finish()
     folder = Kept()
@@ -96,7 +96,7 @@ def test_what_is_not_late_is_taken_at_once_and_the_late_ones_when_they_are_copie
     buffer += 1
     tree["array"] += 1  # type: ignore[operator]
     text[0] = "changed"
-    image.copy_late()
+    list(image.copy_late())
     assert image.moved() == []
     weight += 1
     folder = Kept()
@@ -111,7 +111,7 @@ def test_a_late_tensor_that_was_changed_is_named_whether_it_was_copied_before_or
     image = TensorsImage()
     image.plan(tree)
     image.take(addresses(*model.parameters()), overlapped=overlapped)
-    image.copy_late()
+    list(image.copy_late())
     with torch.no_grad():
         model.bias.mul_(2)
     assert image.moved() == ["model/bias"]
@@ -127,7 +127,7 @@ def test_a_tensor_without_a_version_is_copied_at_once() -> None:
     image.take(addresses(weight))
     with torch.inference_mode():
         weight += 1
-    image.copy_late()
+    list(image.copy_late())
     assert image.moved() == []
     folder = Kept()
     image.write(folder)  # type: ignore[arg-type]

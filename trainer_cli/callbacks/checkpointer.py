@@ -73,7 +73,7 @@ class CheckpointerCallback(Callback):
         folder: where checkpoints live, each in a directory of its own. `settings["folder"]` goes before it.
         identity: the run they belong to. By default a new run, or the one that `folder` already holds.
         process: where the bytes of removed checkpoints are freed; by default behind the training.
-        writer: where a save behind the training is written; by default as `settings["writer"]` says.
+        behind: where a save behind the training is written; by default as `settings["writer"]` says.
         settings: the fields of `CheckpointConfig` by name, for example `save_interval=250`.
     """
 
@@ -83,7 +83,7 @@ class CheckpointerCallback(Callback):
         *,
         identity: RunIdentity | None = None,
         process: Process | None = None,
-        writer: Process | None = None,
+        behind: Process | None = None,
         **settings: Any,
     ) -> None:
         self.settings = CheckpointConfig(**typed(settings))
@@ -95,10 +95,10 @@ class CheckpointerCallback(Callback):
         self.checkpointer = make_sync_checkpointer(storage=self._storage_at, digest=self.settings.digest)
         self._flights: Flights | None = None
         if saves_behind(self.settings.save_async):
-            if writer is None and self.settings.writer is SaveWriter.process:
-                writer = outliving_writer()
+            if behind is None and self.settings.writer is SaveWriter.process:
+                behind = outliving_writer()
             self._flights = Flights(
-                AsyncCheckpointer(storage=self._storage_at, digest=self.settings.digest, process=writer)
+                AsyncCheckpointer(storage=self._storage_at, digest=self.settings.digest, process=behind)
             )
         self._owed: Decision | None = None
         self._failed_step: int | None = None
@@ -159,7 +159,10 @@ class CheckpointerCallback(Callback):
             return None
         if self.asked or self._owed is not None:
             return trainer.progress.step + 1
-        return next_save_step(self._rules, trainer.progress)
+        step = next_save_step(self._rules, trainer.progress)
+        if step is not None and self._flights is not None and not self._flights.prepared:
+            return trainer.progress.step + 1
+        return step
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
         if self._flights is not None:
@@ -193,6 +196,8 @@ class CheckpointerCallback(Callback):
             self._try(lambda: self._save_behind(trainer, decision, flights))
         elif decision is not None:
             self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
+        elif flights is not None and not flights.prepared and occasion is Occasion.step:
+            flights.prepare(trainer)
 
     def _why_save(self, trainer: Trainer, occasion: Occasion) -> Decision | None:
         assert self._rules is not None

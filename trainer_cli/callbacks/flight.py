@@ -50,12 +50,18 @@ class Flights:
     def __init__(self, checkpointer: AsyncCheckpointer) -> None:
         self.checkpointer = checkpointer
         self.current: Flight | None = None
+        self.prepared = False
         self._spoilt = False
         self._patience_s = _DRAINING_S
 
     def hurry(self) -> None:
         """Somebody wants the end at once: do not wait long any more."""
         self._patience_s = _HURRIED_S
+
+    def prepare(self, trainer: Trainer) -> None:
+        """Get ready for saves of this training's state, which is all there after a first step."""
+        self.prepared = True
+        self.checkpointer.prepare([*_late_tensors(trainer), *trainer.model.buffers()])
 
     def begin(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, Saving
+from trainer_cli.checkpoint.format.image import needed_bytes
 from trainer_cli.checkpoint.format.memory import available_bytes
 from trainer_cli.checkpoint.format.port import Format, FormatRecord
 from trainer_cli.checkpoint.process.background import Background
@@ -134,6 +135,13 @@ class AsyncCheckpointer(FolderCheckpointer):
         self.process.submit(partial(self._write, order, staging))
         return Saving(staging.staged, order.written)
 
+    def prepare(self, tensors: Collection[torch.Tensor]) -> None:
+        """Get ready behind the caller for saves of these tensors: the first one takes much longer otherwise."""
+        self._wait_for_the_last()
+        work = self.stager.prepare(tensors, needed_bytes(tensors))
+        if work is not None:
+            self.process.submit(work)
+
     def gate(self, *, asked: bool = False) -> bool:
         """Come here before `late` tensors are written: waits until they are copied, which costs next to nothing
         where nothing is. True where they were written already, which spoils the save in flight.
@@ -167,17 +175,23 @@ class AsyncCheckpointer(FolderCheckpointer):
 
         image = self.stager.image
         with order.told():
-            staging.copy()
-            for storage in self._ways(order.storage):
-                try:
-                    self._commit(order, storage, image.write, lambda: image.held_bytes, last_facts)
-                except SaveError as error:
-                    why = error.__cause__
-                    if storage is order.storage or not (isinstance(why, OSError) and _is_of_the_way(why)):
-                        raise
-                    log.warning("%s; the training itself writes this checkpoint", why.strerror)
-                else:
-                    break
+            try:
+                for storage in self._ways(order.storage):
+                    if storage is order.storage:
+                        # Its writes would hold the copy up, which the optimizer's step waits for.
+                        staging.copy()
+                    put = partial(image.write, arrived=staging.copying)
+                    try:
+                        self._commit(order, storage, put, lambda: image.held_bytes, last_facts)
+                    except SaveError as error:
+                        why = error.__cause__
+                        if storage is order.storage or not (isinstance(why, OSError) and _is_of_the_way(why)):
+                            raise
+                        log.warning("%s; the training itself writes this checkpoint", why.strerror)
+                    else:
+                        break
+            finally:
+                staging.copy()
             order.after_commit()
 
     def _ways(self, storage: Storage) -> Iterator[Storage]:

@@ -11,18 +11,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.format.memory import available_bytes
 from trainer_cli.checkpoint.format.port import Image
 from trainer_cli.errors import SaveError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 log = logging.getLogger(__name__)
 
-_LATEST_S = 1.0
-"""So long the writer waits for the gate before it judges by itself: no single write to a tensor lasts longer."""
+_AT_LEAST_S = 0.05
+_SLOWEST_BYTES_PER_S = 5e8
+"""A write tells of itself when it is done, and none is slower. So long the writer waits for the gate, by the largest
+tensor that was copied, before it judges by itself."""
 
 
 class WeightsMovedError(SaveError):
@@ -40,17 +46,26 @@ class Staging:
         self._judging = threading.Lock()
         self._owner = threading.get_ident()
         self._moved: list[str] = []
+        self._copied_at = 0.0
+        self.copying = self._copy()
+        """Copies what was left, as far as it is asked; tells how many bytes from the beginning have arrived. In the
+        writer's thread."""
         if not overlapped:
             self.staged.set_result(None)
 
     def copy(self) -> None:
-        """Copy what was left, and wait until all has arrived. In the writer's thread."""
+        """Copy whatever is left, and wait until all has arrived. In the writer's thread."""
+        for _ in self.copying:
+            continue
+
+    def _copy(self) -> Iterator[int]:
         if self.overlapped:
             try:
-                self._image.copy_late()
+                yield from self._image.copy_late()
             except BaseException as error:
                 self.staged.set_exception(error)
                 raise
+            self._copied_at = time.monotonic()
             self.staged.set_result(None)
         self._image.finish()
 
@@ -71,7 +86,8 @@ class Staging:
         if not self.overlapped:
             return
         if threading.get_ident() != self._owner:
-            self._judged.wait(_LATEST_S)
+            patience_s = _AT_LEAST_S + self._image.largest_late_bytes / _SLOWEST_BYTES_PER_S
+            self._judged.wait(max(self._copied_at + patience_s - time.monotonic(), 0.0))
         if moved := self.judge():
             raise WeightsMovedError(
                 f"the step was not saved: {_shown(moved)} changed outside the optimizer's step while it was copied",
@@ -91,7 +107,14 @@ class Stager:
 
     def plan(self, tree: Mapping[str, Any]) -> str | None:
         """Get ready for a copy of a state; the reason why the host has no room for it, if it has none."""
-        needed, held = self.image.plan(tree), self.image.held_bytes
+        return self._no_room(self.image.plan(tree))
+
+    def prepare(self, tensors: Collection[Tensor], needed_bytes: int) -> Callable[[], object] | None:
+        """Get memory for states of these tensors, if the host has the room: the slow part of that, for any thread."""
+        return None if self._no_room(needed_bytes) is not None else self.image.prepare(tensors)
+
+    def _no_room(self, needed: int) -> str | None:
+        held = self.image.held_bytes
         if needed <= held or (available := self._available()) is None or needed <= (available + held) // 2:
             return None
         return f"a copy of the state takes {needed:,} bytes, more than half of the {available + held:,} available"

@@ -12,7 +12,7 @@ its layout.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 _ORDINARY = {torch.Tensor, torch.nn.Parameter, np.ndarray}
 _CHUNK = 1 << 20
 """Elements looked at in one go: as many as fit the processor's caches."""
+_PAGE = 4096
+_ENTRY_BYTES = 512
+_SMALL_BYTES = 1 << 20
+"""What a tensor's entry in a header takes at most, and all other states as a rule."""
+_TOLD_BYTES = 1 << 25
+"""So much has to arrive before it is told of again."""
 _PIECE_BYTES = 1 << 26
 """So much of a GPU's memory is taken to compare a tensor with its copy."""
 
@@ -60,6 +66,7 @@ class TensorsImage:
         self._places: dict[str, int | None] = {}
         self._late: list[_Late] = []
         self._watched: list[_Late] = []
+        self._largest = 0
         self._overlapped = True
         self._trained: list[_Slot] = []
         self._at: dict[str, int] = {}
@@ -109,7 +116,7 @@ class TensorsImage:
         Those are left to `copy_late`; unless `overlapped`, they too are copied now. Either way `moved` tells which of
         them were changed. At the addresses in `trained` begin those that `is_finite` looks at.
         """
-        memory = self._reserve()
+        memory = self._reserve(self.size_bytes, self._tensors.values())
         memory.put(self._header)
         names = [entry.name for entry, _ in self._slots]
         leaves: Iterator[Any] = map(self._tensors.__getitem__, names)
@@ -124,13 +131,22 @@ class TensorsImage:
                     continue
             self._copy(leaf, slot)
         self._late, self._watched, self._trained = watched if overlapped else [], watched, finite
+        self._largest = max((slot[0].size_bytes for slot, _, _ in self._late), default=0)
         self._overlapped = overlapped
         self._devices.boundary()
         self._tensors = {}
 
-    def copy_late(self) -> None:
-        """Copy what was left; in any thread. GPUs may still be at it when this returns."""
-        for slot, leaf, _ in self._late:
+    def copy_late(self) -> Iterator[int]:
+        """Copy what was left; in any thread. How many bytes from the beginning have arrived is told now and then.
+
+        GPUs may still be at it at the end, and nothing is told of what they copy.
+        """
+        late, told = self._late, 0
+        for slot, leaf, _ in late:
+            here = slot[1] - slot[1] % _PAGE
+            if here - told >= _TOLD_BYTES and not self._devices.any:
+                told = here
+                yield here
             self._copy(leaf, slot)
         self._devices.copied()
         self._late = []
@@ -162,15 +178,28 @@ class TensorsImage:
                 return False
         return True
 
-    def write(self, folder: WritableFolder, rank: int = 0) -> FormatRecord:
-        """Write the files of one rank."""
+    def write(self, folder: WritableFolder, arrived: Iterable[int] = (), rank: int = 0) -> FormatRecord:
+        """Write the files of one rank, as far as the copy has `arrived`; at its end, all."""
         assert self._memory is not None
-        file = tensor_file(rank)
+        file, done = tensor_file(rank), 0
+        view = self._memory.view(self.size_bytes)
         with folder.create(file) as sink:
-            sink.write(self._memory.view(self.size_bytes))
+            for here in arrived:
+                sink.write(view[done:here])
+                done = here
+            sink.write(view[done:])
         with folder.create(state_file(rank)) as sink:
             sink.write(self._text)
         return FormatRecord({file: self._aliases} if self._aliases else {})
+
+    @property
+    def largest_late_bytes(self) -> int:
+        """The size of the largest tensor that was left to `copy_late` by the last `take`."""
+        return self._largest
+
+    def prepare(self, tensors: Collection[torch.Tensor]) -> Callable[[], object]:
+        """Get the memory that a state of these takes; the slow part, which any thread can do, is what is returned."""
+        return self._reserve(needed_bytes(tensors), tensors).populate
 
     def close(self) -> None:
         """Give the memory back."""
@@ -182,11 +211,11 @@ class TensorsImage:
         pairs = [(self._tensors[name], self._tensors[first]) for name, first in self._aliases.items()]
         return all(identity(one) == identity(other) for one, other in pairs)
 
-    def _reserve(self) -> Memory:
-        pinned = self._devices.see(self._tensors.values())
-        if self._memory is None or self._memory.size_bytes < self.size_bytes:
+    def _reserve(self, size_bytes: int, tensors: Collection[Leaf]) -> Memory:
+        pinned = self._devices.see(tensors)
+        if self._memory is None or self._memory.size_bytes < size_bytes:
             self._give_back()
-            self._memory = Memory(self.size_bytes, pinned=pinned, shared=self._lent_to is not None)
+            self._memory = Memory(size_bytes, pinned=pinned, shared=self._lent_to is not None)
             if self._lent_to is not None and self._memory.file is not None:
                 self._lent_to.lend(self._memory.file, self._memory.address, self._memory.size_bytes)
         return self._memory
@@ -245,6 +274,12 @@ class _Form:
         return cls(list(tensors), [(leaf.dtype, leaf.shape) for leaf in leaves], len(placed), len(set(placed)))
 
 
+def needed_bytes(tensors: Collection[torch.Tensor]) -> int:
+    """About what a state of these tensors takes, header and small others included."""
+    places = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+    return sum(places.values()) + len(places) * _ENTRY_BYTES + _SMALL_BYTES
+
+
 def _places(tensors: Mapping[str, Leaf]) -> dict[str, int | None]:
     """Where each tensor begins; 0 where it has no memory, None for what is no tensor."""
     return {name: leaf.data_ptr() if isinstance(leaf, torch.Tensor) else None for name, leaf in tensors.items()}
@@ -256,6 +291,11 @@ class _Devices:
     def __init__(self) -> None:
         self._streams: dict[torch.device, Any] = {}
         self._events: list[tuple[torch.device, Any]] = []
+
+    @property
+    def any(self) -> bool:
+        """Whether there are GPUs."""
+        return bool(self._streams)
 
     def see(self, leaves: Collection[Leaf]) -> bool:
         """Get ready for the GPUs that these are on; True where there are any. What they hold now is what is copied."""

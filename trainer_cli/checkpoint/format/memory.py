@@ -6,6 +6,7 @@ import ctypes
 import logging
 import mmap
 import os
+import sys
 import weakref
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ import torch
 logger = logging.getLogger(__name__)
 
 _PAGE = mmap.PAGESIZE
+_POPULATE_WRITE = 23
+"""Linux's MADV_POPULATE_WRITE, which Python does not name; older systems refuse it."""
 _BRIEF = 32 * 1024
 _move_briefly = ctypes.PyDLL(None).memmove
 _move_briefly.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -71,6 +74,12 @@ class Memory:
     def differs(self, source: int, size_bytes: int, offset: int) -> bool:
         """Whether what lies at an address has other bytes than these."""
         return bool(_compare(self.address + offset, source, size_bytes))
+
+    def populate(self) -> None:
+        """Have the system find all of it now, which takes longer than to copy; without the interpreter's lock. What
+        lies in it stays."""
+        if sys.platform == "linux":
+            _advise(self.address, self.size_bytes, _POPULATE_WRITE)
 
     def close(self) -> None:
         """Let go. The memory itself goes with the last view of it."""

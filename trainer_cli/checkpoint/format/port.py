@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trainer_cli.checkpoint.format.pending import Pending
     from trainer_cli.checkpoint.manifest import Manifest
     from trainer_cli.checkpoint.process.port import Carrier
@@ -29,6 +31,11 @@ class Image(Protocol):
         """The memory that it has got, with the small parts that were planned."""
         ...
 
+    @property
+    def largest_late_bytes(self) -> int:
+        """The size of the largest tensor that was left to `copy_late` by the last `take`."""
+        ...
+
     def plan(self, tree: Mapping[str, Any]) -> int:
         """Lay a state out, and take its small parts; the bytes that its copy needs. Raises as `Format.trial`."""
         ...
@@ -37,8 +44,12 @@ class Image(Protocol):
         """Copy the planned state; where `overlapped`, all but the tensors that begin at the addresses in `late`."""
         ...
 
-    def copy_late(self) -> None:
-        """Copy these; in any thread."""
+    def prepare(self, tensors: Collection[Tensor]) -> Callable[[], object]:
+        """Get the memory for a state of these; what is returned does the slow part of that, in any thread."""
+        ...
+
+    def copy_late(self) -> Iterator[int]:
+        """Copy these; in any thread. Tells now and then how many bytes from the beginning have arrived."""
         ...
 
     def moved(self) -> list[str]:
@@ -54,8 +65,8 @@ class Image(Protocol):
         """True where no element of the tensors at the addresses in `trained` is NaN or infinite."""
         ...
 
-    def write(self, folder: WritableFolder, rank: int = 0) -> FormatRecord:
-        """Write the files of one rank: the very bytes that `Format.write` writes."""
+    def write(self, folder: WritableFolder, arrived: Iterable[int] = (), rank: int = 0) -> FormatRecord:
+        """Write the files of one rank: the very bytes that `Format.write` writes, as far as they have `arrived`."""
         ...
 
     def close(self) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 
 from trainer_cli.checkpoint.process.port import Carrier, Work
+
+_YIELD_S = 0.0005
 
 
 class Background:
@@ -52,6 +55,8 @@ class Background:
         """Nothing is held: the thread is gone with its last piece."""
 
     def _work(self) -> None:
+        # Whoever submits goes on first: a thread that begins keeps the interpreter for milliseconds.
+        time.sleep(_YIELD_S)
         while True:
             with self._lock:
                 if not self._waiting:
