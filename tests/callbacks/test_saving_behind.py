@@ -266,7 +266,7 @@ class Writes(Callback):
 def test_weights_written_elsewhere_cost_that_save_alone_and_the_next_step_makes_up_for_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer_cli.checkpoint.staging._AT_LEAST_S", 600.0)
+    monkeypatch.setattr("trainer_cli.checkpoint.staging._LATEST_S", 600.0)
     fit(tmp_path, Writes(asks=False), save_interval=3)
     assert sorted(path.name for path in tmp_path.glob("step*")) == ["step0", "step4", "step6", "step9"]
     assert "model/body.0.weight changed outside the optimizer's step while it was copied" in caplog.text
@@ -310,6 +310,37 @@ def test_an_average_of_the_weights_is_copied_behind_the_training(tmp_path: Path)
     kept = average.state_dict()["average"]
     assert kept
     assert [id(one) for one in average.late_tensors()] == [id(one) for one in kept.values()]
+
+
+def test_memory_for_copies_is_got_ready_after_the_first_step_where_a_save_will_come(tmp_path: Path) -> None:
+    held: dict[int, bool] = {}
+
+    class Looks(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            held[trainer.progress.step] = trainer.checkpoint._flights.checkpointer.stager.image.held_bytes > 0
+
+    fit(tmp_path / "comes", Looks(), length=4, save_interval=3, pre_train_checkpoint=False)
+    assert held == {0: False, 1: True, 2: True, 3: True}
+    fit(tmp_path / "never", Looks(), length=4, save_interval=None, pre_train_checkpoint=False)
+    assert held == dict.fromkeys(range(4), False)
+
+
+def test_getting_ready_waits_for_no_save_that_is_being_written(tmp_path: Path) -> None:
+    later = threading.Event()
+
+    class Slow(Disk):
+        def fsync(self, fd: int) -> None:
+            assert later.wait(60), "the training stands still until the save before its first step is written"
+            super().fsync(fd)
+
+    class GoesOn(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.progress.step == 4:
+                later.set()
+
+    made = fit(tmp_path, GoesOn(), disk=Slow(), length=9, save_interval=8, pre_train_checkpoint=True)
+    assert made.progress.step == 9
+    assert sorted(on_disk(tmp_path)) == ["step0", "step8", "step9"]
 
 
 @pytest.mark.parametrize(("usable", "behind"), [({0, 1}, True), ({3}, False)])

@@ -184,7 +184,7 @@ class Attempts:
         self.trainer = SimpleNamespace(
             progress=self._progress(),
             journal=SimpleNamespace(last={}, make_durable=lambda: None, hand_over=lambda: None),
-            model=SimpleNamespace(parameters=lambda: [self._weight], buffers=list),
+            model=SimpleNamespace(parameters=lambda: [self._weight], state_dict=dict),
             parameters=[self._weight],
             optimizer=None,
             callbacks={},

@@ -197,7 +197,7 @@ def test_a_training_that_always_writes_its_weights_elsewhere_loses_no_save_howev
 def test_without_a_gate_the_writer_judges_by_itself_and_the_save_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer_cli.checkpoint.staging._AT_LEAST_S", 0.0)
+    monkeypatch.setattr("trainer_cli.checkpoint.staging._LATEST_S", 0.0)
     net, behind = Net(), make_async_checkpointer()
     proven(behind, net, tmp_path)
     behind.save(net.state, tmp_path / "step1", late=net.late).written.result(60)
@@ -228,6 +228,29 @@ def test_a_failed_save_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> 
     behind.save(small_state(2), tmp_path / "step2").written.result(60)
     behind.close()
     assert os.listdir(tmp_path) == ["step2"]
+
+
+def test_a_save_that_fails_before_its_first_byte_still_copies_what_the_gate_waits_for(tmp_path: Path) -> None:
+    net = Net()
+    behind = make_async_checkpointer()
+    proven(behind, net, tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    saving = behind.save(net.state, tmp_path / "file" / "step1", late=net.late)
+    assert not behind.gate()
+    assert saving.staged.result(60) is None
+    assert isinstance(saving.written.exception(60), SaveError)
+    behind.close()
+
+
+@pytest.mark.parametrize("room", [1 << 40, 1000])
+def test_what_is_got_ready_for_is_no_more_than_the_host_has_room_for(tmp_path: Path, room: int) -> None:
+    net = Net()
+    behind = AsyncCheckpointer(available=lambda: room)
+    behind.prepare(net.late)
+    assert behind.settle(60)
+    assert (behind.stager.image.held_bytes > 0) is (room > 1000)
+    behind.save(net.state, tmp_path / "step1").written.result(60)
+    behind.close()
 
 
 def test_what_must_be_done_before_a_commit_is_done_and_where_it_fails_nothing_is_committed(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -223,3 +223,40 @@ def test_memory_is_aligned_whatever_its_size() -> None:
         assert memory.address % mmap.PAGESIZE == 0
         assert memory.size_bytes >= size
         memory.close()
+
+
+def test_what_has_arrived_is_told_in_order_and_can_be_written_before_the_rest_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer_cli.checkpoint.format.image._TOLD_BYTES", 8192)
+    tree = {"model": {f"w{number}": torch.full((1500,), float(number)) for number in range(9)}}
+    image = TensorsImage()
+    image.plan(tree)
+    image.take(addresses(*tree["model"].values()))
+    folder, told = Kept(), []
+
+    def copying() -> Iterator[int]:
+        for here in image.copy_late():
+            told.append(here)
+            yield here
+
+    # What is not copied yet when its turn comes would be zeros here.
+    image.write(folder, copying())  # type: ignore[arg-type]
+    assert told == sorted(told)
+    assert len(told) >= 3
+    assert all(here % 4096 == 0 for here in told)
+    assert folder.contents == written(tree)[0]
+
+
+def test_memory_that_was_got_ready_is_what_the_first_copy_uses() -> None:
+    tensors = [torch.ones(50_000) for _ in range(3)]
+    image = TensorsImage()
+    image.prepare([*tensors, tensors[0]])()
+    held = image.held_bytes
+    assert 600_000 < held < 3_000_000
+    image.plan({"model": dict(enumerate(tensors))})
+    image.take()
+    assert image.held_bytes - held < 10_000, "it was got again"
+    folder = Kept()
+    image.write(folder)  # type: ignore[arg-type]
+    assert folder.contents == written({"model": dict(enumerate(tensors))})[0]

@@ -12,9 +12,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +26,7 @@ from test_asynchronous import Net, contents, proven
 
 from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer, outliving_writer
 from trainer_cli.checkpoint.checkpointer import SyncCheckpointer
+from trainer_cli.checkpoint.format.memory import Memory
 from trainer_cli.checkpoint.naming import Hidden, HiddenName
 from trainer_cli.checkpoint.process import carrier
 from trainer_cli.checkpoint.process.carrier import Carrier
@@ -284,6 +288,36 @@ def test_a_question_that_was_broken_off_leaves_no_answer_to_a_later_one(
         process.end()
 
 
+class Hangs(LocalStorage):
+    """Comes to nothing before it is let."""
+
+    let = threading.Event()
+
+    @contextmanager
+    def writing(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        assert self.let.wait(60)
+        with super().writing(*args, **kwargs) as folder:
+            yield folder
+
+
+def test_the_gate_copies_by_itself_what_a_disk_that_hangs_keeps_the_writer_from(tmp_path: Path) -> None:
+    net = Net()
+    writing = AsyncCheckpointer(process=outliving_writer(), storage=lambda root: Hangs(root, run_id=RUN))
+    Hangs.let.set()
+    proven(writing, net, tmp_path)
+    Hangs.let.clear()
+    reference = {name: one.clone() for name, one in net.model.state_dict().items()}
+    saving = writing.save(net.state, tmp_path / "step1", late=net.late)
+    assert not writing.gate()
+    assert saving.staged.done()
+    assert not saving.written.done()
+    net.step()
+    Hangs.let.set()
+    saving.written.result(60)
+    assert same(dict(writing.load(tmp_path / "step1")["model"]), reference)
+    writing.close()
+
+
 def test_two_folders_share_one_writer(writing: AsyncCheckpointer, tmp_path: Path) -> None:
     state = {"w": torch.arange(300_000.0)}
     for step in range(3):
@@ -438,6 +472,15 @@ def test_it_is_of_the_standard_library_alone_and_takes_no_signal_of_the_training
     assert process_of(writing).pid == pid
     writing.close()
     assert ended(pid)
+
+
+def test_memory_that_nobody_closed_goes_with_whoever_had_it() -> None:
+    gc.collect()
+    before = open_files()
+    memory = Memory(1 << 20, shared=True)
+    assert open_files() == before + 1
+    del memory
+    assert open_files() == before
 
 
 def test_close_lets_it_end_and_a_later_save_starts_another(tmp_path: Path) -> None:

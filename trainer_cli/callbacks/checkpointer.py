@@ -196,7 +196,15 @@ class CheckpointerCallback(Callback):
             self._try(lambda: self._save_behind(trainer, decision, flights))
         elif decision is not None:
             self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
-        elif flights is not None and not flights.prepared and occasion is Occasion.step:
+        elif occasion is Occasion.step:
+            self._get_ready(trainer)
+
+    def _get_ready(self, trainer: Trainer) -> None:
+        """Once, after the first step, where a save behind the training will come."""
+        flights = self._flights
+        if flights is None or flights.prepared or flights.current is not None or self._rules is None:
+            return
+        if next_save_step(self._rules, trainer.progress) is not None:
             flights.prepare(trainer)
 
     def _why_save(self, trainer: Trainer, occasion: Occasion) -> Decision | None:

@@ -61,7 +61,8 @@ class Flights:
     def prepare(self, trainer: Trainer) -> None:
         """Get ready for saves of this training's state, which is all there after a first step."""
         self.prepared = True
-        self.checkpointer.prepare([*_late_tensors(trainer), *trainer.model.buffers()])
+        weights = [one for one in trainer.model.state_dict().values() if isinstance(one, Tensor)]
+        self.checkpointer.prepare([*weights, *_late_tensors(trainer)])
 
     def begin(
         self,

@@ -1,7 +1,7 @@
 """Saving behind the training: the state is copied, and the copy is written while the next steps are made.
 
     caller   save: wait for the save before ─ plan ─ take ─┐            gate          (optimizer step)
-    writer                                                 └─ copy ─ write, digest, fsync ─ prove ─ manifest ─ rename
+    writer                                                 └─ copy, digest, write ─ prove ─ manifest ─ fsync, rename
 
 The writer is a thread, which may have a process carry out what it writes: `process/outliving.py`. What is written is
 byte for byte what `SyncCheckpointer` writes. One save is in flight at most.
@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, Saving
-from trainer_cli.checkpoint.format.image import needed_bytes
 from trainer_cli.checkpoint.format.memory import available_bytes
 from trainer_cli.checkpoint.format.port import Format, FormatRecord
 from trainer_cli.checkpoint.process.background import Background
@@ -138,13 +137,18 @@ class AsyncCheckpointer(FolderCheckpointer):
     def prepare(self, tensors: Collection[torch.Tensor]) -> None:
         """Get ready behind the caller for saves of these tensors: the first one takes much longer otherwise."""
         self._wait_for_the_last()
-        work = self.stager.prepare(tensors, needed_bytes(tensors))
+        try:
+            work = self.stager.prepare(tensors)
+        except (OSError, RuntimeError) as error:
+            # Whether that matters, a save will tell.
+            log.debug("no memory is got ready for saves: %s", error)
+            return
         if work is not None:
             self.process.submit(work)
 
     def gate(self, *, asked: bool = False) -> bool:
-        """Come here before `late` tensors are written: waits until they are copied, which costs next to nothing
-        where nothing is. True where they were written already, which spoils the save in flight.
+        """Come here before `late` tensors are written: returns once they are copied, which costs next to nothing
+        where nothing is left to copy. True where they were written already, which spoils the save in flight.
 
         `asked`: it is somebody else than the optimizer's step who writes them now.
         """
@@ -177,10 +181,10 @@ class AsyncCheckpointer(FolderCheckpointer):
         with order.told():
             try:
                 for storage in self._ways(order.storage):
-                    if storage is order.storage:
-                        # Its writes would hold the copy up, which the optimizer's step waits for.
+                    if storage is order.storage or not image.arrives_in_order:
+                        # Writing would hold the copy up, which the optimizer's step waits for.
                         staging.copy()
-                    put = partial(image.write, arrived=staging.copying)
+                    put = partial(image.write, arrived=staging.arrivals())
                     try:
                         self._commit(order, storage, put, lambda: image.held_bytes, last_facts)
                     except SaveError as error:

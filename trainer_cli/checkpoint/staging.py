@@ -1,19 +1,19 @@
 """The stager: a state's copy, made beside the training where that is safe, and proven to be of one moment.
 
 Tensors that only the optimizer's step changes are copied behind the training; before that step comes the gate, which
-waits for the copy and compares their version counters. Whatever writes them elsewhere comes to the gate first, or
-spoils the save: then nothing is copied beside the training any more. The first copy is made whole at the boundary, and
-only watched, byte for byte: a training that always writes its weights elsewhere loses no save by it, not even where no
-version counter tells of the writing.
+copies what the writer has not come to yet, and compares their version counters. Whatever writes them elsewhere comes to
+the gate first, or spoils the save: then nothing is copied beside the training any more. The first copy is made whole at
+the boundary, and only watched, byte for byte: a training that always writes its weights elsewhere loses no save by it,
+not even where no version counter tells of the writing.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.format.memory import available_bytes
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_AT_LEAST_S = 0.05
-_SLOWEST_BYTES_PER_S = 5e8
-"""A write tells of itself when it is done, and none is slower. So long the writer waits for the gate, by the largest
-tensor that was copied, before it judges by itself."""
+_LATEST_S = 1.0
+"""So long the writer waits for the gate before it judges by itself: no single write to a tensor lasts longer."""
 
 
 class WeightsMovedError(SaveError):
@@ -46,28 +44,46 @@ class Staging:
         self._judging = threading.Lock()
         self._owner = threading.get_ident()
         self._moved: list[str] = []
-        self._copied_at = 0.0
-        self.copying = self._copy()
-        """Copies what was left, as far as it is asked; tells how many bytes from the beginning have arrived. In the
-        writer's thread."""
+        self._late = image.copy_late() if overlapped else iter(())
+        self._advancing = threading.Lock()
         if not overlapped:
             self.staged.set_result(None)
 
+    def arrivals(self) -> Iterator[int]:
+        """Copy what is left, telling how many bytes from the beginning have arrived; at the end, all have. In the
+        writer's thread."""
+        while (here := self._advance()) is not None:
+            yield here
+        self._image.finish()
+
     def copy(self) -> None:
         """Copy whatever is left, and wait until all has arrived. In the writer's thread."""
-        for _ in self.copying:
+        for _ in self.arrivals():
             continue
 
-    def _copy(self) -> Iterator[int]:
-        if self.overlapped:
+    def copy_late(self) -> None:
+        """Copy what the writer has not come to yet, whatever keeps it. Where that fails, the writer tells."""
+        with suppress(Exception):
+            while self._advance() is not None:
+                continue
+
+    def _advance(self) -> int | None:
+        """Copy some more, in whichever thread; None once nothing is left to copy."""
+        with self._advancing:
+            if self.staged.done():
+                if (failure := self.staged.exception()) is not None:
+                    raise failure
+                return None
             try:
-                yield from self._image.copy_late()
+                here = next(self._late, None)
             except BaseException as error:
-                self.staged.set_exception(error)
+                self.staged.set_exception(
+                    error if isinstance(error, Exception) else SaveError("the copy was broken off")
+                )
                 raise
-            self._copied_at = time.monotonic()
-            self.staged.set_result(None)
-        self._image.finish()
+            if here is None:
+                self.staged.set_result(None)
+            return here
 
     def judge(self) -> list[str]:
         """The tensors that were changed since the copy was begun, as the first who asks finds them."""
@@ -86,8 +102,7 @@ class Staging:
         if not self.overlapped:
             return
         if threading.get_ident() != self._owner:
-            patience_s = _AT_LEAST_S + self._image.largest_late_bytes / _SLOWEST_BYTES_PER_S
-            self._judged.wait(max(self._copied_at + patience_s - time.monotonic(), 0.0))
+            self._judged.wait(_LATEST_S)
         if moved := self.judge():
             raise WeightsMovedError(
                 f"the step was not saved: {_shown(moved)} changed outside the optimizer's step while it was copied",
@@ -109,9 +124,9 @@ class Stager:
         """Get ready for a copy of a state; the reason why the host has no room for it, if it has none."""
         return self._no_room(self.image.plan(tree))
 
-    def prepare(self, tensors: Collection[Tensor], needed_bytes: int) -> Callable[[], object] | None:
-        """Get memory for states of these tensors, if the host has the room: the slow part of that, for any thread."""
-        return None if self._no_room(needed_bytes) is not None else self.image.prepare(tensors)
+    def prepare(self, tensors: Collection[Tensor]) -> Callable[[], object] | None:
+        """Get memory for states of these tensors, if the host has the room; what is left of that, for any thread."""
+        return None if self._no_room(self.image.needed_bytes(tensors)) is not None else self.image.prepare(tensors)
 
     def _no_room(self, needed: int) -> str | None:
         held = self.image.held_bytes
@@ -134,7 +149,7 @@ class Stager:
         current = self._current
         if current is None:
             return False
-        current.staged.exception()
+        current.copy_late()
         self._current = None
         if not current.overlapped and (asked or not self._overlaps):
             return False

@@ -66,7 +66,6 @@ class TensorsImage:
         self._places: dict[str, int | None] = {}
         self._late: list[_Late] = []
         self._watched: list[_Late] = []
-        self._largest = 0
         self._overlapped = True
         self._trained: list[_Slot] = []
         self._at: dict[str, int] = {}
@@ -131,7 +130,6 @@ class TensorsImage:
                     continue
             self._copy(leaf, slot)
         self._late, self._watched, self._trained = watched if overlapped else [], watched, finite
-        self._largest = max((slot[0].size_bytes for slot, _, _ in self._late), default=0)
         self._overlapped = overlapped
         self._devices.boundary()
         self._tensors = {}
@@ -192,14 +190,20 @@ class TensorsImage:
             sink.write(self._text)
         return FormatRecord({file: self._aliases} if self._aliases else {})
 
-    @property
-    def largest_late_bytes(self) -> int:
-        """The size of the largest tensor that was left to `copy_late` by the last `take`."""
-        return self._largest
+    def needed_bytes(self, tensors: Collection[torch.Tensor]) -> int:
+        """About what a state of these tensors takes, header and small others included."""
+        places = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+        return sum(places.values()) + len(places) * _ENTRY_BYTES + _SMALL_BYTES
 
     def prepare(self, tensors: Collection[torch.Tensor]) -> Callable[[], object]:
-        """Get the memory that a state of these takes; the slow part, which any thread can do, is what is returned."""
-        return self._reserve(needed_bytes(tensors), tensors).populate
+        """Get the memory that a state of these takes. What is returned has the system find it, in any thread; memory
+        that is pinned for a GPU is found at once."""
+        return self._reserve(self.needed_bytes(tensors), tensors).populate
+
+    @property
+    def arrives_in_order(self) -> bool:
+        """Whether `copy_late` tells of what has arrived before the end: not where GPUs copy."""
+        return not self._devices.any
 
     def close(self) -> None:
         """Give the memory back."""
@@ -222,6 +226,7 @@ class TensorsImage:
 
     def _give_back(self) -> None:
         memory, self._memory = self._memory, None
+        self._watched = []
         if memory is not None:
             if self._lent_to is not None:
                 self._lent_to.take_back()
@@ -272,12 +277,6 @@ class _Form:
             return None
         placed = [place for place in places.values() if place]
         return cls(list(tensors), [(leaf.dtype, leaf.shape) for leaf in leaves], len(placed), len(set(placed)))
-
-
-def needed_bytes(tensors: Collection[torch.Tensor]) -> int:
-    """About what a state of these tensors takes, header and small others included."""
-    places = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
-    return sum(places.values()) + len(places) * _ENTRY_BYTES + _SMALL_BYTES
 
 
 def _places(tensors: Mapping[str, Leaf]) -> dict[str, int | None]:

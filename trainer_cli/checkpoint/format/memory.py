@@ -8,7 +8,7 @@ import mmap
 import os
 import sys
 import weakref
-from functools import partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 _PAGE = mmap.PAGESIZE
 _POPULATE_WRITE = 23
 """Linux's MADV_POPULATE_WRITE, which Python does not name; older systems refuse it."""
+_POPULATED_AT_ONCE = 1 << 26
 _BRIEF = 32 * 1024
 _move_briefly = ctypes.PyDLL(None).memmove
 _move_briefly.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -48,6 +49,8 @@ class Memory:
     def __init__(self, size_bytes: int, *, pinned: bool = False, shared: bool = False) -> None:
         self.size_bytes = max(-(-size_bytes // _PAGE), 1) * _PAGE
         self.file = _file_in_memory(self.size_bytes) if shared else None
+        self._closing = None if self.file is None else weakref.finalize(self, os.close, self.file)
+        self._closed = False
         mapped = _mapped(self.file, self.size_bytes)
         self.tensor = torch.frombuffer(mapped, dtype=torch.uint8)
         self.address = self.tensor.data_ptr()
@@ -56,7 +59,8 @@ class Memory:
         # and where it is shared they would keep it when it is given back.
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
             _advise(self.address, self.size_bytes, getattr(mmap, advice, -1))
-        os.register_at_fork(after_in_child=partial(_close_file, weakref.ref(self)))
+        _memories.add(self)
+        _watch_forks()
         self._pinned = pinned and _pin(self.address, self.size_bytes)
 
     def view(self, size_bytes: int) -> memoryview:
@@ -78,11 +82,15 @@ class Memory:
     def populate(self) -> None:
         """Have the system find all of it now, which takes longer than to copy; without the interpreter's lock. What
         lies in it stays."""
-        if sys.platform == "linux":
-            _advise(self.address, self.size_bytes, _POPULATE_WRITE)
+        for start in range(0, self.size_bytes if sys.platform == "linux" else 0, _POPULATED_AT_ONCE):
+            # Between two pieces others get at the address space, and somebody may have closed this.
+            if self._closed:
+                return
+            _advise(self.address + start, min(_POPULATED_AT_ONCE, self.size_bytes - start), _POPULATE_WRITE)
 
     def close(self) -> None:
-        """Let go. The memory itself goes with the last view of it."""
+        """Let go. The memory itself goes with the last view of it, here and in a process that maps it."""
+        self._closed = True
         self.close_file()
         if self._pinned:
             self._pinned = False
@@ -90,14 +98,23 @@ class Memory:
 
     def close_file(self) -> None:
         """Let nobody else map it from here on."""
-        file, self.file = self.file, None
-        if file is not None:
-            os.close(file)
+        self.file = None
+        if self._closing is not None:
+            self._closing()
 
 
-def _close_file(memory: weakref.ref[Memory]) -> None:
-    if (one := memory()) is not None:
-        one.close_file()
+_memories: weakref.WeakSet[Memory] = weakref.WeakSet()
+
+
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_close_files)
+
+
+def _close_files() -> None:
+    """A forked data worker would keep what is given back."""
+    for memory in list(_memories):
+        memory.close_file()
 
 
 def _file_in_memory(size_bytes: int) -> int | None:

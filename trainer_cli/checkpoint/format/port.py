@@ -32,8 +32,12 @@ class Image(Protocol):
         ...
 
     @property
-    def largest_late_bytes(self) -> int:
-        """The size of the largest tensor that was left to `copy_late` by the last `take`."""
+    def arrives_in_order(self) -> bool:
+        """Whether `copy_late` tells of what has arrived before its end."""
+        ...
+
+    def needed_bytes(self, tensors: Collection[Tensor]) -> int:
+        """About what a copy of a state of these takes."""
         ...
 
     def plan(self, tree: Mapping[str, Any]) -> int:
@@ -45,7 +49,7 @@ class Image(Protocol):
         ...
 
     def prepare(self, tensors: Collection[Tensor]) -> Callable[[], object]:
-        """Get the memory for a state of these; what is returned does the slow part of that, in any thread."""
+        """Get the memory for a state of these; what is returned does the rest of that, in any thread."""
         ...
 
     def copy_late(self) -> Iterator[int]:
@@ -53,8 +57,7 @@ class Image(Protocol):
         ...
 
     def moved(self) -> list[str]:
-        """Which of these were changed since `take`; asked once, by the thread that changes them. Unless `overlapped`,
-        of every way to change them."""
+        """Which of these were changed since `take`; asked once. Unless `overlapped`, of every way to change them."""
         ...
 
     def finish(self) -> None:

@@ -63,4 +63,9 @@ class Background:
                     self._thread = None
                     return
                 work = self._waiting.popleft()
-            work()
+            try:
+                work()
+            except BaseException:
+                with self._lock:
+                    self._thread = None
+                raise

@@ -23,7 +23,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache
 from pathlib import Path
 
 from trainer_cli.checkpoint.process import carrier
@@ -57,13 +57,8 @@ class WriterProcess:
         self._is_shared = False
         self._refused = False
         self._how = ""
-        self._starting = threading.Lock()
-        hook = partial(_at_fork, weakref.ref(self))
-        os.register_at_fork(
-            before=partial(hook, "before"),
-            after_in_parent=partial(hook, "parent"),
-            after_in_child=partial(hook, "child"),
-        )
+        _senders.add(self)
+        _watch_forks()
 
     @property
     def pid(self) -> int | None:
@@ -100,8 +95,15 @@ class WriterProcess:
         return not self._refused
 
     def begin(self) -> None:
-        """A new piece of work: start the process where there is none, and forget what failed before."""
-        self._ensure()
+        """A new piece of work: start the process where there is none, and forget what failed before.
+
+        Raises:
+            WriterDied: none can be had.
+        """
+        try:
+            self._ensure()
+        except OSError as error:
+            raise WriterDied(f"; another cannot be started: {error.strerror}") from error
         self.send("begin")
         if self._lent is not None and not self._is_shared:
             self.send("share", files=[self._lent[0]])
@@ -136,7 +138,9 @@ class WriterProcess:
         except ConnectionError:
             answer = b""
         except BaseException:
-            # Its answer must not be taken for one to a later question.
+            # Its answer must not be taken for one to a later question, nor may it go on with memory that changes.
+            if self._child is not None:
+                self._child.kill()
             self.let_go()
             raise
         if not answer:
@@ -182,8 +186,12 @@ class WriterProcess:
     def _ensure(self) -> None:
         if self._channel is None or self._child is None or self._child.poll() is not None:
             self.close()
-            with self._starting:
+            with _starting:
                 self._start()
+            assert self._channel is not None
+            self._channel.settimeout(_PATIENCE_S)
+            self.end()
+            self._channel.settimeout(None)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -207,23 +215,22 @@ class WriterProcess:
         self._channel = ours
         with suppress(OSError):
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
-        ours.settimeout(_PATIENCE_S)
-        self.end()
-        ours.settimeout(None)
-
-    def at_fork(self, moment: str) -> None:
-        """No fork happens while the process is started: it would inherit both ends of the socket."""
-        if moment == "before":
-            self._starting.acquire()
-            return
-        self._starting.release()
-        if moment == "child":
-            self.let_go()
 
 
-def _at_fork(sender: weakref.ref[WriterProcess], moment: str) -> None:
-    if (one := sender()) is not None:
-        one.at_fork(moment)
+_senders: weakref.WeakSet[WriterProcess] = weakref.WeakSet()
+_starting = threading.Lock()
+"""Held while a process is started: whoever forks meanwhile would hand both ends of its socket to its child."""
+
+
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_let_go_of_all)
+
+
+def _let_go_of_all() -> None:
+    _starting.release()
+    for sender in list(_senders):
+        sender.let_go()
 
 
 def _awaited(child: subprocess.Popen[bytes]) -> int:
