@@ -53,7 +53,13 @@ class Data:
     def __init__(self):
         self.train, self.val = Stream(), Points(20, "val")
 '''
-BASE = ("experiment=mine", "+callbacks.measure._target_=mine.measure.Measure", "logging.console=off")
+BASE = (
+    "experiment=mine",
+    "+callbacks.measure._target_=mine.measure.Measure",
+    "logging.console=off",
+    # What a save replaces is then still there when its hook is called, so that the most on the disk can be measured.
+    "checkpoint.save_async=false",
+)
 CONFIGS = {
     "epochs": ["checkpoint.save_interval=1ep", "loop.eval_interval=1ep"],
     "part epochs": ["checkpoint.save_interval=0.25ep", "loop.eval_interval=0.5ep", "checkpoint.max_checkpoints=2"],

@@ -278,7 +278,9 @@ class CheckpointerCallback(Callback):
         self._write(trainer, path, decision, finished)
         self._last_saved_step = trainer.progress.step
         self.asked, self._owed = False, None
-        self._committed(trainer, trainer.progress.step, decision, path)
+        self._failures = 0
+        _say_committed(trainer.progress.step, decision)
+        trainer.hooks.call("on_after_save_checkpoint", trainer, path)
         self.retention.retire(self._last_saved_step)
         return path
 
@@ -298,7 +300,7 @@ class CheckpointerCallback(Callback):
                 asked=self.asked,
                 last_saved_step=self._last_saved_step,
                 # The writer's own work, before the save counts as done: nobody else looks at the disk meanwhile.
-                after_commit=partial(self.retention.retire, facts.step),
+                after_commit=partial(self._is_committed, facts.step, decision),
             )
         self._last_saved_step = facts.step
         self.asked, self._owed = False, None
@@ -314,7 +316,8 @@ class CheckpointerCallback(Callback):
             return
         flight, failure = landed
         if failure is None:
-            self._committed(trainer, flight.step, flight.decision, flight.path)
+            self._failures = 0
+            trainer.hooks.call("on_after_save_checkpoint", trainer, flight.path)
             return
         self._last_saved_step, self._failed_step = flight.last_saved_step, flight.step
         if not isinstance(failure, WeightsMovedError):
@@ -324,10 +327,10 @@ class CheckpointerCallback(Callback):
         self._owed = flight.decision
         log.error("step %d: %s", flight.step, failure)
 
-    def _committed(self, trainer: Trainer, step: int, decision: Decision, path: Path) -> None:
-        self._failures = 0
-        log.info("committed step %d (%s)", step, decision.reason)
-        trainer.hooks.call("on_after_save_checkpoint", trainer, path)
+    def _is_committed(self, step: int, decision: Decision) -> None:
+        """Say so, and remove what may go for it; in the thread that wrote it."""
+        _say_committed(step, decision)
+        self.retention.retire(step)
 
     def kept(self) -> dict[str, str]:
         """Each checkpoint of this run on the disk now, and why it is kept."""
@@ -434,6 +437,10 @@ class CheckpointerCallback(Callback):
             wait=self.process.settle,
             recycle=recycle,
         )
+
+
+def _say_committed(step: int, decision: Decision) -> None:
+    log.info("committed step %d (%s)", step, decision.reason)
 
 
 def _asked_late(occasion: Occasion) -> Occasion:
