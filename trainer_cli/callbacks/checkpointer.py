@@ -160,7 +160,7 @@ class CheckpointerCallback(Callback):
         if self.asked or self._owed is not None:
             return trainer.progress.step + 1
         step = next_save_step(self._rules, trainer.progress)
-        if step is not None and self._flights is not None and not self._flights.prepared:
+        if step is not None and self._flights is not None and self._flights.is_to_prepare:
             return trainer.progress.step + 1
         return step
 
@@ -202,7 +202,7 @@ class CheckpointerCallback(Callback):
     def _get_ready(self, trainer: Trainer) -> None:
         """Once, after the first step, where a save behind the training will come."""
         flights = self._flights
-        if flights is None or flights.prepared or flights.current is not None or self._rules is None:
+        if flights is None or not flights.is_to_prepare or self._rules is None:
             return
         if next_save_step(self._rules, trainer.progress) is not None:
             flights.prepare(trainer)

@@ -54,6 +54,11 @@ class Flights:
         self._spoilt = False
         self._patience_s = _DRAINING_S
 
+    @property
+    def is_to_prepare(self) -> bool:
+        """Whether nothing is got ready yet, and nothing is in the way of that."""
+        return not self.prepared and self.current is None
+
     def hurry(self) -> None:
         """Somebody wants the end at once: do not wait long any more."""
         self._patience_s = _HURRIED_S

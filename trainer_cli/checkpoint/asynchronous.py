@@ -9,7 +9,6 @@ byte for byte what `SyncCheckpointer` writes. One save is in flight at most.
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -25,14 +24,14 @@ import torch
 
 from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, Saving
 from trainer_cli.checkpoint.format.memory import available_bytes
-from trainer_cli.checkpoint.format.port import Format, FormatRecord
+from trainer_cli.checkpoint.format.port import Format
 from trainer_cli.checkpoint.process.background import Background
 from trainer_cli.checkpoint.process.outliving import Outliving, WriterDied
 from trainer_cli.checkpoint.process.port import Process
 from trainer_cli.checkpoint.snapshot import are_finite
 from trainer_cli.checkpoint.staging import Stager, Staging
 from trainer_cli.checkpoint.storage import disk
-from trainer_cli.checkpoint.storage.port import Storage, WritableFolder
+from trainer_cli.checkpoint.storage.port import Storage
 from trainer_cli.checkpoint.writer import Facts, facts_of
 from trainer_cli.config.garbage import uncollected
 from trainer_cli.config.schema import DigestAlgorithm, SaveWriter
@@ -186,7 +185,9 @@ class AsyncCheckpointer(FolderCheckpointer):
                         staging.copy()
                     put = partial(image.write, arrived=staging.arrivals())
                     try:
-                        self._commit(order, storage, put, lambda: image.held_bytes, last_facts)
+                        self.writer.write(
+                            storage, order.name, order.facts, put, needs=lambda: image.held_bytes, last_facts=last_facts
+                        )
                     except SaveError as error:
                         why = error.__cause__
                         if storage is order.storage or not (isinstance(why, OSError) and _is_of_the_way(why)):
@@ -216,26 +217,17 @@ class AsyncCheckpointer(FolderCheckpointer):
 
         staged: Future[None] = Future()
         with order.told():
-            self._commit(
-                order,
+            self.writer.write(
                 order.storage,
+                order.name,
+                order.facts,
                 lambda folder: self.format.write(folder, state_dict),
-                lambda: self.format.trial(state_dict),
-                last_facts,
+                needs=lambda: self.format.trial(state_dict),
+                last_facts=last_facts,
             )
             order.after_commit()
         staged.set_result(None)
         return Saving(staged, order.written)
-
-    def _commit(
-        self,
-        order: _Order,
-        storage: Storage,
-        put: Callable[[WritableFolder], FormatRecord],
-        needs: Callable[[], int],
-        last_facts: Callable[[Facts], Facts],
-    ) -> None:
-        self.writer.write(storage, order.name, order.facts, put, needs=needs, last_facts=last_facts)
 
     def _wait_for_the_last(self) -> None:
         self.stager.release()
@@ -258,7 +250,7 @@ class AsyncCheckpointer(FolderCheckpointer):
 
 def _is_of_the_way(why: OSError) -> bool:
     """Whether a save may succeed another way: its writer died, or a disk is full, on which room can be made here."""
-    return isinstance(why, WriterDied) or why.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(why, WriterDied) or why.errno in disk.FULL
 
 
 def outliving_writer() -> Process | None:

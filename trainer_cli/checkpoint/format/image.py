@@ -21,7 +21,7 @@ import torch
 
 from trainer_cli.checkpoint.format import codec
 from trainer_cli.checkpoint.format.dtypes import DTYPES
-from trainer_cli.checkpoint.format.layout import TensorEntry, rendered_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.layout import ALIGNMENT, TensorEntry, rendered_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.leaves import bytes_of, identity, laid_out
 from trainer_cli.checkpoint.format.memory import Memory
 from trainer_cli.checkpoint.format.port import FormatRecord
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _ORDINARY = {torch.Tensor, torch.nn.Parameter, np.ndarray}
 _CHUNK = 1 << 20
 """Elements looked at in one go: as many as fit the processor's caches."""
-_PAGE = 4096
 _ENTRY_BYTES = 512
 _SMALL_BYTES = 1 << 20
 """What a tensor's entry in a header takes at most, and all other states as a rule."""
@@ -141,7 +140,7 @@ class TensorsImage:
         """
         late, told = self._late, 0
         for slot, leaf, _ in late:
-            here = slot[1] - slot[1] % _PAGE
+            here = slot[1] - slot[1] % ALIGNMENT
             if here - told >= _TOLD_BYTES and not self._devices.any:
                 told = here
                 yield here

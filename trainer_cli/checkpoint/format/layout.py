@@ -16,7 +16,8 @@ ELEMENT_BYTES = {
     "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
 }  # fmt: skip
 """Every type of element, by its name in safetensors."""
-_ALIGNMENT = 4096
+ALIGNMENT = 4096
+"""Where the first tensor begins is a multiple of this, as is what may be written past the page cache."""
 _LONGEST_HEADER = 100_000_000
 _MOST_DIMENSIONS = 64
 _LARGEST = 2**63
@@ -51,7 +52,7 @@ def rendered_header(layout: Iterable[TensorEntry]) -> bytes:
         fields[entry.name] = {"dtype": entry.code, "shape": list(entry.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
     if len(text) > _LONGEST_HEADER:
         raise UserError(f"the state has {len(fields)} tensors, more than one file can name")
     return len(text).to_bytes(8, "little") + text

@@ -31,10 +31,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-_PACKET = 1 << 16
+PACKET = 1 << 16
 _BLOCK = 1 << 26
 """So much is asked of the disk at once. Where it refuses midway, no more than this is written twice."""
-_FOR_THE_TRAINING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+FOR_THE_TRAINING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 _WITH_FILE = ("open", "share", "hold", "copy")
 _REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _DIRECT = getattr(os, "O_DIRECT", 0)
@@ -62,7 +62,7 @@ class Carrier:
 
     def next(self) -> bool:
         """Carry out one more; False where nobody sends any more."""
-        packet, files, _, _ = socket.recv_fds(self.channel, _PACKET, 1)
+        packet, files, _, _ = socket.recv_fds(self.channel, PACKET, 1)
         if not packet:
             return False
         name, *args = json.loads(packet)
@@ -163,9 +163,9 @@ def _close(files: list[int]) -> None:
 
 def main() -> None:
     """Carry out whatever comes, to the end of it. Signals are for the training; this ends when that is gone."""
-    for one in _FOR_THE_TRAINING:
+    for one in FOR_THE_TRAINING:
         signal.signal(one, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_TRAINING)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_TRAINING)
     spec = importlib.util.spec_from_file_location("disk", sys.argv[1])
     assert spec is not None and spec.loader is not None
     disk = importlib.util.module_from_spec(spec)

@@ -31,12 +31,10 @@ from trainer_cli.checkpoint.process.background import Background
 
 log = logging.getLogger(__name__)
 
-_PACKET = 1 << 16
 _PATIENCE_S = 60.0
 """So long the end of the process is waited for, and its first answer."""
 _ROOM = 1 << 20
 """What the socket is asked to hold; the system may give less."""
-_FOR_THE_TRAINING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 
 
 class WriterDied(OSError):
@@ -134,7 +132,7 @@ class WriterProcess:
         self.send("end")
         assert self._channel is not None
         try:
-            answer = self._channel.recv(_PACKET)
+            answer = self._channel.recv(carrier.PACKET)
         except ConnectionError:
             answer = b""
         except BaseException:
@@ -196,7 +194,7 @@ class WriterProcess:
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The signals that stop the training are not for it, from its first moment on.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_TRAINING)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, carrier.FOR_THE_TRAINING)
         try:
             with theirs:
                 self._child = subprocess.Popen(

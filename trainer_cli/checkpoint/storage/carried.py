@@ -6,13 +6,13 @@ and named goes to the carrier, in order, and nobody waits for it before `settle`
 
 from __future__ import annotations
 
-import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.sink import address_of
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.process.port import Carrier
@@ -46,7 +46,7 @@ class CarriedDisk(Disk):
     def write(self, fd: int, data: memoryview) -> int:
         self._tell_of(fd)
         size = len(data)
-        start = None if data.readonly else self._carrier.place_of(_address(data), size)
+        start = self._carrier.place_of(address_of(data), size) if size else None
         if start is not None:
             self._carrier.send("write", fd, start, size)
         elif size:
@@ -104,7 +104,3 @@ class CarriedDisk(Disk):
         finally:
             os.close(memory)
         self._copied_bytes += len(data)
-
-
-def _address(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))

@@ -17,6 +17,8 @@ StrPath = str | Path
 """Where thousands of names are looked at, texts are several times quicker than paths."""
 REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 """A file system's answers to what it does not offer."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""A file system's answers where there is no room, or none for this user."""
 _NOT_OFFERED = (*REFUSED, errno.ENOLCK)
 _LEASE = getattr(fcntl, "F_SETLEASE", None)
 _LEASE_SIGNAL = getattr(fcntl, "F_SETSIG", 0)

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from mmap import mmap
 
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
-from trainer_cli.checkpoint.storage.disk import REFUSED, Disk
+from trainer_cli.checkpoint.storage.disk import FULL, REFUSED, Disk
 from trainer_cli.checkpoint.storage.port import Bytes
 from trainer_cli.config.schema import DigestAlgorithm
 
@@ -20,7 +20,6 @@ PAGE = 4096
 """What a write past the page cache is a multiple of: its place in memory, its place in the file, its size."""
 _LARGE_PIECE = 256 * 1024
 """A smaller piece is gathered with others, wherever it lies: a write of its own would cost more than the copy."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Blocks:
@@ -142,7 +141,7 @@ class LocalSink:
             return 0
         if not self._direct:
             return len(view)
-        if self._gathered % PAGE or _address(view) % PAGE:
+        if self._gathered % PAGE or address_of(view) % PAGE:
             return 0
         return len(view) - len(view) % PAGE
 
@@ -202,7 +201,7 @@ class LocalSink:
                 if self._direct and error.errno in REFUSED:
                     self._blocks.refused(error)
                     self._use_cache()
-                elif error.errno not in _FULL or not self._on_full():
+                elif error.errno not in FULL or not self._on_full():
                     raise
                 continue
             if written <= 0:
@@ -222,6 +221,6 @@ class LocalSink:
         self._blocks.disk.bypass_cache(self._fd, on=False)
 
 
-def _address(view: memoryview) -> int:
+def address_of(view: memoryview) -> int:
     """Where it is in memory; 1 where that is not told, as of memory that may only be read."""
     return 1 if view.readonly else ctypes.addressof(ctypes.c_char.from_buffer(view))
