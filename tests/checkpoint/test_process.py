@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 
@@ -30,6 +32,25 @@ def test_the_background_waits_no_longer_than_it_may_and_leaves_no_thread() -> No
     assert process.settle(30)
     assert not [thread for thread in threading.enumerate() if thread.name == "removal"]
     assert process.settle()
+
+
+def test_what_goes_on_is_waited_for_after_a_signal_broke_a_wait_off() -> None:
+    process, free = Background("removal"), threading.Event()
+
+    def broken_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, broken_off)
+    try:
+        process.submit(free.wait)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(KeyboardInterrupt):
+            process.settle(30)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not process.settle(0.01)
+    free.set()
+    assert process.settle(30)
 
 
 def test_where_no_thread_can_be_had_work_is_done_here_and_now(monkeypatch: pytest.MonkeyPatch) -> None:

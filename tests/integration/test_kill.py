@@ -21,7 +21,7 @@ from compare import assert_same_run, metrics
 
 from trainer_cli.checkpoint.naming import Hidden, HiddenName
 
-KILLS = int(os.environ.get("TRAIN_KILLS", "5"))
+KILLS = int(os.environ.get("TRAIN_KILLS", "3"))
 SEED = int(os.environ.get("TRAIN_KILLS_SEED", "0"))
 TRAININGS = {
     "digits_mlp": ("experiment=digits_mlp", "loop.max_duration=12ep", "checkpoint.ephemeral_save_interval=4"),

@@ -6,17 +6,27 @@ import csv
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import ROOT, SMALL, flip_a_byte, hold, make_project, names, records, running, train, trained
+from forks import Done, Forks
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from trainer_cli.checkpoint.manifest import FileEntry, Manifest
 
+quickly: Callable[..., Done]
 OWN_RECORDS = ("config.yaml", "metrics.jsonl", "train.log", "summary.json", "environment.json", ".lock", "tensorboard")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forked(forks: Forks) -> None:
+    """Most commands of this file are forks: what they import is no matter here."""
+    global quickly
+    quickly = forks.run
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +49,7 @@ def validated(*arguments: str, cwd: Path, code: int = 0) -> tuple[list[dict[str,
     folder = next((a.split("=", 1)[1] for a in arguments if a.startswith("validate.folder=")), "runs/base/validation")
     file = cwd / folder / "validation.jsonl"
     before = len(records(file)) if file.exists() else 0
-    result = train("validate", *arguments, cwd=cwd)
+    result = quickly(cwd, "validate", *arguments)
     assert result.code == code, result
     assert "Traceback" not in result.err
     return (records(file)[before:] if file.exists() else []), result.out, result.err
@@ -161,7 +171,7 @@ def test_overrides_lie_on_top_of_the_recovered_config(base: Path, tmp_path: Path
     assert run("data.batch_size=100")["val/loss"] == pytest.approx(whole["val/loss"], rel=1e-5)
     assert fifth["val/loss"] != whole["val/loss"]
     assert run("data=digits")["val/loss"] == fifth["val/loss"]  # its own default, not the run's three tenths
-    result = train("validate", "ckpt=runs/base@latest", "model=cnn", f"validate.folder={tmp_path}", cwd=base)
+    result = quickly(base, "validate", "ckpt=runs/base@latest", "model=cnn", f"validate.folder={tmp_path}")
     assert result.code == 2
     assert "error: runs/base/checkpoints/step20 does not fit" in result.err
 

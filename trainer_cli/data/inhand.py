@@ -70,8 +70,11 @@ class InHand:
     def tell(self, error: BaseException) -> None:
         """Add to an error which batch it is about, of which samples, and which worker died over it."""
         if isinstance(error, ConnectionError | EOFError):
-            # Of a worker that is about to be dead.
-            wait([worker.sentinel for worker in self._workers], timeout=GRACE_S)
+            # Of a worker that is about to be dead: what it had open is closed a moment before.
+            dying = wait([worker.sentinel for worker in self._workers], timeout=GRACE_S)
+            for worker in self._workers:
+                if worker.sentinel in dying:
+                    worker.join(GRACE_S)
         told, notes = getattr(error, "__notes__", ()), self.deaths()
         if any(note in told for note in notes):
             return

@@ -28,6 +28,7 @@ class Background:
         self._waiting: deque[Work] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._idle = threading.Event()
 
     def submit(self, work: Work) -> None:
         with self._lock:
@@ -42,14 +43,19 @@ class Background:
                 here = self._waiting.pop()
             else:
                 self._thread = thread
+                self._idle.clear()
                 return
         here()
 
     def settle(self, timeout_s: float | None = None) -> bool:
         thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
-        return thread is None or not thread.is_alive()
+        if thread is None:
+            return True
+        # Where a signal's handler raises in it, a thread's own `join` takes the thread for ended, now and ever after.
+        if not self._idle.wait(timeout_s):
+            return False
+        thread.join()
+        return True
 
     def close(self) -> None:
         """Nothing is held: the thread is gone with its last piece."""
@@ -60,12 +66,16 @@ class Background:
         while True:
             with self._lock:
                 if not self._waiting:
-                    self._thread = None
+                    self._end()
                     return
                 work = self._waiting.popleft()
             try:
                 work()
             except BaseException:
                 with self._lock:
-                    self._thread = None
+                    self._end()
                 raise
+
+    def _end(self) -> None:
+        self._thread = None
+        self._idle.set()
