@@ -67,6 +67,24 @@ def test_a_refused_change_leaves_the_run_byte_for_byte_as_it_was(base: Path, for
     assert tree(base) == before
 
 
+def test_another_value_of_an_environment_variable_is_a_change_too(forks: Forks, tmp_path: Path) -> None:
+    own = ("name=base", "model.dropout='${oc.decode:${oc.env:DROPOUT}}'")
+    assert forks.fit(tmp_path, *SMALL, *own, DROPOUT="0.25").code == 0
+    assert "0.25" not in (tmp_path / "runs/base/config.yaml").read_text()
+    before = tree(tmp_path)
+    refused = forks.fit(tmp_path, *SMALL, *own, "loop.max_duration=30", DROPOUT="0.5")
+    assert refused.code == 2
+    assert "refused" in refused.err
+    assert "model.dropout" in refused.err
+    assert "which has another value now" in refused.err
+    assert tree(tmp_path) == before
+    allowed = "resume_allow=[model.dropout]"
+    for end, dropout, more in ((24, "0.25", ()), (27, "0.5", (allowed,)), (30, "0.5", ())):
+        done = forks.fit(tmp_path, *SMALL, *own, f"loop.max_duration={end}", *more, DROPOUT=dropout)
+        assert done.code == 0, done.err
+    assert forks.fit(tmp_path, *SMALL, *own, "loop.max_duration=30", DROPOUT="0.25").code == 2
+
+
 FREE = [
     "loop.max_duration=30", "loop.eval_interval=5", "loop.eval_steps=1", "loop.log_interval=3", "loggers=jsonl",
     "logging.console=plain", "checkpoint.save_interval=7", "checkpoint.max_checkpoints=2", "checkpoint.digest=sha256",

@@ -253,6 +253,11 @@ def test_a_config_that_changed_is_refused_before_any_job_begins_though_the_run_i
         plan(["seed=1,2", "optimizer.lr=0.5"])
 
 
+def test_jobs_whose_config_holds_the_time_are_refused_since_the_same_command_could_not_go_on() -> None:
+    with pytest.raises(ConfigError, match=r"name is 'x-\$\{now:%H\}', another at each start.*Leave the time out"):
+        plan(["seed=1,2", "name='x-${now:%H}'"])
+
+
 @pytest.mark.parametrize("arguments", [["--jobs", "2", "seed=1"], ["-m", "--jobs", "0", "seed=1,2"]])
 def test_a_number_of_jobs_that_makes_no_sense_is_refused(arguments: list[str]) -> None:
     assert main(["fit", *arguments]) == ExitCode.USER

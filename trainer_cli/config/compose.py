@@ -29,6 +29,7 @@ from trainer_cli.config.kinds import names_one_of
 from trainer_cli.config.nodes import COMPONENTS, own_nodes
 from trainer_cli.config.origins import Choice, Given, Origins, Source, label
 from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, KeyPath, line_of, parsed, raise_all
+from trainer_cli.config.overruled import overruled
 from trainer_cli.config.place import Place
 from trainer_cli.config.reading import read_file, read_text
 from trainer_cli.config.refusals import NOT_COMPOSED, SCHEMA, translated, wrong_overrides
@@ -270,4 +271,9 @@ def _draft(
     listed = chosen(place, made.listed, overrides, lambda file: files[file].node)
     merged = engine.sources(place, made.listed.defaults, files)
     origins = Origins([*sources, *merged], given, {**(choices or {}), **listed})
+    if whole and experiments:
+        named = {one.path for one in given}
+        lost = list(overruled(groups, place.dirs, files.__getitem__, values, named, origins))
+        # What else is wrong with such a mixture is no mistake of its own.
+        mistakes, whole = mistakes + lost, not lost
     return _Draft(raw, origins, mistakes, whole)

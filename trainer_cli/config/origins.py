@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, line_of, path_of
+from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, leaves, line_of, path_of
 
 DEFAULT = "default"
 MERGE = "tag:yaml.org,2002:merge"
@@ -114,7 +114,7 @@ class Origins:
         choice = self.choices.get(section)
         if choice is None or not choice.label:
             return None
-        places = (self.exact((*section, *path)).place for path in _leaves(values))
+        places = (self.exact((*section, *path)).place for path, _ in leaves(values))
         return choice.origin if any(place.startswith(f"{choice.label}:") for place in places) else None
 
     def _read(self) -> dict[KeyPath, _Setting]:
@@ -151,12 +151,6 @@ class Origins:
 def label(path: Path, cwd: Path) -> str:
     """The path as a person in `cwd` would write it."""
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
-
-
-def _leaves(values: Mapping[Any, Any]) -> Iterator[KeyPath]:
-    for key, value in values.items():
-        below = _leaves(value) if isinstance(value, Mapping) else [()]
-        yield from ((str(key), *path) for path in below)
 
 
 def _below(path: KeyPath, root: KeyPath) -> bool:

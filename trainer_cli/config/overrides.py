@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,15 @@ class CommandLine:
 def line_of(override: Override) -> str:
     """The override as it was written."""
     return override.input_line or ""
+
+
+def leaves(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value of a tree that is no mapping, with its path."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from (((str(key), *path), leaf) for path, leaf in leaves(value))
+        else:
+            yield (str(key),), value
 
 
 def path_of(override: Override) -> KeyPath:

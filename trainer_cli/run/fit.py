@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.timeline import foresee
-from trainer_cli.config.compose import Composed, to_yaml
+from trainer_cli.config.compose import Composed
 from trainer_cli.config.garbage import uncollected
 from trainer_cli.config.targets import import_from
 from trainer_cli.errors import ExitCode
@@ -34,6 +34,7 @@ from trainer_cli.run import report
 from trainer_cli.run.environment import environment
 from trainer_cli.run.plan import pace_of, setting_of, whence_of
 from trainer_cli.run.plan_view import timetable
+from trainer_cli.run.resume import frozen
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new, refuse_no_optimizer
@@ -76,7 +77,9 @@ def fit(composed: Composed) -> int:
         fork = fork_of(composed, start)
         facts = _environment(composed, trainer)
         if start.is_new:
-            stack.enter_context(run.create(to_yaml(composed), composed.overrides, {"run_id": start.run_id, **facts}))
+            stack.enter_context(
+                run.create(frozen(composed, start.run_id), composed.overrides, {"run_id": start.run_id, **facts})
+            )
             stack.enter_context(report.to_file(run.log_file))
         step = start.entry.step if start.entry is not None else 0
         run.begin_attempt(
@@ -89,7 +92,7 @@ def fit(composed: Composed) -> int:
         if not start.is_new:
             stack.enter_context(_put_back_if_nothing_was_loaded(start, trainer))
             # After the summary says that it runs: under a longer config nothing may call it finished.
-            run.write_config(to_yaml(composed), composed.overrides)
+            run.write_config(frozen(composed, start.run_id), composed.overrides)
         if start.finished is not None:
             trainer.stop(start.finished)
         signals.listen(lambda reason: trainer.stop(reason, finished=False))
@@ -165,7 +168,7 @@ def _build(composed: Composed, start: Start) -> tuple[Trainer, Data]:
 
     builder = Builder(composed.config, composed.trust)
     data = builder.data()
-    text = to_yaml(composed).encode()
+    text = frozen(composed, start.run_id).encode()
     identity = RunIdentity(
         run_id=start.run_id,
         attempt=start.attempt,

@@ -11,8 +11,10 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.soundness import catalog_of, newest_sound, why_unsound
+from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.difference import Change
 from trainer_cli.config.origins import Origins
+from trainer_cli.config.outside import changes_outside, line_of_digests
 from trainer_cli.config.resumable import why_may_change
 from trainer_cli.config.schema import CheckpointConfig, LoopConfig, Newer
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
@@ -34,6 +36,16 @@ def folder_of_checkpoints(run: RunDir, now: CheckpointConfig, before: Checkpoint
     """Where to look for what to go on from: where this start saves, or where the earlier ones did if all is there."""
     saves, saved = run.folder_for(now.folder), run.folder_for(before.folder)
     return saves if saves == saved or catalog_of(saves).names() else saved
+
+
+def frozen(composed: Composed, run_id: str) -> str:
+    """The config as a run keeps it, for itself and in its checkpoints."""
+    return to_yaml(composed) + line_of_digests(composed.raw, run_id)
+
+
+def changes_since(run: RunDir, stored: Composed, composed: Composed) -> list[Change]:
+    """What differs from the config that a run was trained with."""
+    return [*diff(stored.raw, composed.raw), *changes_outside(run.read_config(), composed.raw, run.run_id)]
 
 
 def holds_training(run: RunDir, folder: Path) -> bool:

@@ -10,10 +10,11 @@ from pathlib import Path
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.local import WRITERS_S, LocalStorage
-from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
+from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, from_yaml
 from trainer_cli.config.difference import Change
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.run.resume import (
+    changes_since,
     choose,
     folder_of_checkpoints,
     holds_training,
@@ -83,7 +84,7 @@ def of_existing(
     """
     config = composed.config
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
-    changes = diff(stored.raw, composed.raw)
+    changes = changes_since(run, stored, composed)
     folder = folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)
     run_id = run.run_id
     attempt = len(run.attempts) + 1

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_cli.config import locate
-from trainer_cli.config.compose import Composed, compose, diff, from_yaml
+from trainer_cli.config import check, locate
+from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.config.frozen import freeze, run_dir_of
-from trainer_cli.config.overrides import COMMAND_LINE, raise_all
+from trainer_cli.config.overrides import COMMAND_LINE, leaves, raise_all
 from trainer_cli.config.place import Place
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.errors import ConfigError, TrainError, UserError
-from trainer_cli.run.resume import folder_of_checkpoints, holds_training, refuse_changes, reopens
+from trainer_cli.run.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes, reopens
 from trainer_cli.run.rundir import RunDir, RunStatus
 from trainer_cli.run.start import refuse_no_optimizer
 
@@ -93,13 +93,20 @@ def _planned(job: Job, composed: Composed) -> Planned:
             where="resume",
             cure="Leave resume= out: the same command again goes on.",
         )
+    for path, text in leaves(check.contents(composed.raw)):
+        if "${now:" in str(text):
+            raise ConfigError(
+                f"{'.'.join(path)} is '{text}', another at each start, so a sweep could not be gone on with",
+                where=composed.where(".".join(path)),
+                cure="Leave the time out: each job has a directory of its own.",
+            )
     end = f"sweep/{job.key}"
     run = RunDir(Path(config.run_dir) / end)
     reopened = False
     if run.exists_as_run():
         stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
         if holds_training(run, folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)):
-            refuse_changes(diff(stored.raw, composed.raw), config.resume_allow, run.path, composed.origins)
+            refuse_changes(changes_since(run, stored, composed), config.resume_allow, run.path, composed.origins)
         reopened = reopens(stored.config.loop, config.loop)
     frozen = freeze(composed, f"{run_dir_of(composed).rstrip('/')}/{end}")
     return Planned(job, run, Path(config.run_dir), frozen, reopened, config.logging.level)
