@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tiny import Noisy, StopAt, everything, loader, same, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.callbacks.ema import EMA
+from trainer_cli.callbacks.flight import Flights
 from trainer_cli.checkpoint.process.background import Background
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -210,6 +212,70 @@ def test_an_end_that_is_wanted_at_once_waits_for_no_disk_that_hangs(
         fit(tmp_path, Interrupted(disk), disk=disk, behind=writer, save_interval=3, pre_train_checkpoint=False)
     assert "the save of step 3 has not come to an end" in caplog.text
     assert [path.name for path in tmp_path.glob("step*")] == []
+    disk.go_on.set()
+    assert writer.settle(60)
+
+
+def test_where_a_save_comes_to_no_end_and_errors_are_passed_over_the_next_is_left_out_and_the_first_still_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trainer_cli.callbacks.flight._DRAINING_S", 0.1)
+    monkeypatch.setattr("trainer_cli.callbacks.flight._TOLD_S", 0.01)
+    caplog.set_level(logging.INFO, "trainer_cli")
+    disk, notes = Blocks(), Notes()
+
+    class Mends(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.progress.step == 7 and not disk.go_on.is_set():
+                disk.go_on.set()
+                trainer.checkpoint.settle()
+
+    fit(tmp_path, Mends(), notes, disk=disk, save_interval=3, pre_train_checkpoint=False, on_save_error="warn")
+    assert [name for name, _, _ in notes.seen] == ["step3", "step9"]
+    assert caplog.text.count("the save of step 3 has not come to an end") == 1
+    assert "waiting for the save of step 3 to be written" in caplog.text
+
+
+@pytest.mark.parametrize(("size_bytes", "patience_s"), [(0, 600.0), (10**9, 600.0), (84 * 10**9, 42_000.0)])
+def test_a_large_state_has_the_time_that_a_slow_disk_takes(size_bytes: int, patience_s: float) -> None:
+    flights = Flights(SimpleNamespace(stager=SimpleNamespace(image=SimpleNamespace(held_bytes=size_bytes))))  # type: ignore[arg-type]
+    assert flights._patience_s == patience_s
+    flights.hurry()
+    assert flights._patience_s == 10.0
+
+
+def test_who_breaks_a_wait_off_does_not_wait_long_again(tmp_path: Path) -> None:
+    """As by a second Ctrl-C while an error of the model's is being handled."""
+    disk, writer = Blocks(), Background("writer")
+    behind = CheckpointerCallback(
+        tmp_path, identity=RunIdentity(run_id="ours"), save_interval=3, pre_train_checkpoint=False, save_async=True,
+        behind=writer,
+    )  # fmt: skip
+    behind.storage.disk = disk
+    patience: list[float] = []
+
+    class Fails(Callback):
+        def on_after_backward(self, trainer: Any, model: Any, loss: Any) -> None:
+            if trainer.progress.step == 3:
+                assert disk.began.wait(60)
+                flights = behind._flights
+                assert flights is not None
+                flights.checkpointer.settle = broken_off  # type: ignore[method-assign]
+                raise ArithmeticError("out of luck")
+
+    def broken_off(timeout_s: float | None = None) -> bool:
+        flights = behind._flights
+        assert flights is not None
+        patience.append(flights._patience_s)
+        if len(patience) == 1:
+            raise KeyboardInterrupt
+        return False
+
+    made = trainer(Noisy, optimizer=lambda model: torch.optim.AdamW(model.parameters()), callbacks=[Fails()],
+                   settings={"max_duration": 9}, checkpoint=behind)  # fmt: skip
+    with pytest.raises((ArithmeticError, KeyboardInterrupt)):
+        made.fit(loader(22, 4))
+    assert patience == [600.0, 10.0]
     disk.go_on.set()
     assert writer.settle(60)
 

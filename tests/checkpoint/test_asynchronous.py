@@ -16,7 +16,7 @@ from states import same, small_state
 
 from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer, make_async_checkpointer
 from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
-from trainer_cli.checkpoint.format.memory import available_bytes
+from trainer_cli.checkpoint.format.memory import _of_the_groups, available_bytes
 from trainer_cli.checkpoint.process.port import Work
 from trainer_cli.checkpoint.staging import WeightsMovedError
 from trainer_cli.checkpoint.storage.disk import Disk
@@ -326,3 +326,53 @@ def test_memory_that_is_held_already_is_not_looked_for_again(tmp_path: Path) -> 
 
 def test_the_memory_that_can_be_had_is_known_here() -> None:
     assert (available_bytes() or 0) > 1_000_000
+
+
+SECOND = ("memory.max", "memory.current", "inactive_file")
+FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+@pytest.mark.parametrize(
+    ("told", "groups", "left"),
+    [
+        ("0::/\n", {"": (SECOND, "900", 500, 100)}, [500]),
+        ("0::/job/step\n", {"job": (SECOND, "700", 300, 0), "job/step": (SECOND, "max", 300, 0)}, [400]),
+        ("0::/job/step\n", {"job": (SECOND, "max", 9, 0), "job/step": (SECOND, "50", 40, 0)}, [10]),
+        ("0::/not/seen/inside\n", {"": (SECOND, "60", 10, 5)}, [55]),
+        ("3:cpu:/\n4:memory:/slurm/job\n0::/\n", {"memory/slurm/job": (FIRST, "800", 200, 50)}, [650]),
+        ("4:cpu,memory:/x\n", {"memory": (FIRST, "80", 100, 0), "memory/x": (FIRST, "70", 60, 0)}, [10, 0]),
+        ("", {"": (SECOND, "60", 10, 0)}, [50]),
+        ("0::/\n", {}, []),
+    ],
+    ids=["a container", "a job's limit", "a step's limit", "another path inside", "the first version",
+         "its parents", "nothing is told", "no group"],
+)  # fmt: skip
+def test_the_limits_of_every_group_above_the_process_count(
+    tmp_path: Path, told: str, groups: dict[str, tuple[tuple[str, str, str], str, int, int]], left: list[int]
+) -> None:
+    for path, ((limit, used, cached), most, now, only_cached) in groups.items():
+        folder = tmp_path / "root" / path
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / limit).write_text(f"{most}\n")
+        (folder / used).write_text(f"{now}\n")
+        (folder / "memory.stat").write_text(f"anon 7\n{cached} {only_cached}\n")
+    (tmp_path / "own").write_text(told)
+    found = list(_of_the_groups(tmp_path / "root", tmp_path / "own"))
+    assert sorted(set(found), reverse=True) == left
+
+
+def test_where_the_system_refuses_memory_a_save_is_made_here_and_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("trainer_cli.checkpoint.format.image.Memory", refuse)
+    behind = AsyncCheckpointer()
+    for step in (1, 2):
+        assert behind.save(small_state(step), tmp_path / f"step{step}").written.done()
+    assert [record.message for record in caplog.records if "interrupt the training" in record.message] == [
+        "[Errno 12] Cannot allocate memory, so saves interrupt the training"
+    ]
+    assert same(dict(behind.load(tmp_path / "step2")), small_state(2))
+    behind.close()

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
 from random import Random
@@ -206,6 +207,35 @@ def test_an_error_while_a_block_is_written_is_the_callers_and_leaves_no_thread(t
             put(folder, f"f{at}", pieces_of(CONTENT, [9], aligned=False))
         assert folder.files == {}, operation
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-write")]
+
+
+@pytest.mark.parametrize("disk", [SmallBlocks, RefusesBypass])
+def test_where_no_thread_can_be_had_blocks_are_written_here_and_now(tmp_path, monkeypatch, disk):
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert put(folder_on(disk(), tmp_path), "f", pieces_of(CONTENT, [9, BLOCK, 5 * PAGE], aligned=False)) == entry_of(
+        CONTENT
+    )
+    assert (tmp_path / "f").read_bytes() == CONTENT
+
+
+def test_a_process_that_is_forked_meanwhile_holds_no_file_that_is_being_written(tmp_path):
+    def holds() -> bool:
+        here, found = os.stat(tmp_path / "f"), False
+        for fd in range(3, 1024):
+            with suppress(OSError):
+                found = found or os.path.samestat(os.fstat(fd), here)
+        return found
+
+    with folder_on(SmallBlocks(), tmp_path).create("f") as sink:
+        sink.write(CONTENT[: 2 * BLOCK])
+        child = os.fork()
+        if child == 0:
+            os._exit(int(holds()))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert holds()
 
 
 def test_a_disk_that_takes_nothing_is_an_error(tmp_path):

@@ -193,7 +193,9 @@ class CheckpointerCallback(Callback):
         elif self._last_saved_step == step:
             self._try(lambda: self._amend(self._moment(trainer, occasion), finished), last=last)
         elif decision is not None and occasion in ORDINARY and flights is not None:
-            self._try(lambda: self._save_behind(trainer, decision, flights))
+            # Where the save before comes to no end, that was told, and this one is left out.
+            if flights.current is None:
+                self._try(lambda: self._save_behind(trainer, decision, flights))
         elif decision is not None:
             self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
         elif occasion is Occasion.step:

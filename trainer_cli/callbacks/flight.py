@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -22,8 +23,14 @@ if TYPE_CHECKING:
 
     from trainer_cli.trainer.trainer import Trainer
 
+log = logging.getLogger(__name__)
+
 _DRAINING_S = 600.0
-"""So long an end waits for a save in flight."""
+"""So long a save in flight is waited for at least,"""
+_SLOWEST = 2_000_000
+"""or as long as it takes at so many bytes a second."""
+_TOLD_S = 5.0
+"""A wait is told from so long on."""
 _HURRIED_S = 10.0
 """So long an end that somebody wants at once does."""
 ORDINARY = (Occasion.pre_train, Occasion.step)
@@ -52,7 +59,7 @@ class Flights:
         self.current: Flight | None = None
         self.prepared = False
         self._spoilt = False
-        self._patience_s = _DRAINING_S
+        self._hurried = False
 
     @property
     def is_to_prepare(self) -> bool:
@@ -61,7 +68,7 @@ class Flights:
 
     def hurry(self) -> None:
         """Somebody wants the end at once: do not wait long any more."""
-        self._patience_s = _HURRIED_S
+        self._hurried = True
 
     def prepare(self, trainer: Trainer) -> None:
         """Get ready for saves of this training's state, which is all there after a first step."""
@@ -82,7 +89,7 @@ class Flights:
         after_commit: Callable[[], object],
     ) -> None:
         """Begin to save this step; `trainer` is told to look up once it is written."""
-        self._patience_s = _DRAINING_S
+        self._hurried = False
         saving = self.checkpointer.save(
             state,
             path,
@@ -136,7 +143,7 @@ class Flights:
         flight = self.current
         if flight is None or not (wait or flight.saving.written.done()):
             return None
-        if not flight.saving.written.done() and not self.checkpointer.settle(self._patience_s):
+        if not flight.saving.written.done() and not self._settled(flight):
             raise SaveError(
                 f"the save of step {flight.step} has not come to an end in {self._patience_s:.0f} s",
                 where=str(flight.path),
@@ -146,6 +153,23 @@ class Flights:
         if failure is not None and not isinstance(failure, SaveError):
             raise failure
         return flight, failure
+
+    @property
+    def _patience_s(self) -> float:
+        size_bytes = self.checkpointer.stager.image.held_bytes
+        return _HURRIED_S if self._hurried else max(_DRAINING_S, size_bytes / _SLOWEST)
+
+    def _settled(self, flight: Flight) -> bool:
+        """Wait for its end, as long as that may take."""
+        try:
+            if self.checkpointer.settle(min(_TOLD_S, self._patience_s)):
+                return True
+            log.info("waiting for the save of step %d to be written", flight.step)
+            return self.checkpointer.settle(self._patience_s)
+        except BaseException:
+            # Whoever breaks the wait off wants the end, not the next wait.
+            self.hurry()
+            raise
 
     def close(self) -> None:
         """Wait for the end of what is written, and let go."""

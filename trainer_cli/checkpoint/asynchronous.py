@@ -124,11 +124,15 @@ class AsyncCheckpointer(FolderCheckpointer):
         order = _Order(storage, name, facts or facts_of(name), before_commit, after_commit)
         self._wait_for_the_last()
         with uncollected():
-            if (why := self.stager.plan(state_dict)) is not None:
+            places, parts = {tensor.data_ptr() for tensor in late}, list(trained)
+            why = self.stager.plan(state_dict)
+            try:
+                staging = None if why else self.stager.take(places, {tensor.data_ptr() for tensor in parts})
+            except OSError as error:
+                why, staging = str(error), None
+            if staging is None:
                 self._tell_once("room", "%s, so saves interrupt the training", why)
-                return self._save_here(order, state_dict, list(trained))
-            places = {tensor.data_ptr() for tensor in late}
-            staging = self.stager.take(places, {tensor.data_ptr() for tensor in trained})
+                return self._save_here(order, state_dict, parts)
         self._last = order.written
         self.process.submit(partial(self._write, order, staging))
         return Saving(staging.staged, order.written)

@@ -70,6 +70,9 @@ class FaultyDisk(Disk):
     def open(self, path: StrPath) -> int:
         return self._do("open", path, lambda: super(FaultyDisk, self).open(path))
 
+    def open_to_lock(self, path: StrPath) -> int:
+        return self._do("open", path, lambda: super(FaultyDisk, self).open_to_lock(path))
+
     def open_old(self, path: Path) -> int:
         return self._do("open_old", path, lambda: super(FaultyDisk, self).open_old(path))
 

@@ -378,8 +378,9 @@ class Trainer:
     def close(self) -> None:
         """Close loggers and callbacks; every one of them, whatever happens."""
         with ExitStack() as stack:
-            stack.callback(self.hooks.tear_down, "finalize")
+            # Last: a save that is still being written brings to rest what was logged before it.
             stack.callback(self.journal.close)
+            stack.callback(self.hooks.tear_down, "finalize")
 
     def _close_after(self, error: BaseException) -> None:
         with second_to(error):

@@ -8,6 +8,8 @@ import mmap
 import os
 import sys
 import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -158,9 +160,8 @@ def _pin(address: int, size_bytes: int) -> bool:
 
 
 def available_bytes() -> int | None:
-    """The memory that can still be had without swapping, in this container too; None where nobody knows."""
-    found = [value for value in (_of_the_machine(), _of_the_container(Path("/sys/fs/cgroup"))) if value is not None]
-    return min(found, default=None)
+    """The memory that can still be had without swapping, by this process under its limits; None where nobody knows."""
+    return min([value for value in (_of_the_machine(), *_of_the_groups()) if value is not None], default=None)
 
 
 def _of_the_machine() -> int | None:
@@ -174,12 +175,43 @@ def _of_the_machine() -> int | None:
         return None
 
 
-def _of_the_container(group: Path) -> int | None:
-    """Its limit less what it uses, where what only caches files does not count."""
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Of the files in which a control group tells its limit, what is used of it, and how much of that only caches."""
+
+    limit: str
+    used: str
+    cached: str
+
+
+_SECOND = _Names("memory.max", "memory.current", "inactive_file")
+_FIRST = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _of_the_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
+    """What is left in each control group that this process is in: those of a container, a batch job, a service."""
     try:
-        limit = int((group / "memory.max").read_text(encoding="ascii"))
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        cached = _table((group / "memory.stat").read_text(encoding="ascii"))["inactive_file"]
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    for line in [*lines, "0::/"]:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        names, base = (_FIRST, root / "memory") if controllers else (_SECOND, root)
+        # A container may be told its path as it is outside, and see its own group at the base.
+        group = base / path.lstrip("/")
+        for folder in (group, *(above for above in group.parents if above.is_relative_to(base))):
+            left = _left_in(folder, names)
+            if left is not None:
+                yield left
+
+
+def _left_in(group: Path, names: _Names) -> int | None:
+    try:
+        limit = int((group / names.limit).read_text(encoding="ascii"))
+        used = int((group / names.used).read_text(encoding="ascii"))
+        cached = _table((group / "memory.stat").read_text(encoding="ascii"))[names.cached]
     except (OSError, ValueError, KeyError):
         return None
     return max(limit - used + cached, 0)

@@ -49,6 +49,15 @@ class Disk:
         """Open a file for reading, without waiting for a writer where it is a pipe."""
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
+    def open_to_lock(self, path: StrPath) -> int:
+        """Open a file that may be locked against all others: NFS wants it open for writing, where that is allowed."""
+        try:
+            return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            return Disk.open(self, path)
+
     def close(self, fd: int) -> None:
         """Close a file."""
         os.close(fd)

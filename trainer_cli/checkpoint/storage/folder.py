@@ -8,6 +8,7 @@ import stat
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -40,6 +41,8 @@ class LocalWritableFolder:
         disk = self._blocks.disk
         old = self._old(file)
         fd = disk.open_new(self.path / file) if old is None else old
+        _watch_forks()
+        _being_written.add(fd)
         try:
             on_full = (lambda: False) if self._spare is None else self._spare.give_up
             sink = LocalSink(fd, self._blocks, self._digest, overwrites=old is not None, on_full=on_full)
@@ -49,6 +52,7 @@ class LocalWritableFolder:
             finally:
                 sink.close()
         finally:
+            _being_written.discard(fd)
             disk.close(fd)
 
     def _old(self, file: str) -> int | None:
@@ -57,6 +61,20 @@ class LocalWritableFolder:
             return None
         self._begun.add(file)
         return self._spare.take(file, self.path / file)
+
+
+_being_written: set[int] = set()
+
+
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_close_files)
+
+
+def _close_files() -> None:
+    """A forked data worker would hold a file, and what was removed of it, for as long as it lives."""
+    while _being_written:
+        os.close(_being_written.pop())
 
 
 def write_file(disk: Disk, path: Path, content: bytes) -> None:

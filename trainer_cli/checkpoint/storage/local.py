@@ -188,7 +188,7 @@ class LocalStorage:
                     self._told_links.add(name)
                     logger.warning("%s is a symbolic link, so it is not removed", path)
                 return False
-            fd = self.disk.open(path / MANIFEST_FILE)
+            fd = self.disk.open_to_lock(path / MANIFEST_FILE)
         except FileNotFoundError:
             return False
         try:

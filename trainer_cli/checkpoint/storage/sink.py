@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from mmap import mmap
+from queue import SimpleQueue
 
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
 from trainer_cli.checkpoint.storage.disk import FULL, REFUSED, Disk
@@ -95,7 +97,8 @@ class LocalSink:
         self._block = blocks.borrow()
         self._gathered = 0
         self._spare_block: memoryview | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: threading.Thread | None = None
+        self._handed_over: SimpleQueue[tuple[memoryview, Future[None]] | None] = SimpleQueue()
         self._writing: Future[None] | None = None
 
     def write(self, data: Bytes) -> None:
@@ -123,7 +126,8 @@ class LocalSink:
     def close(self) -> None:
         """Let go of memory and thread, once no block is being written any more."""
         if self._thread is not None:
-            self._thread.shutdown()
+            self._handed_over.put(None)
+            self._thread.join()
         for block in (self._block, self._spare_block):
             if block is not None:
                 self._blocks.give_back(block)
@@ -132,8 +136,16 @@ class LocalSink:
         """It is a large file: from here on its beginning is at rest block by block."""
         self._is_large = True
         self._direct = self._blocks.bypass_cache(self._fd)
-        self._thread = ThreadPoolExecutor(1, "checkpoint-write")
         self._spare_block = self._blocks.borrow()
+        # A daemon: a disk that hangs holds up no exit.
+        thread = threading.Thread(target=self._write_behind, name="checkpoint-write", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # The system gives no more threads. Should it be there all the same, it ends at once.
+            self._handed_over.put(None)
+        else:
+            self._thread = thread
 
     def _straight(self, view: memoryview) -> int:
         """How many bytes can be written from where they are."""
@@ -183,10 +195,24 @@ class LocalSink:
         self._write_out(self._block[:end])
 
     def _hand_over(self, block: memoryview) -> None:
-        """Have a block written behind; the one before it is by then."""
-        assert self._thread is not None
+        """Have a block written behind; the one before it is by then. Here and now, where there is no thread."""
         self._await()
-        self._writing = self._thread.submit(self._write_out, block)
+        if self._thread is None:
+            self._write_out(block)
+        else:
+            self._writing = Future()
+            self._handed_over.put((block, self._writing))
+
+    def _write_behind(self) -> None:
+        """The thread's work: one block after the other."""
+        while (handed_over := self._handed_over.get()) is not None:
+            block, written = handed_over
+            try:
+                self._write_out(block)
+            except BaseException as error:
+                written.set_exception(error)
+            else:
+                written.set_result(None)
 
     def _await(self) -> None:
         writing, self._writing = self._writing, None
