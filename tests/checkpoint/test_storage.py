@@ -6,6 +6,7 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -414,3 +415,35 @@ class TestLocalStorage(StorageContract):
     def test_a_run_id_that_cannot_be_in_a_name_is_refused(self, tmp_path):
         with pytest.raises(ValueError, match="run id"):
             LocalStorage(tmp_path, run_id="a/b")
+
+
+class OverNfs(Disk):
+    """Locks a file against all others only where it is open for writing, as Linux does over NFS."""
+
+    def lock(self, fd: int, *, exclusive: bool) -> bool:
+        reads = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+        if exclusive and reads and stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return super().lock(fd, exclusive=exclusive)
+
+
+def test_checkpoints_are_removed_over_nfs_too(tmp_path):
+    storage = LocalStorage(tmp_path, disk=OverNfs())
+    put(storage, "step1", a=b"alpha")
+    with storage.reading("step1"):
+        assert not storage.remove("step1")
+    assert storage.remove("step1")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_file_that_may_not_be_written_is_opened_for_reading(tmp_path, monkeypatch, number):
+    def opened(path: Any, flags: int, *mode: int) -> int:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise OSError(number, os.strerror(number))
+        return taken(path, flags, *mode)
+
+    taken = os.open
+    (tmp_path / "f").touch()
+    monkeypatch.setattr(os, "open", opened)
+    os.close(Disk().open_to_lock(tmp_path / "f"))

@@ -257,3 +257,15 @@ def test_a_stop_between_two_steps_changes_no_order() -> None:
     trainer(callbacks=[recorder(book), StopAt(2)]).fit(loader())
     assert book.count("on_train_start") == book.count("on_train_end") == 1
     assert book[-2:] == ["on_fit_end", "finalize"]
+
+
+def test_loggers_are_closed_after_every_callback_has_come_to_rest() -> None:
+    """A save that is still being written then makes durable what was logged before it."""
+    logger, closed = ListLogger(), []
+
+    class Waits(Callback):
+        def finalize(self) -> None:
+            closed.append(logger.closed)
+
+    trainer(Line, callbacks=[Waits()], loggers={"list": logger}).fit(loader())
+    assert (closed, logger.closed) == ([0], 1)
