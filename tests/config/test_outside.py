@@ -11,6 +11,7 @@ CONFIG = {
     "model": {
         "dropout": "${oc.decode:${oc.env:DROPOUT}}",
         "widths": [1, "${oc.env:WIDTH,2}"],
+        "by_depth": {3: "${oc.env:WIDTH,2}"},
         "twice": "${model.dropout}",
     },
     "data": {"path": "${oc.env:DATA_PATH}/texts"},
@@ -41,7 +42,7 @@ def test_only_values_that_matter_are_remembered_and_none_is_told(raw: DictConfig
         ("DROPOUT", "0.25", []),
         ("DROPOUT", "0.5", ["model.dropout"]),
         ("WIDTH", "2", []),
-        ("WIDTH", "3", ["model.widths"]),
+        ("WIDTH", "3", ["model.widths", "model.by_depth.3"]),
         ("DATA_PATH", "/other", ["data.path"]),
     ],
 )

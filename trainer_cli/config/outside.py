@@ -43,8 +43,8 @@ def _digests(raw: DictConfig, salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
         if _RESOLVER not in str(text) or why_may_change(".".join(path)) is not None:
             continue
         node: Any = raw
-        for key in path:
-            node = node[key]
+        for name in path:
+            node = node[next(key for key in node if str(key) == name)]
         value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
         plain = json.dumps([salt, path, value], default=str)
         yield path, hashlib.sha256(plain.encode()).hexdigest()[:16], text
