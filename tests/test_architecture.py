@@ -16,7 +16,7 @@ ROOT = PACKAGE.name
 
 LAYERS = {
     1: "errors",
-    2: """config.schema config.locate config.suggest config.globs config.garbage
+    2: """config.schema config.suggest config.globs config.garbage
           trainer.duration trainer.timetable trainer.stopping trainer.progress trainer.pace
           checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming data.order""",
     3: "parallel checkpoint.storage checkpoint.format checkpoint.process trainer.hooks models data loggers",

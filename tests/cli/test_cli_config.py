@@ -110,6 +110,33 @@ def test_list_shows_an_option_without_a_description(project: Path, capsys: pytes
     assert "\n* model=bare\n" in printed(capsys, "list")
 
 
+def test_what_lies_about_in_the_folder_of_configs_is_no_option(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "configs/experiment/.#odd.yaml").symlink_to("somebody@somewhere.1234")
+    (project / "configs/model/old.yaml").mkdir()
+    (project / "configs/.#config.yaml").symlink_to("somebody@somewhere.1234")
+    assert "model=old" not in printed(capsys, "list")
+    monkeypatch.setenv("TRAIN_COMPLETE_LINE", "train fit experiment=")
+    assert ".#odd" not in printed(capsys, "complete", "--answer")
+    monkeypatch.setenv("TRAIN_COMPLETE_LINE", "train fit -cn ")
+    assert printed(capsys, "complete", "--answer").split() == ["config"]
+    assert main(["config", "model=old"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no model called 'old' (command line). There are: " in said
+    assert "Did you mean 'old'?" not in said
+
+
+def test_a_folder_that_is_a_link_is_a_group_and_its_files_are_options(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "configs/experiment").rename(project / "team")
+    (project / "configs/experiment").mkdir()
+    (project / "configs/experiment/team").symlink_to("../../team")
+    assert "experiment=team/odd" in printed(capsys, "list")
+    assert yaml.safe_load(printed(capsys, "config", "experiment=team/odd"))["loop"]["max_duration"] == "3ep"
+
+
 def test_every_shipped_option_has_a_description(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line for line in printed(capsys, "list").splitlines() if line.startswith("  ")]
     assert all(len(line.split()) > 1 for line in rows), rows

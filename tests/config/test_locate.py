@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,56 @@ def test_experiments_come_first_among_the_groups(tmp_path: Path) -> None:
         (tmp_path / group / "x.yaml").write_text("")
     (tmp_path / "empty").mkdir()
     assert locate.groups([tmp_path]) == ["experiment", "data", "model"]
+
+
+def test_what_is_hidden_no_file_or_linked_to_nothing_is_no_config(tmp_path: Path) -> None:
+    group = tmp_path / "configs/model"
+    for file in ("mine.yaml", ".mine.yaml", "old.yaml/note.txt", ".git/kept.yaml", "notes.yml", "deep/.backup/x.yaml"):
+        (group / file).parent.mkdir(parents=True, exist_ok=True)
+        (group / file).write_text("# text\n")
+    (group / ".#mine.yaml").symlink_to("somebody@somewhere.1234")  # As an editor marks a file that is being changed.
+    (group / "gone.yaml").symlink_to("nowhere.yaml")
+    (group / "round.yaml").symlink_to("round.yaml")
+    os.mkfifo(group / "pipe.yaml")
+    (tmp_path / "configs/.idea").symlink_to("model")
+    (tmp_path / "configs/.#config.yaml").symlink_to("somebody@somewhere.1234")
+    (tmp_path / "configs/config.yaml").write_text("")
+    dirs = [tmp_path / "configs"]
+    assert locate.options(dirs, "model") == {"mine": group / "mine.yaml"}
+    assert locate.groups(dirs) == locate.every_group(dirs) == ["model"]
+    assert locate.primaries(dirs) == ["config"]
+
+
+def test_links_to_files_and_folders_are_followed_as_hydra_follows_them(tmp_path: Path) -> None:
+    team, dirs = tmp_path / "team", [tmp_path / "configs"]
+    for file in (team / "backbone/resnet.yaml", team / "trials/deep/wide.yaml", dirs[0] / "experiment/mine.yaml"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    (dirs[0] / "backbone").symlink_to("../team/backbone")
+    (dirs[0] / "experiment/team").symlink_to(team / "trials")
+    (dirs[0] / "experiment/same.yaml").symlink_to("mine.yaml")
+    assert locate.groups(dirs) == ["experiment", "backbone"]
+    assert locate.every_group(dirs) == ["backbone", "experiment", "experiment/team", "experiment/team/deep"]
+    assert list(locate.options(dirs, "backbone")) == ["resnet"]
+    assert locate.options(dirs, "experiment") == {
+        name: dirs[0] / f"experiment/{name}.yaml" for name in ("mine", "same", "team/deep/wide")
+    }
+
+
+def test_links_that_lead_back_are_followed_no_further(tmp_path: Path) -> None:
+    for file in ("model/a.yaml", "other/b.yaml"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text("")
+    (tmp_path / "model/again").symlink_to(".")
+    (tmp_path / "model/up").symlink_to("..")
+    (tmp_path / "model/other").symlink_to("../other")
+    (tmp_path / "other/model").symlink_to("../model")
+    assert list(locate.options([tmp_path], "model")) == ["a", "other/b", "up/other/b"]
+
+
+def test_a_file_that_cannot_be_read_has_no_description(tmp_path: Path) -> None:
+    assert locate.description(tmp_path / "gone.yaml") == ""
+    assert locate.description(tmp_path) == ""
 
 
 @pytest.mark.parametrize(

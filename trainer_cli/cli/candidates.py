@@ -94,8 +94,7 @@ def _values_of(action: argparse.Action, current: str, before: Sequence[str], cwd
     if action.choices is not None:
         yield from (Candidate(str(choice)) for choice in action.choices)
     elif action.dest == "config_name":
-        folders = _choices(before, cwd).dirs
-        yield from (Candidate(file.stem) for folder in folders for file in folder.glob("*.yaml"))
+        yield from map(Candidate, locate.primaries(_choices(before, cwd).dirs))
     elif action.type is Path:
         yield from _files(current, cwd, folders=action.dest.endswith("dir"))
 

@@ -91,7 +91,7 @@ def compose(
     """
     place = Place.of(config_dir, config_name, cwd)
     if locate.find(place.dirs, place.primary) is None:
-        names = sorted({path.stem for folder in place.dirs for path in folder.glob("*.yaml")})
+        names = locate.primaries(place.dirs)
         raise ConfigError(
             f"there is no {place.primary}.yaml in {place.listed()}",
             where="--config-name",

@@ -1,12 +1,15 @@
 """Where YAML is found: the folder that the user names, the project's own, then the one that ships.
 
-A file in an earlier folder stands before one of the same name in a later folder.
+A file in an earlier folder stands before one of the same name in a later folder. A config is a file that can be read
+as one: not hidden (an editor's lock or backup is), no folder, and links lead to it as they lead Hydra.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from trainer_cli.errors import ConfigError
@@ -61,21 +64,32 @@ def find(dirs: Sequence[Path], name: str) -> Path | None:
     return None
 
 
+def configs(folder: Path) -> Iterator[str]:
+    """Names, with `/` and without `.yaml`, of all configs in a folder and below it, in no order."""
+    real = os.path.realpath(folder)
+    return (f"{above}{name}" for above, name in _below(str(folder), "", real, frozenset({real})))
+
+
+def primaries(dirs: Sequence[Path]) -> list[str]:
+    """Names of the configs that stand in no group, sorted."""
+    return sorted({name for folder in dirs for name in _entries(str(folder))[0]})
+
+
 def groups(dirs: Sequence[Path]) -> list[str]:
     """Names of all groups, sorted, `experiment` first."""
     names = {
-        path.name
+        name
         for folder in dirs
-        for path in folder.iterdir()
-        if path.is_dir() and not path.name.startswith((".", "_")) and any(path.rglob("*.yaml"))
+        for name in _entries(str(folder))[1]
+        if not name.startswith("_") and next(configs(folder / name), None) is not None
     }
     return sorted(names, key=lambda name: (name != "experiment", name))
 
 
 def every_group(dirs: Sequence[Path]) -> list[str]:
     """Names of all groups, nested ones as `folder/group`, sorted."""
-    found = {path.parent.relative_to(folder).as_posix() for folder in dirs for path in folder.rglob("*.yaml")}
-    return sorted({"/".join(name.split("/")[:depth]) for name in found for depth in range(1, 9)} - {"."})
+    found = {name.rpartition("/")[0] for folder in dirs for name in configs(folder)}
+    return sorted({"/".join(name.split("/")[:depth]) for name in found for depth in range(1, 9)} - {""})
 
 
 def is_group(dirs: Sequence[Path], name: str) -> bool:
@@ -87,15 +101,15 @@ def options(dirs: Sequence[Path], group: str) -> dict[str, Path]:
     """Option -> file of a group, sorted; options in sub-folders are called `folder/option`."""
     found: dict[str, Path] = {}
     for folder in dirs:
-        root = folder / group
-        for path in root.rglob("*.yaml"):
-            found.setdefault(path.relative_to(root).with_suffix("").as_posix(), path)
+        for name in configs(folder / group):
+            found.setdefault(name, folder / group / f"{name}.yaml")
     return dict(sorted(found.items()))
 
 
 def description(path: Path) -> str:
     """The first comment line of a file that is no instruction to Hydra (`@package`) or an editor, or nothing."""
-    with path.open(encoding="utf-8", errors="replace") as file:
+    # Composing tells what is wrong with a file that cannot be read.
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             text = line.strip()
             if text and not text.startswith("#"):
@@ -104,6 +118,40 @@ def description(path: Path) -> str:
             if words and not words.startswith(("@", "yaml-language-server:")):
                 return words
     return ""
+
+
+def _below(folder: str, above: str, real: str, trail: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Where each config below a folder stands, and its name. `trail` has the real paths of the folders that led here:
+    a link back to one of them is not followed."""
+    files, folders = _entries(folder)
+    yield from ((above, name) for name in files)
+    for name, is_link in folders.items():
+        path = f"{folder}/{name}"
+        place = os.path.realpath(path) if is_link else f"{real}/{name}"
+        if place not in trail:
+            yield from _below(path, f"{above}{name}/", place, trail | {place})
+
+
+def _entries(folder: str) -> tuple[list[str], dict[str, bool]]:
+    """The configs of a folder, without `.yaml`, and its folders, each with whether it is a link; hidden ones left out.
+
+    What cannot be looked at is not there: a link to nothing, a folder without permission.
+    """
+    files: list[str] = []
+    folders: dict[str, bool] = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                with suppress(OSError):  # A link to itself.
+                    if entry.is_dir():
+                        folders[entry.name] = entry.is_symlink()
+                    elif entry.name.endswith(".yaml") and entry.is_file():
+                        files.append(entry.name.removesuffix(".yaml"))
+    except OSError:
+        pass
+    return files, folders
 
 
 def _is_checkout(folder: Path) -> bool:

@@ -32,7 +32,7 @@ class Place:
         here = (cwd or Path.cwd()).resolve()
         package = Path(__file__).resolve().parents[1]
         dirs = locate.config_dirs(config_dir, here, package)
-        if config_dir is not None and not _holds_yaml(dirs[0]):
+        if config_dir is not None and next(locate.configs(dirs[0]), None) is None:
             raise ConfigError(f"{config_dir} holds no configs: no .yaml in it or below it", where="--config-dir")
         primary = config_name.removesuffix(".yaml")
         dirs += [folder for folder in _own_search_path(locate.find(dirs, primary), here) if folder not in dirs]
@@ -49,11 +49,6 @@ class Place:
     def listed(self) -> str:
         """The folders, for a message."""
         return " or ".join(str(folder) for folder in self.dirs)
-
-
-def _holds_yaml(folder: Path) -> bool:
-    """Whether a primary config or an option of a group stands in a folder; groups may be nested once."""
-    return any(next(folder.glob(pattern), None) is not None for pattern in ("*.yaml", "*/*.yaml", "*/*/*.yaml"))
 
 
 def _own_search_path(primary: Path | None, cwd: Path) -> Iterator[Path]:

@@ -319,7 +319,7 @@ def _missing_file(text: str, place: Place, command: CommandLine) -> ConfigError:
     places = (found for choice in choices for file in files if (found := _mention(file, choice, place.cwd)))
     where = next(places, "defaults list")
     if not group:
-        known = sorted({path.stem for folder in place.dirs for path in folder.glob("*.yaml")} | {SCHEMA})
+        known = [*locate.primaries(place.dirs), SCHEMA]
         cure = did_you_mean(option, known).strip() or None
         return ConfigError(f"the defaults list names {option}.yaml, which is not there", where=where, cure=cure)
     return _no_option(group, option, list(locate.options(place.dirs, group)), where)
