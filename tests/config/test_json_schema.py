@@ -110,6 +110,7 @@ VALUES = [
     None, True, False, -1, 0, 1, 7, 10**6, 0.0, 0.5, 1.0, 1.5, -0.5, "", "auto", "cpu", "bf16", "sha256", "info",
     "never", "10ep", "0.25ep", "500st", "1.5st", "2048sp", "1e9tok", "90s", "1h30m", "30min", "3days", "0st", "ten",
     "dynamic", [], [1], [-1], ["a"], ["model"], ["all"],
+    " ", "~/x", "s3://a/b", "a/~b",
 ]  # fmt: skip
 
 
@@ -119,7 +120,8 @@ PLAIN = ["name", "run_dir", "seed", "deterministic", "device", "resume", "resume
 """Keys that the config itself judges; the others are for who builds them."""
 
 
-BESIDE = {
+BESIDE: dict[str, dict[str, Any]] = {
+    "name": {"run_dir": "x"},
     "precision.loss_scale": {"dtype": "fp16"},
     "checkpoint.ephemeral_save_interval": {"save_interval": None},
 }

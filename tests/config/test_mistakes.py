@@ -141,6 +141,22 @@ CASES = [
         "run_dir is 's3://a/b', but it must be a local folder (command line).",
     ),
     Case(
+        "home for checkpoints, in a file",
+        ["experiment=x"],
+        "checkpoint.folder is '~/x', and no shell is here to read ~ (configs/experiment/x.yaml:3). Write the whole path, or ${oc.env:HOME}.",
+        {"experiment/x.yaml": PACKAGE + "checkpoint:\n  folder: ~/x\n"},
+    ),
+    Case(
+        "home for results, in quotes",
+        ["validate.folder='~'"],
+        "validate.folder is '~', and no shell is here to read ~ (command line). Write the whole path, or ${oc.env:HOME}.",
+    ),
+    Case(
+        "checkpoints elsewhere",
+        ["checkpoint.folder=s3://a/b"],
+        "checkpoint.folder is 's3://a/b', but it must be a local folder (command line).",
+    ),
+    Case(
         "section that only a wildcard could end",
         ["resume_allow=[model.]"],
         "resume_allow names 'model.', and there is no such key (command line). Did you mean 'model'?",
@@ -478,6 +494,16 @@ CASES = [
         "empty run directory, which would be the current one",
         ["run_dir="],
         "run_dir is empty (command line). Write run_dir=NAME, or leave it out.",
+    ),
+    Case(
+        "empty folder of checkpoints",
+        ["checkpoint.folder="],
+        "checkpoint.folder is empty (command line). Write null for `checkpoints/` in the run directory.",
+    ),
+    Case(
+        "blank folder of results",
+        ["validate.folder=' '"],
+        "validate.folder is empty (command line). Write null for `validation/` in the run directory.",
     ),
     Case(
         "override before a choice",

@@ -22,6 +22,7 @@ NODE: Schema = {"$ref": "#/$defs/node"}
 NULL: Schema = {"type": "null"}
 _MAPPING_OF_NODES: Schema = {"type": "object", "additionalProperties": {"anyOf": [NODE, NULL, INTERPOLATION]}}
 _TEXT: Schema = {"type": "string"}
+_FOLDER: Schema = {"type": "string", "pattern": r"^(?!~|.*://).*\S"}
 
 _ANY: Mapping[str, Schema] = {
     "ckpt": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, NULL]},
@@ -37,14 +38,16 @@ _ANY: Mapping[str, Schema] = {
 """What the keys hold whose annotation, `Any`, does not tell."""
 _NARROWER: Mapping[str, Schema] = {
     "name": {"anyOf": [{"type": "string", "pattern": r"\S"}, NULL]},
-    "run_dir": {"type": "string", "pattern": r"\S"},
+    "run_dir": _FOLDER,
     "load.states": {"enum": [["model"], ["all"]]},
     "checkpoint.fixed_steps": {
         "type": "array",
         "items": {"anyOf": [{"type": "integer", "minimum": 0}, INTERPOLATION]},
     },
     "checkpoint.name": {"type": "string", "pattern": r"\{(step|samples|tokens|epoch|batch)[}:]"},
+    "checkpoint.folder": {"anyOf": [_FOLDER, NULL]},
     "checkpoint.suffix": {"anyOf": [{"type": "string", "pattern": "^[A-Za-z0-9_.+-]*$"}, NULL]},
+    "validate.folder": {"anyOf": [_FOLDER, NULL]},
     "param_groups": {"type": "object", "additionalProperties": {"type": "object"}},
     "callbacks": _MAPPING_OF_NODES,
     "loggers": _MAPPING_OF_NODES,

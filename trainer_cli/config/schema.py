@@ -94,6 +94,19 @@ def check_at_least(key: str, value: float | None, least: float) -> None:
         raise ConfigError(f"{key} is {value}, but it must be a finite number of at least {least:g}", where=key)
 
 
+def check_folder(key: str, value: str | None, cure: str) -> None:
+    """Refuse a folder that is empty (it would be the current one), not local, or left to a shell; null passes."""
+    if value is None:
+        return
+    if not value.strip():
+        raise ConfigError(f"{key} is empty", where=key, cure=cure)
+    if value.startswith("~"):
+        cure = "Write the whole path, or ${oc.env:HOME}."
+        raise ConfigError(f"{key} is {value!r}, and no shell is here to read ~", where=key, cure=cure)
+    if "://" in value:
+        raise ConfigError(f"{key} is {value!r}, but it must be a local folder", where=key)
+
+
 def at_least(least: float, default: Any = None) -> Any:
     """A field whose number is finite and not below `least`; null passes."""
     return field(default=default, metadata={"at_least": least})
@@ -257,6 +270,7 @@ class CheckpointConfig:
         often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
         for step in self.fixed_steps:
             check_at_least("checkpoint.fixed_steps", step, 0)
+        check_folder("checkpoint.folder", self.folder, "Write null for `checkpoints/` in the run directory.")
         if (fault := why_unfit(self.name, self.suffix)) is not None:
             raise ConfigError(fault, where="checkpoint.name")
         if save and often and save.unit is often.unit and often.value >= save.value:
@@ -284,6 +298,9 @@ class ValidateConfig:
 
     folder: Optional[str] = None
     """Where results are written; null: `validation/` in the run directory."""
+
+    def __post_init__(self) -> None:
+        check_folder("validate.folder", self.folder, "Write null for `validation/` in the run directory.")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -341,16 +358,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for key in ("name", "run_dir"):
-            # An empty one would make the current folder the run's.
-            if getattr(self, key) is not None and not getattr(self, key).strip():
-                raise ConfigError(f"{key} is empty", where=key, cure=f"Write {key}=NAME, or leave it out.")
+        if self.name is not None and not self.name.strip():
+            raise ConfigError("name is empty", where="name", cure="Write name=NAME, or leave it out.")
+        check_folder("run_dir", self.run_dir, "Write run_dir=NAME, or leave it out.")
         if ".." in (self.name or "").split("/"):
             raise ConfigError(f"name is {self.name!r}, but it names what is below runs/", where="name")
-        if self.run_dir.startswith("~"):
-            cure = "Write the whole path, or ${oc.env:HOME}."
-            raise ConfigError(
-                f"run_dir is {self.run_dir!r}, and no shell is here to read ~", where="run_dir", cure=cure
-            )
-        if "://" in self.run_dir:
-            raise ConfigError(f"run_dir is {self.run_dir!r}, but it must be a local folder", where="run_dir")

@@ -163,6 +163,7 @@ class Builder:
     def trainer(self, data: Data, *, identity: RunIdentity, run_dir: Path) -> Trainer:
         """The trainer that fits: over data that exists already; model and optimizer are made here."""
         config = self.config
+        folder = config.checkpoint.folder
         loop = TrainingLoop(**_fields(config.loop))
         schedulers = self.schedulers(loop)
         if config.deterministic:
@@ -173,7 +174,7 @@ class Builder:
             schedulers=schedulers,
             precision=Precision(**_fields(config.precision)),
             loop=loop,
-            checkpoint=self._checkpointer(Path(config.checkpoint.folder or run_dir / "checkpoints"), identity),
+            checkpoint=self._checkpointer(run_dir / "checkpoints" if folder is None else Path(folder), identity),
             callbacks=self._callbacks(),
             loggers=self._components("loggers", config.loggers),
             seed=config.seed,
