@@ -167,6 +167,54 @@ def test_a_reader_that_goes_away_is_no_drama() -> None:
     assert done.stderr == b""
 
 
+def closed(streams: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of python that begins with streams closed, such as `>&-`."""
+    line = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, *command]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(line, check=False, capture_output=True, text=True, env=environment)
+
+
+def test_what_is_said_on_a_closed_stream_goes_nowhere() -> None:
+    done = closed(">&-", "-m", "trainer_cli", "list")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = closed("2>&-", "-m", "trainer_cli", "list", "nothing")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_gets_the_number_of_a_closed_stream(streams: str, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from trainer_cli.cli.main import main\n"
+        "code = main(['--version'])\n"
+        "file = open(sys.argv[1], 'w')\n"
+        "kept = all(os.get_inheritable(number) for number in range(3))\n"
+        "os.write(1, b'stray'); os.write(2, b'stray'); print('stray', flush=True)\n"
+        "os.system('echo stray; echo stray >&2; read stray')\n"
+        "file.write(f'{code} {kept} {file.fileno() > 2}')\n"
+    )
+    closed(streams, "-c", code, str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "0 True True"
+
+
+@pytest.mark.parametrize(
+    "argv", [["config"], ["list"], ["experiment=x"], ["config", "seed"], ["new", "x"], ["ckpt", "ls"]]
+)
+def test_a_current_folder_that_is_gone_is_one_message(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.setenv("PWD", "/work/gone")
+    with monkeypatch.context() as there:
+        there.chdir(folder)
+        folder.rmdir()
+        assert (main(argv), main([*argv, "--help"])) == (2, 2 if "=" in argv[0] else 0)
+    said = capsys.readouterr().err.splitlines()
+    told = 'Go to another; or, where it was made anew, into that: cd "$PWD".'
+    assert said[0] == f"train: error: the current folder is gone (/work/gone). {told}"
+    assert not any("Traceback" in line for line in said)
+
+
 def test_collecting_garbage_is_left_as_it_was_and_on_where_something_is_built(
     empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

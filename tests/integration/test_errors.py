@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -397,6 +399,13 @@ def test_the_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     assert_told(train("fit", *SMALL, cwd=tmp_path), 2, "runs/digits_mlp cannot be made", "run_dir=")
+
+
+def test_a_run_whose_output_is_closed_ends_as_any_other(tmp_path: Path) -> None:
+    result = train("fit", *SMALL, "loop.max_duration=2", cwd=tmp_path, preexec_fn=partial(os.close, 1))
+    assert (result.code, result.out) == (0, "")
+    assert "Traceback" not in result.err
+    assert json.loads((tmp_path / "runs/digits_mlp/summary.json").read_text())["status"] == "finished"
 
 
 def test_a_full_disk_ends_the_run_and_leaves_older_checkpoints_intact(place: Path) -> None:

@@ -62,6 +62,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code. Mistakes of the user become one message on stderr."""
+    _open_what_is_closed()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         atexit.register(_leave)
@@ -86,6 +87,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             traceback.print_exc()
         return int(ExitCode.FAILED)
+
+
+def _open_what_is_closed() -> None:
+    """Let what is said on a stream that the caller closed (`>&-`) go nowhere.
+
+    Its number is taken, too, or else the next file gets it, which may be a checkpoint, and any stray print goes there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # The lowest that is free: the stream's own.
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _leave() -> None:
@@ -131,6 +144,8 @@ def _dispatch(arguments: list[str]) -> int:
     if word in ("-V", "--version"):
         print(_version())
         return int(ExitCode.DONE)
+    if {"-h", "--help"}.isdisjoint(rest):
+        _refuse_to_stand_nowhere()
     if word not in VERBS:
         from trainer_cli.cli.meant import no_verb
 
@@ -143,6 +158,14 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as stop:  # --help
         return _code(stop.code)
     return _code(module.run(parsed))
+
+
+def _refuse_to_stand_nowhere() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        cure = 'Go to another; or, where it was made anew, into that: cd "$PWD".'
+        raise UserError("the current folder is gone", where=os.environ.get("PWD"), cure=cure) from None
 
 
 def parser_of(word: str, module: Any) -> Parser:
