@@ -59,6 +59,15 @@ def test_diff_alone_compares_with_no_overrides(printed: Printed) -> None:
     assert printed("--diff", "seed=3")[2].startswith("seed: 3 -> 0")
 
 
+def test_an_override_with_an_at_is_no_run_though_a_folder_has_the_name_before_it(
+    printed: Printed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert changes(printed("--diff", "name=x@latest"))["name"][0] == "x@latest -> default"
+    Path("model").mkdir()
+    assert main(["config", "--diff", "model@other=mlp"]) == 2
+    assert "model@other is not in the defaults list" in capsys.readouterr().err
+
+
 def test_diff_with_a_file(printed: Printed) -> None:
     Path("old.yaml").write_text("seed: 5\nname: x\n")
     assert "# old: old.yaml" in printed("--diff", "old.yaml")

@@ -176,6 +176,17 @@ def test_a_config_is_compared_with_that_of_a_run_or_checkpoint(base: Path, other
     assert tree(base) == before
 
 
+@pytest.mark.parametrize("below", ["", "@latest", "/checkpoints/step10"])
+def test_a_config_is_compared_with_that_of_a_run_in_a_sweep(place: Path, below: str) -> None:
+    (place / "runs/sweep").mkdir()
+    (place / "runs/base").rename(place / "runs/sweep/seed=0")
+    done = compared(place, "--diff", f"runs/sweep/seed=0{below}", *SMALL, "name=base", "seed=1")
+    assert done.returncode == 0, done.stderr
+    old, _, *changes = done.stdout.splitlines()
+    assert old.startswith("# old: runs/sweep/seed=0/")
+    assert changes == ["seed: 0 -> 1  # command line: seed=1"]
+
+
 def test_a_checkpoint_that_is_not_there_or_whose_config_is_damaged_is_told(place: Path) -> None:
     gone = compared(place, "--diff", "runs/base@step11")
     assert (gone.returncode, gone.stdout) == (3, "")

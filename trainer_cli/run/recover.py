@@ -24,7 +24,7 @@ def config_file(name: str) -> Path | None:
         return path
     if RunDir(path).config_file.is_file() and not (path / "manifest.json").is_file():
         return RunDir(path).config_file
-    if not path.is_dir() and ("=" in name or "@" not in name):
+    if not path.is_dir() and not _is_of_a_run(name):
         return None
     if path.is_dir() and not is_checkpoint(path):
         cure = "Name a run directory, which holds a config.yaml, a checkpoint in one, or RUN@latest."
@@ -38,6 +38,12 @@ def config_file(name: str) -> Path | None:
     if not source:
         raise CheckpointError(f"{checkpoint} carries no {CONFIG_FILE}")
     return Path(source)
+
+
+def _is_of_a_run(name: str) -> bool:
+    """Whether it reads as `RUN@latest`, and not as an override: a run of a sweep has `=` in its name, too."""
+    run, at, which = name.rpartition("@")
+    return bool(at) and "=" not in which and ("=" not in run or Path(run).is_dir())
 
 
 def config_of(checkpoint: Path) -> tuple[Path | str, str]:
