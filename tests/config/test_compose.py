@@ -393,3 +393,14 @@ def test_texts_that_look_like_numbers_or_truths_are_written_and_read_again_as_th
     again = from_yaml(to_yaml(composed))
     assert again.config.model["words"] == composed.config.model["words"] == texts
     assert again.config.model["by_number"] == {1: "one"}
+
+
+def test_a_number_where_a_text_belongs_is_taken_as_it_is_written(project: Path, write: Write) -> None:
+    write(
+        "experiment/y.yaml", "# @package _global_\nname: 7\ncheckpoint: {suffix: '0x1F'}\nloop: {eval_steps: 1_000}\n"
+    )
+    composed = compose(["experiment=y", "seed=1_000", "validate.folder='1_0'", "trust=[7]"])
+    config = composed.config
+    assert (config.name, config.checkpoint.suffix, config.validate.folder, config.trust) == ("7", "0x1F", "1_0", ["7"])
+    assert (config.seed, config.loop.eval_steps) == (1000, 1000)
+    assert from_yaml(to_yaml(composed)).config.validate.folder == "1_0"

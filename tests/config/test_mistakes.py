@@ -604,7 +604,51 @@ CASES = [
     Case(
         "number for a text",
         ["name=1.5"],
-        "name is 1.5, but it must be a text or null (command line). Put it in quotes if a text is meant.",
+        "name is 1.5, but it must be a text or null (command line). Write name='\"1.5\"' if a text is meant.",
+    ),
+    Case(
+        "fraction for a text, as it was written",
+        ["name=1.50e1"],
+        "name is 15.0, but it must be a text or null (command line). Write name='\"1.50e1\"' if a text is meant.",
+    ),
+    Case(
+        "fraction for a text in a file",
+        ["experiment=x"],
+        "name is 1.5, but it must be a text or null (configs/experiment/x.yaml:2). Put it in quotes if a text is meant.",
+        {"experiment/x.yaml": PACKAGE + "name: 1.5\n"},
+    ),
+    Case(
+        "date for a text, read as a number",
+        ["name=2024_06_01"],
+        "name: 2024_06_01 is read as the number 20240601 (command line). Write name=20240601, or name='\"2024_06_01\"' for the text.",
+    ),
+    Case(
+        "date below a section, read as a number",
+        ["checkpoint.suffix=2024_06_01"],
+        "checkpoint.suffix: 2024_06_01 is read as the number 20240601 (command line). Write checkpoint.suffix=20240601, or checkpoint.suffix='\"2024_06_01\"' for the text.",
+    ),
+    Case(
+        "texts of a list, read as numbers",
+        ["resume_allow=[seed,1_0]"],
+        "resume_allow.1: 1_0 is read as the number 10 (command line). Write 10, or '\"1_0\"' for the text.",
+    ),
+    Case(
+        "a text read as a number, put at the end of a list",
+        ["resume_allow+=1_0"],
+        "resume_allow.0: 1_0 is read as the number 10 (command line). Write 10, or '\"1_0\"' for the text.",
+    ),
+    Case(
+        "texts of a file, read as numbers",
+        ["experiment=x"],
+        "4 mistakes:\n"
+        "  - name: 0x1F is read by YAML as the number 31 (configs/experiment/x.yaml:2). Write 31, or '0x1F' in quotes.\n"
+        "  - resume_allow.1: +5 is read by YAML as the number 5 (configs/experiment/x.yaml:6). Write 5, or '+5' in quotes.\n"
+        "  - checkpoint.name: 2024_06_01 is read by YAML as the number 20240601 (configs/experiment/x.yaml:4). Write 20240601, or '2024_06_01' in quotes.\n"
+        "  - checkpoint.suffix: 0b11 is read by YAML as the number 3 (configs/experiment/x.yaml:5). Write 3, or '0b11' in quotes.",
+        {
+            "experiment/x.yaml": PACKAGE
+            + "name: 0x1F\ncheckpoint:\n  name: 2024_06_01\n  suffix: 0b11\nresume_allow: [seed, +5]\n"
+        },
     ),
     Case(
         "one for a list",

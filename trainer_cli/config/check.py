@@ -13,12 +13,14 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config.kinds import (
+    IN_QUOTES,
     MISSING,
     fits,
     hint,
     kind_of,
     leaves,
     names_one_of,
+    numbers_for_texts,
     odd_keys,
     places,
     why_unresolved,
@@ -220,8 +222,25 @@ class _Examination:
                         self._wrong(here, value, kind_of(node))
                     else:
                         schema[key] = value
+                        for below, number in numbers_for_texts(node, value, here):
+                            self._as_written(here, below, number)
                 except (OmegaConfBaseException, OverflowError, RecursionError):
                     self._wrong(here, value, kind_of(node))
+
+    def _as_written(self, whole: KeyPath, path: KeyPath, number: int) -> None:
+        """Refuse a text, the value of `whole` or in it, that was read as a number which is written otherwise: `1_0`."""
+        text = self._origins.written(path, number)
+        if text == str(number):
+            return
+        key, place = ".".join(path), self._origins.of(path)
+        if place == COMMAND_LINE:
+            assign = f"{key}=" if path == whole else ""
+            what = f"{key}: {text} is read as the number {number}"
+            cure = f"Write {assign}{number}, or {assign}{_kept(text)} for the text."
+        else:
+            what = f"{key}: {text} is read by YAML as the number {number}"
+            cure = f"Write {number}, or '{text}' in quotes."
+        self._tell(whole, what, cure, where=place)
 
     def _shape(self, key: str, value: Any) -> None:
         """Refuse what can be no component, or no mapping of them."""
@@ -282,7 +301,10 @@ class _Examination:
         shown = repr(value) if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=10**6)
         shown = shown.removesuffix("\n").removesuffix("\n...")
         shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
-        self._tell(path, f"{'.'.join(path)} is {shown}, but it must be {kind}", cure or hint(value, kind))
+        key, cure = ".".join(path), cure or hint(value, kind)
+        if cure == IN_QUOTES and self._origins.of(path) == COMMAND_LINE:
+            cure = f"Write {key}={_kept(self._origins.written(path, value))} if a text is meant."
+        self._tell(path, f"{key} is {shown}, but it must be {kind}", cure)
 
     def _tell(self, path: KeyPath, what: str, cure: str = "", where: str = "") -> None:
         """Note a mistake, once for each key, and put the value back."""
@@ -312,6 +334,11 @@ class _Examination:
             owner[name] = {int: 0, str: ""}.get(owner._metadata.element_type)
             return True
         return False
+
+
+def _kept(text: str) -> str:
+    """A text in the quotes that make it one on the command line: a pair for the shell, and one for the parser."""
+    return f"'\"{text}\"'"
 
 
 def place(key: str, what: str, origins: Origins) -> str:

@@ -12,6 +12,7 @@ from trainer_cli.config.overrides import KeyPath
 from trainer_cli.config.suggest import did_you_mean, nearest
 
 MISSING = "???"
+IN_QUOTES = "Put it in quotes if a text is meant."
 _TRUTH = dict.fromkeys(("yes", "on", "y", "1"), "true") | dict.fromkeys(("no", "off", "n", "0"), "false")
 
 
@@ -41,6 +42,16 @@ def _is_a(kind: type, value: Any) -> bool:
     return isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
 
 
+def numbers_for_texts(node: Any, value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
+    """Whole numbers that stand where a node wants texts, which `fits` lets through."""
+    if isinstance(node, ListConfig) and node._metadata.element_type is str and isinstance(value, list):
+        for index, item in enumerate(value):
+            if isinstance(item, int):
+                yield (*path, str(index)), item
+    elif isinstance(node, StringNode) and isinstance(value, int):
+        yield path, value
+
+
 def hint(value: Any, kind: str) -> str:
     if kind.startswith("one of ") and isinstance(value, str):
         return did_you_mean(value, kind.removeprefix("one of ").split(", ")).strip()
@@ -49,7 +60,7 @@ def hint(value: Any, kind: str) -> str:
     if kind.startswith("true or false") and str(value).lower() in _TRUTH:
         return f"Write {_TRUTH[str(value).lower()]}."
     if kind.startswith("a text") and isinstance(value, bool | float):
-        return "Put it in quotes if a text is meant."
+        return IN_QUOTES
     if kind.startswith("a list") and isinstance(value, str | int):
         return f"Write [{value}]."
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +65,8 @@ class Choice:
 class _Setting:
     origin: Origin
     is_mapping: bool
+    text: str = ""
+    """A single value without quotes as it stands in its file, or all that an override sets."""
 
 
 @dataclass(slots=True)
@@ -102,6 +105,17 @@ class Origins:
         choice = self.choices.get(key)
         return choice.origin if choice is not None else Origin(DEFAULT)
 
+    def written(self, key: KeyPath, number: float) -> str:
+        """A number as it stands where it was said: `1_0` for 10. Written plainly where that cannot be told."""
+        settings, plain = self._read(), str(number).lower()
+        said = next((settings[key[:length]] for length in range(len(key), 0, -1) if key[:length] in settings), None)
+        if said is None or not said.text:
+            return plain
+        if said.origin.place != COMMAND_LINE:
+            return said.text
+        found = [word for word in re.findall(r"[-+.\w]+", said.text) if _reads_as(word, number)]
+        return plain if plain in found else next(iter(found), plain)
+
     def gone(self, key: KeyPath) -> Origin | None:
         """What took a value away: `~key`, or the choice of another option above it."""
         if any(given.path == key for given in self.given):
@@ -121,8 +135,10 @@ class Origins:
         if self._settings is None:
             self._settings = {}
             for source in self.sources:
-                for path, is_mapping, line in _walk_source(source):
-                    self._set(path, _Setting(Origin(f"{source.label}:{line}"), is_mapping))
+                for path, value, line in _walk_source(source):
+                    text = value.value if isinstance(value, yaml.ScalarNode) and value.style in (None, "") else ""
+                    origin = Origin(f"{source.label}:{line}")
+                    self._set(path, _Setting(origin, isinstance(value, yaml.MappingNode), text))
             for given in self.given:
                 self._give(given.path, given.value, given)
         return self._settings
@@ -134,7 +150,7 @@ class Origins:
         before = self._settings.get(path)
         if given.added and before is not None:
             origin = Origin(COMMAND_LINE, f"{given.line}, after {before.origin}")
-        self._set(path, _Setting(origin, is_mapping))
+        self._set(path, _Setting(origin, is_mapping, given.line.partition("=")[2]))
         if is_mapping:
             for key, item in value.items():
                 self._give((*path, str(key)), item, given)
@@ -153,18 +169,28 @@ def label(path: Path, cwd: Path) -> str:
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
+def _reads_as(word: str, number: float) -> bool:
+    """Whether Hydra's grammar reads a word as this number, or as this of true and false."""
+    if isinstance(number, bool):
+        return word.lower() == str(number).lower()
+    try:
+        return float(word) == number
+    except ValueError:
+        return False
+
+
 def _below(path: KeyPath, root: KeyPath) -> bool:
     return path[: len(root)] == root
 
 
-def _walk_source(source: Source) -> Iterator[tuple[KeyPath, bool, int]]:
-    """Path, whether it holds a mapping, and line of each key that counts."""
-    for path, is_mapping, line in _walk(source.node, source.package):
+def _walk_source(source: Source) -> Iterator[tuple[KeyPath, yaml.Node, int]]:
+    """Path, value and line of each key that counts."""
+    for path, value, line in _walk(source.node, source.package):
         if _below(path, source.only) and path[0] not in source.but and path != ("defaults",):
-            yield path, is_mapping, line
+            yield path, value, line
 
 
-def _walk(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, bool, int]]:
+def _walk(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, yaml.Node, int]]:
     if isinstance(node, yaml.SequenceNode):
         children = [(str(index), item, item) for index, item in enumerate(node.value)]
     elif isinstance(node, yaml.MappingNode):
@@ -178,5 +204,5 @@ def _walk(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, bool
         return
     for name, at, value in children:
         below = (*path, name)
-        yield below, isinstance(value, yaml.MappingNode), at.start_mark.line + 1
+        yield below, value, at.start_mark.line + 1
         yield from _walk(value, below)
