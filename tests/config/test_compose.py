@@ -404,3 +404,10 @@ def test_a_number_where_a_text_belongs_is_taken_as_it_is_written(project: Path, 
     assert (config.name, config.checkpoint.suffix, config.validate.folder, config.trust) == ("7", "0x1F", "1_0", ["7"])
     assert (config.seed, config.loop.eval_steps) == (1000, 1000)
     assert from_yaml(to_yaml(composed)).config.validate.folder == "1_0"
+
+
+def test_a_quoted_none_is_a_text(project: Path, write: Write) -> None:
+    write("experiment/y.yaml", "# @package _global_\nmodel: {mode: 'None'}\n")
+    composed = compose(["experiment=y", "name='None'", '+model.other="None"'])
+    assert (composed.config.name, composed.config.model["mode"], composed.config.model["other"]) == ("None",) * 3
+    assert from_yaml(to_yaml(composed)).config.name == "None"

@@ -618,6 +618,66 @@ CASES = [
         {"experiment/x.yaml": PACKAGE + "name: 1.5\n"},
     ),
     Case(
+        "None for null",
+        [
+            "name=None",
+            "checkpoint.folder=None",
+            "validate.folder=None",
+            "checkpoint.keep_best.metric=None",
+            "data.worker_timeout=None",
+            "checkpoint.max_checkpoints=None",
+            "loop.hard_stop=None",
+            "callbacks.x=None",
+            "+model.sizes={a:None}",
+            "resume_allow+=None",
+        ],
+        "10 mistakes:\n"
+        "  - name: None is a text here, and not null (command line). Write null, or '\"None\"' for the text.\n"
+        "  - checkpoint.folder: None is a text here, and not null (command line). Write null, or '\"None\"' for the text.\n"
+        "  - validate.folder: None is a text here, and not null (command line). Write null, or '\"None\"' for the text.\n"
+        "  - checkpoint.keep_best.metric: None is a text here, and not null (command line). Write null, or '\"None\"' for the text.\n"
+        "  - data.worker_timeout: None is a text here, and not null (command line). Write null, or '\"None\"' for the text.\n"
+        "  - checkpoint.max_checkpoints: None is a text here, and not null (command line). Write null, or '\"None\"' for the text.\n"
+        "  - loop.hard_stop: None is a text here, and not null (command line). Write null, or '\"None\"' for the text.\n"
+        "  - callbacks.x: None is a text here, and not null (command line). Write null, or '\"None\"' for the text.\n"
+        "  - model.sizes.a: None is a text here, and not null (command line). Write null, or '\"None\"' for the text.\n"
+        "  - resume_allow: None is a text here, and not null (command line). Write null, or '\"None\"' for the text.",
+    ),
+    Case(
+        "None for null in ckpt",
+        ["ckpt=None"],
+        "ckpt: None is a text here, and not null (command line). Write ckpt=null.",
+    ),
+    Case(
+        "None for no option",
+        ["scheduler=None"],
+        "there is no scheduler called 'None' (command line). For none write scheduler=null.",
+    ),
+    Case(
+        "None for no experiment",
+        ["experiment=None"],
+        "there is no experiment called 'None' (command line). Leave it out.",
+    ),
+    Case(
+        "None for null in a file",
+        ["experiment=x"],
+        "4 mistakes:\n"
+        "  - name: None is read by YAML as a text, not as null (configs/experiment/x.yaml:2). Write null, or 'None' in quotes.\n"
+        "  - model.hidden: None is read by YAML as a text, not as null (configs/experiment/x.yaml:4). Write null, or 'None' in quotes.\n"
+        "  - optimizer.betas.1: None is read by YAML as a text, not as null (configs/experiment/x.yaml:6). Write null, or 'None' in quotes.\n"
+        "  - loop.hard_stop: None is read by YAML as a text, not as null (configs/experiment/x.yaml:8). Write null, or 'None' in quotes.",
+        {
+            "experiment/x.yaml": PACKAGE
+            + "name: None\nmodel:\n  hidden: None\noptimizer:\n  betas: [0.9, None]\nloop:\n  hard_stop: None\n"
+        },
+    ),
+    Case(
+        "None for no option in a defaults list",
+        ["experiment=x"],
+        "defaults.0.override /scheduler: None is read by YAML as a text, not as null (configs/experiment/x.yaml:3). Write null, or 'None' in quotes.",
+        {"experiment/x.yaml": PACKAGE + "defaults:\n  - override /scheduler: None\n"},
+    ),
+    Case(
         "date for a text, read as a number",
         ["name=2024_06_01"],
         "name: 2024_06_01 is read as the number 20240601 (command line). Write name=20240601, or name='\"2024_06_01\"' for the text.",

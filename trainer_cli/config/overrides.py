@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from trainer_cli.config.traps import instead_of, looks_like_number
+from trainer_cli.config.traps import PYTHONS_NULL, instead_of, looks_like_number
 from trainer_cli.errors import ConfigError
 
 KeyPath = tuple[str, ...]
@@ -163,6 +163,9 @@ def _patterns(value: str, argument: str) -> tuple[list[str], bool]:
     text = unquoted(value.strip())
     if text == "null":
         return [], False
+    if value.strip() == PYTHONS_NULL:
+        cure = "Write ckpt=null."
+        raise ConfigError(f"ckpt: {PYTHONS_NULL} is a text here, and not null", where=COMMAND_LINE, cure=cure)
     if not text:
         raise ConfigError("ckpt= names nothing", where=COMMAND_LINE, cure="Give a path, a glob, or ckpt=null.")
     if not (text.startswith("[") and text.endswith("]") and _closes_at_end(text)):

@@ -16,7 +16,7 @@ from trainer_cli.config.origins import label
 from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, KeyPath, line_of, path_of
 from trainer_cli.config.place import Place
 from trainer_cli.config.suggest import did_you_mean
-from trainer_cli.config.traps import instead_of, looks_like_number, why_no_interpolation
+from trainer_cli.config.traps import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.errors import ConfigError
 
 SCHEMA = "train_schema"
@@ -41,8 +41,8 @@ def wrong_overrides(place: Place, line: CommandLine) -> Iterator[tuple[str, Conf
             yield append.line, ConfigError(what, where=COMMAND_LINE, cure=cure)
         elif unknown := check.unknown_key(append.path, schema):
             yield append.line, _no_key(place, *unknown)
-        elif append.path[0] in check.OPEN:
-            for mistake in _odd_values(append.path, append.said):
+        else:
+            for mistake in _odd_values(append.path, append.said, is_open=append.path[0] in check.OPEN):
                 yield append.line, mistake
 
 
@@ -82,8 +82,10 @@ def _no_key(place: Place, wrong: KeyPath, known: list[str]) -> ConfigError:
 
 
 def _odd_values(path: KeyPath, value: Any, *, is_open: bool = True) -> Iterator[ConfigError]:
-    """Texts without quotes, where no type tells what was meant, that look like a number or like true and false."""
+    """Texts without quotes that look like null or, where no type tells what was meant, a number or true and false."""
     key = ".".join(path)
+    if value == PYTHONS_NULL:
+        yield _no_null(key)
     if isinstance(value, QuotedString):
         value, is_open = value.text, False
     if isinstance(value, dict):
@@ -101,6 +103,11 @@ def _odd_values(path: KeyPath, value: Any, *, is_open: bool = True) -> Iterator[
         elif (number := looks_like_number(value)) is not None:
             cure = f"Write {instead_of(value, number)}, or '\"{value}\"' for the text."
             yield ConfigError(f"{key}: {value} is a text here, and no number", where=COMMAND_LINE, cure=cure)
+
+
+def _no_null(key: str) -> ConfigError:
+    cure = f"Write null, or '\"{PYTHONS_NULL}\"' for the text."
+    return ConfigError(f"{key}: {PYTHONS_NULL} is a text here, and not null", where=COMMAND_LINE, cure=cure)
 
 
 def _wrong_options(place: Place, override: Override) -> Iterator[ConfigError]:
@@ -126,6 +133,10 @@ def _wrong_options(place: Place, override: Override) -> Iterator[ConfigError]:
         elif isinstance(option, dict):
             cure = f"Set its keys one by one, as in {key}.KEY=VALUE, or choose one of: {', '.join(known) or 'none'}."
             yield ConfigError(f"{key} is a group, and takes the name of an option", where=COMMAND_LINE, cure=cure)
+        elif option == PYTHONS_NULL and option not in known:
+            what = f"there is no {key} called {option!r}"
+            cure = "Leave it out." if closed or key == "experiment" else f"For none write {key}=null."
+            yield ConfigError(what, where=COMMAND_LINE, cure=cure)
         elif option is not None and str(option).removesuffix(".yaml") not in known:
             yield _not_read(place, key, str(option)) or _no_option(key, str(option), known, COMMAND_LINE)
 

@@ -1,7 +1,7 @@
 """What YAML reads as something else than a person meant, found on the tree of a file that could be read.
 
-`12:30:45` is a number to YAML, `014` another one than it seems, `no` is false, `0o14` is a text, and of a key that
-stands twice the last one counts. Each is refused here, with its line and what to write instead.
+`12:30:45` is a number to YAML, `014` another one than it seems, `no` is false, `0o14` and `None` are texts, and of a
+key that stands twice the last one counts. Each is refused here, with its line and what to write instead.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 LARGEST_COUNT = 100_000
 """Values in one file, aliases counted as often as they stand: few lines of aliases make billions."""
 DEEPEST = 40
+PYTHONS_NULL = "None"
 _LONGEST = 400
 _TAG = "tag:yaml.org,2002:"
 _TAGS = {_TAG + kind for kind in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
@@ -140,6 +141,10 @@ class _Walk:
             number = None if self._written else looks_like_number(text)
             if number is not None:
                 self._refuse(node, path, f"{text} is read by YAML as a text, not as a number", _instead(text, number))
+            elif text == PYTHONS_NULL and not self._written:
+                # A defaults list would look for an option of that name.
+                self._refuse(node, path, f"{text} is read by YAML as a text, not as null",
+                             f"Write null, or '{text}' in quotes.", breaks=path[0] == "defaults")  # fmt: skip
         elif node.tag == _TAG + "bool":
             if plain := _WORDS.get(text.lower()):
                 cure = f"Write {plain}, or '{text}' in quotes."
