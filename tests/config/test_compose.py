@@ -411,3 +411,19 @@ def test_a_quoted_none_is_a_text(project: Path, write: Write) -> None:
     composed = compose(["experiment=y", "name='None'", '+model.other="None"'])
     assert (composed.config.name, composed.config.model["mode"], composed.config.model["other"]) == ("None",) * 3
     assert from_yaml(to_yaml(composed)).config.name == "None"
+
+
+def test_a_primary_config_that_chooses_no_experiment_leaves_the_choice_to_the_command_line(
+    project: Path, write: Write
+) -> None:
+    own = "defaults:\n  - train_schema\n  - _self_\n  - model: mlp\n  - data: digits\n  - optimizer: adamw\n"
+    write("without.yaml", f"{own}  - scheduler: null\n")
+    for line in ("experiment: null", "optional experiment: null", "/experiment: ~"):
+        write("train.yaml", f"{own}  - {line}\n  - scheduler: null\n")
+        for overrides in ([], ["experiment=small"], ["+experiment=small"], ["experiment=[small,vision/deep]"]):
+            composed = compose(overrides, config_name="train")
+            plain = compose(overrides, config_name="without")
+            assert composed.config == plain.config
+            assert composed.origins.exact(("name",)) == plain.origins.exact(("name",))
+        with pytest.raises(ConfigError, match="experiment is chosen twice"):
+            compose(["experiment=small", "experiment=small"], config_name="train")

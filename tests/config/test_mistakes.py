@@ -678,6 +678,15 @@ CASES = [
         {"experiment/x.yaml": PACKAGE + "defaults:\n  - override /scheduler: None\n"},
     ),
     Case(
+        "experiment of a primary config, and another",
+        ["-cn", "mine", "experiment=digits"],
+        "experiment is chosen already (configs/mine.yaml:5). Remove the line, and choose it on the command line alone.",
+        {
+            "mine.yaml": "defaults:\n  - train_schema\n  - model: mlp\n  - data: digits\n  - experiment: x\n",
+            "experiment/x.yaml": PACKAGE + "seed: 1\n",
+        },
+    ),
+    Case(
         "date for a text, read as a number",
         ["name=2024_06_01"],
         "name: 2024_06_01 is read as the number 20240601 (command line). Write name=20240601, or name='\"2024_06_01\"' for the text.",

@@ -60,7 +60,7 @@ def chosen(
     for override in groups:
         found.setdefault(_path(override.key_or_group), Choice(Origin(COMMAND_LINE, line_of(override))))
     for entry in entries:
-        if entry.option is None:
+        if entry.option is None and entry.group != "experiment":  # as if the line were not there
             found.setdefault(_path(entry.group), Choice(entry.origin))
     # A run that is not named is called after its experiment.
     experiments = [choice for section, choice in found.items() if section[0] == "experiment"]

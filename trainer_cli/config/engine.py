@@ -19,7 +19,7 @@ from hydra._internal.core_plugins.structured_config_source import StructuredConf
 from hydra._internal.defaults_list import DefaultsList, create_defaults_list
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import ConfigDefault, ResultDefault
+from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault, ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import setup_globals
@@ -150,6 +150,12 @@ class TrainConfigSource(FileConfigSource):
         )
 
 
+def _no_experiment(entry: InputDefault) -> bool:
+    if not isinstance(entry, GroupDefault) or entry.override:
+        return False
+    return entry.group is not None and entry.group.lstrip("/") == "experiment" and entry.value is None
+
+
 class _Repository(ConfigRepository):
     """Hydra's repository of configs, which loads each once. Hydra's own that does so begins by copying all it knows."""
 
@@ -161,6 +167,8 @@ class _Repository(ConfigRepository):
         if config_path not in self._loaded:
             found = self._loaded[config_path] = super().load_config(config_path)
             entries = found.defaults_list or [] if found is not None else []
+            # `experiment: null` chooses nothing, and is no choice that the command line's would be the second of.
+            entries[:] = [entry for entry in entries if "/" in config_path or not _no_experiment(entry)]
             if not all(entry.is_override() for entry in entries) and not any(entry.is_self() for entry in entries):
                 # What a file says itself comes last, as Hydra has it too, but not without a warning.
                 entries.append(ConfigDefault(path="_self_"))

@@ -304,6 +304,10 @@ def _chosen_twice(group: str, place: Place, command: CommandLine, files: Mapping
         if where := _mention(path, entry, place.cwd):
             what = f"{group} is chosen already, in {label(primary or path, place.cwd)}"
             return ConfigError(what, where=where, cure=f"Write '- override /{group}: OPTION'.")
+    choice = rf"{entry}(?!\s*(?:null|~|$))"
+    if group == "experiment" and primary is not None and (where := _mention(primary, choice, place.cwd)):
+        cure = "Remove the line, and choose it on the command line alone."
+        return ConfigError("experiment is chosen already", where=where, cure=cure)
     return ConfigError(f"{group} is chosen twice", where=COMMAND_LINE, cure="Name it once.")
 
 
