@@ -12,12 +12,11 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from trainer_cli.config.traps import PYTHONS_NULL, instead_of, looks_like_number
+from trainer_cli.config.unreadable import closes_at_end, cure_of
 from trainer_cli.errors import ConfigError
 
 KeyPath = tuple[str, ...]
 COMMAND_LINE = "command line"
-_PLAIN = re.compile(r"[\w\-./:%+*@?|$]*", re.ASCII)
-_OPENS = re.compile(r"[\[{]|(?:range|choice|interval|glob|sort|shuffle|int|float|str|bool|tag)\(")
 DEEPEST = 40
 
 
@@ -168,7 +167,7 @@ def _patterns(value: str, argument: str) -> tuple[list[str], bool]:
         raise ConfigError(f"ckpt: {PYTHONS_NULL} is a text here, and not null", where=COMMAND_LINE, cure=cure)
     if not text:
         raise ConfigError("ckpt= names nothing", where=COMMAND_LINE, cure="Give a path, a glob, or ckpt=null.")
-    if not (text.startswith("[") and text.endswith("]") and _closes_at_end(text)):
+    if not (text.startswith("[") and text.endswith("]") and closes_at_end(text)):
         return [text], False
     parts = [unquoted(part.strip()) for part in _split(text[1:-1])]
     if not all(parts):
@@ -180,16 +179,6 @@ def unquoted(text: str) -> str:
     """A text without the one pair of quotes around it, where it has one."""
     quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" and text[0] not in text[1:-1]
     return text[1:-1] if quoted else text
-
-
-def _closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens the text is the one that ends it: `[a,b]`, but not `[ab]*[cd]`."""
-    depth = 0
-    for index, letter in enumerate(text):
-        depth += (letter == "[") - (letter == "]")
-        if depth == 0:
-            return index == len(text) - 1
-    return False
 
 
 def _split(text: str) -> list[str]:
@@ -212,46 +201,8 @@ def _split(text: str) -> list[str]:
 
 
 def _unreadable(argument: str) -> ConfigError:
-    key, equals, value = argument.partition("=")
-    what = f"cannot read the override {argument!r}" if equals else f"{argument!r} is no override"
-    if not equals:
-        cure = (
-            "Write key=value, group=option, +key=value for a new key, key+=value to add to a list, or ~key to remove."
-        )
-    elif found := re.fullmatch(r"([\w.]+)\[\d+\](.*)", key):
-        name = found[1]
-        cure = f"A single item cannot be set: write the whole list, {name}=[...], or add to its end, {name}+=ITEM."
-    elif (nested := _in_braces(key, value)) is not None:
-        cure = f"A name with * stands in braces: '{nested}'."
-    elif re.search(r"[^\w.\-/@+~]|\.\.|^\.|\.$", key, re.ASCII):
-        cure = f"{key!r} is no key: keys are words joined by dots."
-    elif value.startswith("~"):
-        cure = f"Write the whole path, such as {key}=$HOME{value[1:]}."
-    elif found := re.fullmatch(r"\(([^()]*)\)", value):
-        cure = f"For a list write '{key}=[{found[1]}]'."
-    elif _OPENS.match(value) and any(value.count(a) != value.count(b) for a, b in ("[]", "{}", "()")):
-        cure = "A bracket is not closed, or one too many is."
-    elif not _PLAIN.fullmatch(value):
-        inner = value.replace("\\", "\\\\").replace('"', '\\"')
-        cure = (
-            "A text with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes: "
-            f"'{key}=\"{inner}\"'."
-        )
-    else:
-        cure = "Write key=value."
-    return ConfigError(what, where=COMMAND_LINE, cure=cure)
-
-
-def _in_braces(key: str, value: str) -> str | None:
-    """An override of a key that has a glob in it, as Hydra's grammar takes it: `+a={*b:{c:value}}`; None for others."""
-    parts = re.sub(r"['\"]", "", key.lstrip("+")).split(".")
-    first = next((index for index, part in enumerate(parts) if "*" in part), 0)
-    if first == 0 or not all(re.fullmatch(r"[\w*?-]+", part) for part in parts):
-        return None
-    inner = value
-    for part in reversed(parts[first:]):
-        inner = f"{{{part}:{inner}}}"
-    return f"+{'.'.join(parts[:first])}={inner}"
+    what = f"cannot read the override {argument!r}" if "=" in argument else f"{argument!r} is no override"
+    return ConfigError(what, where=COMMAND_LINE, cure=cure_of(argument))
 
 
 def _sweep(argument: str) -> ConfigError:
