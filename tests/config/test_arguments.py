@@ -82,7 +82,10 @@ def test_what_is_right_is_let_through(root: Path, sections: dict[str, Any]) -> N
     ("sections", "message"),
     [
         ({"model": {**NET, "widht": 1}}, "Net takes no argument 'widht' (model.widht, its default). Did you mean"),
-        ({"model": {"_target_": "parts.Net"}}, "Net: missing a required argument: 'width' (model, its default)"),
+        (
+            {"model": {"_target_": "parts.Net"}},
+            "Net: missing a required argument: 'width' (model._target_, its default)",
+        ),
         ({"model": {**NET, "width": "8"}}, "model.width is '8', but it must be a whole number"),
         ({"model": {**NET, "width": None}}, "model.width is null, but it must be a whole number"),
         ({"model": {**NET, "width": "from_dat"}}, "model.width is 'from_dat'"),
@@ -102,7 +105,10 @@ def test_what_is_right_is_let_through(root: Path, sections: dict[str, Any]) -> N
         ({"model": {**NET, "_args_": [3]}}, "model.width is given in _args_ too"),
         ({"model": {**NET, "inner": {"_target_": "parts.Nope"}}}, "(model.inner._target_"),
         ({"model": {**NET, "layers": [NET, {**NET, "width": "x"}]}}, "model.layers.1.width is 'x'"),
-        ({"model": {**NET, "inner": {"deep": [{"_target_": "parts.Net"}]}}}, "(model.inner.deep.0, its default)"),
+        (
+            {"model": {**NET, "inner": {"deep": [{"_target_": "parts.Net"}]}}},
+            "(model.inner.deep.0._target_, its default)",
+        ),
         ({"data": {**DATA, "sise": 3}}, "Data takes no argument 'sise'"),
         ({"data": {**DATA, "collate_fn": "parts.jion"}}, "module parts has no 'jion' (data.collate_fn"),
         ({"data": {**DATA, "collate_fn": {"_target_": "parts.jion"}}}, "(data.collate_fn._target_"),
@@ -148,6 +154,24 @@ def test_mistakes_have_their_place_and_stand_beside_others(project: Path, write:
     assert "module mine has no 'Modle' (model._target_, configs/model/mlp.yaml:1)" in told
     assert "optimizer.lr is 'fast', but it must be a number (command line)" in told
     assert "loop.grad_accum_steps is 0" in told
+
+
+def test_a_missing_argument_is_told_where_the_target_stands(project: Path, write: Write) -> None:
+    (project / "mine.py").write_text(
+        (project / "mine.py").read_text() + "class Deep:\n    def __init__(self, width, depth): ...\n"
+    )
+    write("experiment/m.yaml", "# @package _global_\nseed: 1\nmodel:\n  _target_: mine.Deep\n")
+    write("model/deep.yaml", "width: 4\n_target_: mine.Deep\n")
+    lacks = "Deep: missing a required argument: 'depth' (model._target_, "
+    for overrides, place in {
+        ("experiment=m", "+model.width=5"): "configs/experiment/m.yaml:4",
+        ("model=deep", "model.width=5"): "configs/model/deep.yaml:2",
+        ("model=deep",): "configs/model/deep.yaml:2",
+        ("~model.hidden", "model._target_=mine.Deep", "+model.width=5"): "command line",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            compose(overrides)
+        assert str(caught.value) == f"{lacks}{place})."
 
 
 def test_a_run_whose_class_is_gone_can_still_be_compared_with(project: Path) -> None:

@@ -547,7 +547,7 @@ CASES = [
     Case(
         "argument that a component from a group's file lacks",
         ["model=bare"],
-        "Linear: missing required arguments: 'in_features', 'out_features' (model, configs/model/bare.yaml:2).",
+        "Linear: missing required arguments: 'in_features', 'out_features' (model._target_, configs/model/bare.yaml:2).",
         {"model/bare.yaml": "# A layer.\n_target_: torch.nn.Linear\n"},
     ),
     Case(

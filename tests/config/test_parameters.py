@@ -122,7 +122,7 @@ def wrong(target: Any, named: Mapping[str, Any], *positional: Any, **options: An
             {"zzz": 3, "width": 3},
             ["Model takes no argument 'zzz' (model.zzz). It takes: width, depth, mode, rate."],
         ),
-        ({}, ["Model: missing a required argument: 'width' (model)."]),
+        ({}, ["Model: missing a required argument: 'width' (model._target_)."]),
         ({"width": "3"}, ["model.width is '3', but it must be a whole number (model.width)."]),
         ({"width": 3.0}, ["model.width is 3.0, but it must be a whole number (model.width)."]),
         ({"width": True}, ["model.width is true, but it must be a whole number (model.width)."]),
@@ -155,7 +155,7 @@ def test_what_train_supplies_is_neither_missed_nor_given_twice() -> None:
     first = object()
     assert wrong(schedule, {"total_steps": 3, "odd": 1}, first, first=1) == []
     assert wrong(schedule, {"warmup": 1}, first, first=1) == [
-        "schedule: missing a required argument: 'total_steps' (model)."
+        "schedule: missing a required argument: 'total_steps' (model._target_)."
     ]
     assert wrong(schedule, {"total_steps": 1, "optimizer": 2}, first, first=1) == [
         "schedule gets its 'optimizer' from train (model.optimizer). Leave model.optimizer out."

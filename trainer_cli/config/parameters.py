@@ -205,7 +205,8 @@ def misfits(
     lacking = [repr(one.name) for one in takes if one.required and one.name not in filled and one.name not in named]
     if lacking and not late:
         several = "required arguments: " if len(lacking) > 1 else "a required argument: "
-        yield ConfigError(f"{name}: missing {several}{', '.join(lacking)}", where=where)
+        # What is lacking stands nowhere; whoever named the target did not give it.
+        yield ConfigError(f"{name}: missing {several}{', '.join(lacking)}", where=f"{where}._target_")
 
 
 def _against(one: Parameter, value: Any, where: str) -> Iterator[ConfigError]:
