@@ -125,9 +125,9 @@ def _page(result: dict[str, Any], tables: list[Table], folder: Path) -> str:
             (folder / f"{table.name}.svg").write_text(drawing, encoding="utf-8")
             parts.append(f"![{table.title}]({table.name}.svg)")
             parts += [
-                f"{name}: the cost grows with the {chart.exponent(line):.2f}th power (1 is linear)."
+                f"{name}: the cost grows with the {slope:.2f}th power (1 is linear)."
                 for name, line in points.items()
-                if len(line) > 2
+                if (slope := chart.exponent(line)) is not None
             ]
     return "\n\n".join(parts) + "\n"
 

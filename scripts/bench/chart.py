@@ -11,9 +11,13 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 80, 170, 40, 56
 COLORS = ("#1b6ca8", "#c8553d", "#3f7d20", "#7d3c98", "#8a6d00", "#555555")
 
 
-def exponent(points: Sequence[Point]) -> float:
-    """The slope of the line through all points, on logarithmic axes: 1 where the cost is linear."""
-    xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
+def exponent(points: Sequence[Point]) -> float | None:
+    """The slope of the line through all points above 0, on logarithmic axes: 1 where the cost is linear. None where
+    fewer than three are."""
+    above = [point for point in points if min(point) > 0]
+    if len(above) < 3:
+        return None
+    xs, ys = [math.log(x) for x, _ in above], [math.log(y) for _, y in above]
     x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
     across = sum((x - x_mean) ** 2 for x in xs)
     return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / across

@@ -151,6 +151,8 @@ def test_a_failed_process_is_told_by_its_last_words_without_paths() -> None:
 def test_a_linear_cost_grows_with_the_first_power() -> None:
     assert chart.exponent([(1, 2.0), (10, 20.0), (100, 200.0)]) == pytest.approx(1)
     assert chart.exponent([(1, 2.0), (10, 200.0), (100, 20_000.0)]) == pytest.approx(2)
+    assert chart.exponent([(0, 5.0), (1, 2.0), (10, 20.0), (100, 200.0)]) == pytest.approx(1)
+    assert chart.exponent([(0, 5.0), (10, 20.0), (100, 200.0)]) is None
 
 
 def test_a_plot_is_svg_with_every_series_named_and_what_is_not_above_zero_left_out() -> None:
