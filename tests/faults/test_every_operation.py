@@ -33,7 +33,7 @@ ON_THE_SPOT = "checkpoint.save_async=false"
 """Every operation has a number then: none depends on how far the training came meanwhile."""
 """Saves steps 2 and 4 for safety, and step 6 at the end, each time into the file of the one removed last."""
 EVERY = "TRAIN_FAULTS" in os.environ
-"""Campaigns leave none out; otherwise every other kill is, and more of those with saves behind the training."""
+"""Campaigns leave none out; otherwise every other one is, and more of the kills with saves behind the training."""
 _BLOCK_BYTES = 4096
 """So that the files of so small a training count as large."""
 _LOOKS = 3
@@ -190,7 +190,7 @@ def test_a_save_that_fails_leaves_the_older_ones_and_can_be_made_again(campaign:
         assert resumed(again) >= 4
         assert_same_run(own / "run", campaign.run)
 
-    campaign.each(campaign.second_save, tmp_path, check)
+    campaign.each([one for one in campaign.second_save if EVERY or one % 4 < 2], tmp_path, check)
 
 
 def test_a_removal_that_fails_stops_no_training(campaign: Campaign, tmp_path: Path) -> None:
