@@ -446,4 +446,8 @@ def test_a_file_that_may_not_be_written_is_opened_for_reading(tmp_path, monkeypa
     taken = os.open
     (tmp_path / "f").touch()
     monkeypatch.setattr(os, "open", opened)
-    os.close(Disk().open_to_lock(tmp_path / "f"))
+    fd = Disk().open_to_lock(tmp_path / "f")
+    try:
+        assert fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    finally:
+        os.close(fd)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, leaves, line_of, path_of
+from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, line_of, path_of, whole_values
 
 DEFAULT = "default"
 MERGE = "tag:yaml.org,2002:merge"
@@ -128,7 +128,7 @@ class Origins:
         choice = self.choices.get(section)
         if choice is None or not choice.label:
             return None
-        places = (self.exact((*section, *path)).place for path, _ in leaves(values))
+        places = (self.exact((*section, *path)).place for path, _ in whole_values(values))
         return choice.origin if any(place.startswith(f"{choice.label}:") for place in places) else None
 
     def _read(self) -> dict[KeyPath, _Setting]:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from trainer_cli.config import check
 from trainer_cli.config.difference import Change
-from trainer_cli.config.overrides import KeyPath, leaves
+from trainer_cli.config.overrides import KeyPath, whole_values
 from trainer_cli.config.resumable import why_may_change
 
 _RESOLVER = "${oc.env:"
@@ -39,7 +39,7 @@ def changes_outside(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
 
 def _digests(raw: DictConfig, salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
     """Path, digest and text of each value that an environment variable has a part in, where a change of it matters."""
-    for path, text in leaves(check.contents(raw)):
+    for path, text in whole_values(check.contents(raw)):
         if _RESOLVER not in str(text) or why_may_change(".".join(path)) is not None:
             continue
         node: Any = raw

@@ -52,11 +52,11 @@ def line_of(override: Override) -> str:
     return override.input_line or ""
 
 
-def leaves(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value of a tree that is no mapping, with its path."""
+def whole_values(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value of a tree that is no mapping, with its path; a list is one, while `kinds.leaves` goes into it."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from (((str(key), *path), leaf) for path, leaf in leaves(value))
+            yield from (((str(key), *path), leaf) for path, leaf in whole_values(value))
         else:
             yield (str(key),), value
 

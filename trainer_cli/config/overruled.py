@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Override
 
 from trainer_cli.config import locate
 from trainer_cli.config.origins import Origins
-from trainer_cli.config.overrides import KeyPath, leaves, line_of
+from trainer_cli.config.overrides import KeyPath, line_of, whole_values
 from trainer_cli.config.reading import Reading
 from trainer_cli.errors import ConfigError
 
@@ -37,7 +37,7 @@ def overruled(
         if file is None or read(file).package is not None:
             continue
         own = {key: value for key, value in (read(file).values or {}).items() if key != "defaults"}
-        means = {(*section, *path): value for path, value in leaves(own)}
+        means = {(*section, *path): value for path, value in whole_values(own)}
         lost = [path for path, value in means.items() if path not in given and _at(values, path) != value]
         made = [path for path in lost if path[len(section) :] in _MAKES_IT]
         if made or (lost and len(lost) == len(means)):

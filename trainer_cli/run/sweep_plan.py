@@ -12,7 +12,7 @@ from pathlib import Path
 from trainer_cli.config import check, locate
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.config.frozen import freeze, run_dir_of
-from trainer_cli.config.overrides import COMMAND_LINE, leaves, raise_all
+from trainer_cli.config.overrides import COMMAND_LINE, raise_all, whole_values
 from trainer_cli.config.place import Place
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.errors import ConfigError, TrainError, UserError
@@ -93,7 +93,7 @@ def _planned(job: Job, composed: Composed) -> Planned:
             where="resume",
             cure="Leave resume= out: the same command again goes on.",
         )
-    for path, text in leaves(check.contents(composed.raw)):
+    for path, text in whole_values(check.contents(composed.raw)):
         if "${now:" in str(text):
             raise ConfigError(
                 f"{'.'.join(path)} is '{text}', another at each start, so a sweep could not be gone on with",
