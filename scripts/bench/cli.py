@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median, quantiles
 
+from timing import environment
+
 EMPTY = "python -c pass"
 TRAIN = (sys.executable, "-m", "trainer_cli")
 COMMANDS: Mapping[str, tuple[tuple[str, ...], float | None]] = {
@@ -39,10 +41,9 @@ LINE = "train fit +experiment=digits optimizer."
 
 def seconds(command: tuple[str, ...], code: int, folder: str) -> float:
     """Wall time of one process."""
-    environment = {**os.environ, "TRAIN_COMPLETE_LINE": LINE}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # An installed package is compiled once, and not at each start.
+    env = {**environment(), "TRAIN_COMPLETE_LINE": LINE}
     began = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     wall_s = time.perf_counter() - began
     if done.returncode != code:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}, not {code}:\n{done.stderr[-2000:]}")

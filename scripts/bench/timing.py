@@ -74,13 +74,18 @@ def run(
     """What a process prints; one that fails is skipped, for the last thing it said."""
     try:
         done = subprocess.run(
-            command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=limit_s
+            command, cwd=cwd, env={**environment(), **(env or {})}, capture_output=True, text=True, timeout=limit_s
         )
     except subprocess.TimeoutExpired:
         raise Skipped(f"not done within {limit_s:g} s") from None
     if done.returncode != 0:
         raise Skipped(f"failed: {last_words(done.stderr)}")
     return done.stdout
+
+
+def environment() -> dict[str, str]:
+    """This one's, but that modules are compiled once, as an installed package is, and not at each start."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def last_words(text: str) -> str:

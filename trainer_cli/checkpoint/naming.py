@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from string import Formatter
+from typing import NamedTuple
 
 MANIFEST_FILE = "manifest.json"
 PINNED_FILE = "pinned"
@@ -35,8 +36,7 @@ class Hidden(StrEnum):
     """Partial or damaged, and it stood in the way of a save. Never removed by us."""
 
 
-@dataclass(frozen=True, slots=True)
-class HiddenName:
+class HiddenName(NamedTuple):
     """The parts of a hidden name: whose it is, and of which checkpoint."""
 
     kind: Hidden

@@ -11,17 +11,15 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from trainer_cli.config.garbage import uncollected
 from trainer_cli.errors import ExitCode, TrainError, UserError
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
+class Verb(NamedTuple):
     """A module with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`, imported only when called."""
 
     module: str

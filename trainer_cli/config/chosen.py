@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from hydra._internal.defaults_list import DefaultsList
@@ -16,8 +16,7 @@ from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, line_of
 from trainer_cli.config.place import Place
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """An entry of a defaults list: `option` of `group`, or none of it."""
 
     group: str

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
@@ -45,8 +46,7 @@ OF_ONE_COMMAND = ("resume", "resume_allow", "trust")
 """Keys that count for the command that says them, and are not recovered from a config on disk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Composed:
+class Composed(NamedTuple):
     """A config, what it was made of, and whose targets it may name."""
 
     config: TrainConfig
@@ -150,8 +150,8 @@ def from_yaml(
                 continue
             recovered[section] = fresh.raw[section]
             path = tuple(section.split("."))
-            sources[0] = replace(sources[0], but=(*sources[0].but, section))
-            sources += [replace(source, only=path) for source in fresh.origins.sources]
+            sources[0] = sources[0]._replace(but=(*sources[0].but, section))
+            sources += [source._replace(only=path) for source in fresh.origins.sources]
             choices |= {key: choice for key, choice in fresh.origins.choices.items() if key == path}
     ConfigStore.instance().store(RECOVERED, {"defaults": [SCHEMA, "_self_"], **check.contents(recovered)})
     values = replace(line, overrides=[override for override in line.overrides if override not in swaps])
@@ -194,8 +194,7 @@ def _load(source: str | Path, cwd: Path) -> tuple[DictConfig, Source, list[Confi
     return recovered, Source(name, reading.node, but=OF_ONE_COMMAND), reading.mistakes
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
+class _Draft(NamedTuple):
     """A composition that is still to be checked. Where it is not `whole`, only the command line can be judged."""
 
     raw: DictConfig

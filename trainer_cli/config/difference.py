@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from omegaconf import DictConfig
@@ -27,8 +26,7 @@ class Absent(Enum):
 ABSENT = Absent.ABSENT
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """A key whose value differs between two configs; `ABSENT` where one has none."""
 
     path: KeyPath

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from hydra import version
@@ -175,8 +174,7 @@ class _Repository(ConfigRepository):
         return self._loaded[config_path]
 
 
-@dataclass(frozen=True, slots=True)
-class Composition:
+class Composition(NamedTuple):
     """What Hydra made: the config, the defaults list that it was merged from, and what is wrong with overrides."""
 
     config: DictConfig

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from hydra.core.override_parser.types import Override
@@ -17,8 +17,7 @@ DEFAULT = "default"
 MERGE = "tag:yaml.org,2002:merge"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """A YAML document, the section it was put into, and which keys of it count: all below `only`, none below `but`."""
 
     label: str
@@ -28,8 +27,7 @@ class Source:
     but: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """What an override sets. A mapping is merged; `added` says that the value went to the end of a list."""
 
     path: KeyPath
@@ -42,8 +40,7 @@ class Given:
         return cls(path_of(override), line_of(override), None if override.is_delete() else override.value())
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """A place, and in more words what was said there."""
 
     place: str
@@ -53,16 +50,14 @@ class Origin:
         return f"{self.place}: {self.words}" if self.words else self.place
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """An option of a group: who chose it, and the label of its file (empty for none)."""
 
     origin: Origin
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
+class _Setting(NamedTuple):
     origin: Origin
     is_mapping: bool
     text: str = ""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from trainer_cli.config.traps import PYTHONS_NULL, instead_of, looks_like_number
-from trainer_cli.config.unreadable import closes_at_end, cure_of
 from trainer_cli.errors import ConfigError
 
 KeyPath = tuple[str, ...]
@@ -20,8 +19,7 @@ COMMAND_LINE = "command line"
 DEEPEST = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """`key+=value`: what is put at the end of a list."""
 
     path: KeyPath
@@ -200,7 +198,19 @@ def _split(text: str) -> list[str]:
     return parts
 
 
+def closes_at_end(text: str) -> bool:
+    """Whether the bracket that opens the text is the one that ends it: `[a,b]`, but not `[ab]*[cd]`."""
+    depth = 0
+    for index, letter in enumerate(text):
+        depth += (letter in "[{") - (letter in "]}")
+        if depth == 0:
+            return index == len(text) - 1
+    return False
+
+
 def _unreadable(argument: str) -> ConfigError:
+    from trainer_cli.config.unreadable import cure_of
+
     what = f"cannot read the override {argument!r}" if "=" in argument else f"{argument!r} is no override"
     return ConfigError(what, where=COMMAND_LINE, cure=cure_of(argument))
 

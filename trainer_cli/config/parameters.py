@@ -9,8 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer_cli.config.kinds import MISSING
 from trainer_cli.config.suggest import did_you_mean
@@ -39,8 +38,7 @@ _SERIES = ("Sequence", "MutableSequence", "Iterable", "Collection")
 _OBJECTS = ("Tensor",)
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(NamedTuple):
     """The plain values that an annotation admits: kinds of them (keys of WORDS), and single ones."""
 
     kinds: frozenset[str]
@@ -92,8 +90,7 @@ class Plain:
         return " or ".join([*words, *(["null"] if "null" in self.kinds else [])])
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter. `plain` null: any value goes."""
 
     name: str
@@ -121,7 +118,7 @@ def parameter(
     plain = None if several else plain_of(annotation)
     if plain is not None and default is not NO_DEFAULT and not plain.admits(default):
         # `size: int = None` is an old way to say that null is fine; any other contradiction says nothing.
-        plain = replace(plain, kinds=plain.kinds | {"null"}) if default is None else None
+        plain = plain._replace(kinds=plain.kinds | {"null"}) if default is None else None
     return Parameter(name, kind, required, plain)
 
 

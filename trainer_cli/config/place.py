@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
@@ -18,8 +17,7 @@ from trainer_cli.config.reading import read_file
 from trainer_cli.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a composition looks, and from where."""
 
     dirs: list[Path]

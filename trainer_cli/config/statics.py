@@ -11,8 +11,8 @@ import builtins
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from trainer_cli.config.modules import BrokenError, Finder, Module, UnreadableError, literal_names
 from trainer_cli.config.parameters import Kind, Parameter
@@ -28,8 +28,7 @@ from trainer_cli.config.signatures import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """It is there. `kind`: class, function, module or value; `parameters` null where they cannot be told."""
 
     kind: str
@@ -39,8 +38,7 @@ class Found:
     """The module that defines it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(NamedTuple):
     """It is not there: what lacks which part, and the names that are there instead."""
 
     what: str
@@ -48,8 +46,7 @@ class Absent:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(NamedTuple):
     """A file on the way is not Python."""
 
     problem: str
@@ -57,7 +54,6 @@ class Broken:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
 class Unknown:
     """It cannot be told without importing."""
 
@@ -69,32 +65,27 @@ _LITERALS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr
 _OF_EVERY_CLASS = frozenset((*dir(type), *dir(object)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Class:
+class _Class(NamedTuple):
     module: Module
     node: ast.ClassDef
     scope: Scope
 
 
-@dataclass(frozen=True, slots=True)
-class _Function:
+class _Function(NamedTuple):
     module: Module
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
     in_class: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class _Value:
     """A constant: neither class nor function."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Object:
     """`object`, or a base that adds no constructor to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Missing:
+class _Missing(NamedTuple):
     """Sure not to be there; the names that are."""
 
     names: tuple[str, ...] = ()

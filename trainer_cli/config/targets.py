@@ -12,10 +12,9 @@ import inspect
 import keyword
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra._internal.target_policy import _authorize_target_name, _get_resolved_target_name_for_check
 from hydra.errors import InstantiationException
@@ -38,8 +37,7 @@ _TORCH_BASES = {
 _PASSAGES = (OURS, f"{OURS}.trainer", TORCH, "torch.nn")
 
 
-@dataclass(frozen=True, slots=True)
-class Trust:
+class Trust(NamedTuple):
     """Whose targets may run: `packages` wherever they lie, and what lies in `project`. Both null: anybody's."""
 
     packages: frozenset[str] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import yaml
 from omegaconf import OmegaConf
@@ -26,8 +26,7 @@ _OCTAL = re.compile(r"[-+]?0[0-7_]+")
 _WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
-@dataclass(frozen=True, slots=True)
-class Trap:
+class Trap(NamedTuple):
     """A mistake in a line. One that `breaks` leaves no values that could be used."""
 
     what: str

@@ -9,6 +9,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from trainer_cli.config.overrides import closes_at_end
+
 _PLAIN = re.compile(r"[\w\-./:%+*@?|$]*", re.ASCII)
 _OPENS = re.compile(r"[\[{]|(?:range|choice|interval|glob|sort|shuffle|int|float|str|bool|tag)\(")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
@@ -44,16 +46,6 @@ def cure_of(argument: str) -> str:
             f"'{key}=\"{inner}\"'."
         )
     return "Write key=value."
-
-
-def closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens the text is the one that ends it: `[a,b]`, but not `[ab]*[cd]`."""
-    depth = 0
-    for index, letter in enumerate(text):
-        depth += (letter in "[{") - (letter in "]}")
-        if depth == 0:
-            return index == len(text) - 1
-    return False
 
 
 def _within(key: str, value: str) -> str:
