@@ -19,18 +19,18 @@ OFTEN = (TORCH, "train, sync", "train, async")
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of the model, and how many saves a process makes with how many steps around each."""
+    """Of the model, and how many saves a process makes in stretches of how many steps."""
 
     small: bool
     saves: int
-    before: int
-    after: int
+    steps: int
 
 
 def measure(settings: Settings) -> list[Table]:
     """Two tables: single saves, and one after every step or every fifth."""
-    sizes = Sizes(True, 3, 3, 4) if settings.quick else Sizes(False, 5, 5, 6)
-    return [_single(settings, sizes), _often(settings, sizes)]
+    if settings.quick:
+        return [_single(settings, Sizes(True, 3, 4)), _often(settings, Sizes(True, 3, 5))]
+    return [_single(settings, Sizes(False, 10, 4)), _often(settings, Sizes(False, 5, 5))]
 
 
 def _single(settings: Settings, sizes: Sizes) -> Table:
@@ -51,9 +51,10 @@ def _single(settings: Settings, sizes: Sizes) -> Table:
     rows = [Row(name, {column.name: found[column.name] for column in columns}) for name, found in samples.items()]
     notes = [
         f"A step takes {step:.3f} s. `stall` is the wait at the save and before the next optimizer step; the most is "
-        f"the worst of {len(samples[TORCH]['stall'])}. `lost` is all that the save and the {sizes.after} steps after "
-        f"it took longer, less what the same procedure reports with no saves at all: {own['median']:.3f} s "
-        f"[{own['min']:.3f} to {own['max']:.3f}]. Differences within that range are none."
+        f"the worst of {len(samples[TORCH]['stall'])}. `lost` is all that the save and the {sizes.steps} steps after it "
+        f"took longer than as many steps before and after those, less what the same procedure reports with no saves "
+        f"at all: {own['median']:.3f} s [{own['min']:.3f} to {own['max']:.3f}] of {own['count']}. Single differences "
+        "within that range are none; the medians are of as many."
     ]
     return Table("stall", "A save while training goes on", TORCH, columns, rows, asdict(sizes), skipped, notes)
 

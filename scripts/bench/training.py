@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean
 from typing import Any
 
 import torch
@@ -34,13 +34,12 @@ Gate = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How large the model is, and how many steps stand before and after each of how many saves."""
+    """How large the model is, how many saves are made, and how many steps a stretch of the training has."""
 
     folder: str
     small: bool
     saves: int
-    before: int
-    after: int
+    steps: int
     often: bool
     """Saves after every step and every fifth of many, in place of single ones."""
 
@@ -82,12 +81,17 @@ class Training:
 
 
 def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
-    """Each save: what the training waited for it, what its next steps took longer, and when it was at rest."""
+    """Each save: what the training waited for it, what it and the stretch of steps behind it took longer than the
+    stretches before and after that, which have no save, and when it was at rest."""
     training, save, folder = Training(plan), SAVERS[saver](), Path(plan.folder)
     found: dict[str, list[float]] = {"stall": [], "lost": [], "durable": [], "step": []}
+
+    def stretch() -> None:
+        for _ in range(plan.steps):
+            training.step()
+
+    usual = seconds(stretch)
     for number in range(plan.saves + 1):
-        usual = [seconds(training.step) for _ in range(plan.before)]
-        training.step()
         path = folder / f"step{number + 1}"
         began = time.perf_counter()
         handed = save(training.state(), path)
@@ -95,31 +99,34 @@ def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
         at_rest = _noted(handed.written)
         waited: list[float] = []
         training.gate = partial(_wait, handed, waited)
-        after = [seconds(training.step) for _ in range(plan.after)]
+        stretch()
+        took = time.perf_counter() - began
         training.gate = None
         handed.written.result(timeout=300)
         disk.remove(path)
+        before, usual = usual, seconds(stretch)
         if number == 0:  # The first allocates what the others use again.
             continue
         found["stall"].append(stall + sum(waited))
-        found["lost"].append(stall + sum(after) - plan.after * median(usual))
+        found["lost"].append(took - (before + usual) / 2)
         found["durable"].append(at_rest[0] - began)
-        found["step"].append(median(usual))
+        found["step"].append(usual / plan.steps)
     return found
 
 
 def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
-    """Seconds a step, everything included, without saves, with one after every fifth, and after every step."""
-    steps, folder = plan.saves * 5, Path(plan.folder)
+    """Seconds a step, everything included, with a save after every fifth, after every step, and, before and after
+    these, without any."""
+    steps, folder = plan.saves * plan.steps, Path(plan.folder)
     runner = _by_hand if saver == TORCH else _by_trainer
     training = Training(plan)
-    found = {}
-    for name, every in (("no saves", None), ("every 5", 5), ("every step", 1)):
+    took: dict[str, list[float]] = {}
+    for name, every in (("no saves", None), ("every 5", 5), ("every step", 1), ("no saves", None)):
         place = folder / name.replace(" ", "-")
         place.mkdir()
-        found[name] = [runner(training, steps, every, place, saver) / steps]
+        took.setdefault(name, []).append(runner(training, steps, every, place, saver) / steps)
         disk.remove(place)
-    return found
+    return {name: [mean(own)] for name, own in took.items()}
 
 
 def _by_hand(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> float:

@@ -35,7 +35,7 @@ class Kept:
             def __exit__(self, *_: Any) -> None:
                 pass
 
-            def write(self, data: Any) -> None:
+            def write(self, data: Any, *, stays: bool = False) -> None:
                 if isinstance(data, memoryview):
                     array = np.frombuffer(data, dtype=np.uint8)
                     kept.pieces.append((array.ctypes.data, array.size))

@@ -206,7 +206,7 @@ def test_an_error_while_a_block_is_written_is_the_callers_and_leaves_no_thread(t
         with pytest.raises(OSError, match=os.strerror(number)):
             put(folder, f"f{at}", pieces_of(CONTENT, [9], aligned=False))
         assert folder.files == {}, operation
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-write")]
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-")]
 
 
 @pytest.mark.parametrize("disk", [SmallBlocks, RefusesBypass])
@@ -260,3 +260,67 @@ def test_what_the_caller_does_to_its_memory_afterwards_does_not_matter(tmp_path)
     written = new_digest(DigestAlgorithm.xxh3_128)
     written.update((tmp_path / "f").read_bytes())
     assert written.hexdigest() == digest.hexdigest()
+
+
+def test_memory_that_stays_is_not_waited_for_until_the_end(tmp_path):
+    class Waits(SmallBlocks):
+        def write(self, fd: int, data: memoryview) -> int:
+            assert goes_on.wait(60)
+            return super().write(fd, data)
+
+    goes_on = threading.Event()
+    folder = folder_on(Waits(), tmp_path)
+    with folder.create("f") as sink:
+        for piece in pieces_of(CONTENT, [3 * BLOCK, 7 * BLOCK], aligned=True):
+            sink.write(piece, stays=True)
+        goes_on.set()
+    assert folder.files["f"] == entry_of(CONTENT)
+    assert (tmp_path / "f").read_bytes() == CONTENT
+
+
+def test_after_an_error_no_block_that_was_handed_over_is_written(tmp_path):
+    class Fails(SmallBlocks):
+        def write(self, fd: int, data: memoryview) -> int:
+            assert all_there.wait(60)
+            tried.append(len(data))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def hand_all_over() -> None:
+        with folder.create("f") as sink:
+            sink.write(next(pieces_of(CONTENT, [], aligned=True)), stays=True)
+            all_there.set()
+
+    all_there, tried = threading.Event(), []
+    folder = folder_on(Fails(), tmp_path)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        hand_all_over()
+    assert tried == [BLOCK]
+    assert folder.files == {}
+
+
+def test_a_caller_that_gives_up_waits_for_the_block_being_written_alone(tmp_path, monkeypatch):
+    class Waits(SmallBlocks):
+        def write(self, fd: int, data: memoryview) -> int:
+            begun.set()
+            assert gave_up.wait(60)
+            written.append(len(data))
+            return super().write(fd, data)
+
+    def give_up() -> None:
+        with folder.create("f") as sink:
+            sink.write(next(pieces_of(CONTENT, [], aligned=True)), stays=True)
+            assert begun.wait(60)
+            raise KeyboardInterrupt
+
+    def join(thread: threading.Thread) -> None:
+        gave_up.set()
+        really_join(thread)
+
+    begun, gave_up, written = threading.Event(), threading.Event(), []
+    really_join = threading.Thread.join
+    monkeypatch.setattr(threading.Thread, "join", join)
+    folder = folder_on(Waits(), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        give_up()
+    assert written == [BLOCK]
+    assert folder.files == {}

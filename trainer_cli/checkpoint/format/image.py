@@ -182,9 +182,9 @@ class TensorsImage:
         view = self._memory.view(self.size_bytes)
         with folder.create(file) as sink:
             for here in arrived:
-                sink.write(view[done:here])
+                sink.write(view[done:here], stays=True)
                 done = here
-            sink.write(view[done:])
+            sink.write(view[done:], stays=True)
         with folder.create(state_file(rank)) as sink:
             sink.write(self._text)
         return FormatRecord({file: self._aliases} if self._aliases else {})

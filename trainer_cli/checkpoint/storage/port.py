@@ -19,9 +19,9 @@ Bytes = bytes | bytearray | memoryview
 class Sink(Protocol):
     """One file being written, from its first byte to its last."""
 
-    def write(self, data: Bytes) -> None:
-        """Append bytes. They are taken before this returns; where a process carries it out, those in memory that was
-        lent to it are taken by the end of `writing`."""
+    def write(self, data: Bytes, *, stays: bool = False) -> None:
+        """Append bytes. They are taken before this returns, unless the caller says that they `stay` as they are: then
+        by the end of `create`, or where a process carries it out and they lie in memory lent to it, of `writing`."""
         ...
 
 

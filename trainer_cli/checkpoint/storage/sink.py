@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from mmap import mmap
-from queue import SimpleQueue
 
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
+from trainer_cli.checkpoint.storage.behind import Behind
 from trainer_cli.checkpoint.storage.disk import FULL, REFUSED, Disk
 from trainer_cli.checkpoint.storage.port import Bytes
 from trainer_cli.config.schema import DigestAlgorithm
@@ -68,9 +66,9 @@ class Blocks:
 class LocalSink:
     """Appends to one file. Memory that lies as the file system wants it is written from where it is.
 
-    All other pieces are gathered in one block while the one before it is written. That and the digest, which
-    is of the very bytes that are written, are the caller's work; a thread does the writing, one block at a
-    time, and is gone when the sink is. A file smaller than a block is written at the end, like any other.
+    All other pieces are gathered in one block while the one before it is written. One thread does the writing and
+    another the digest, which is of the very bytes that are written; both are gone when the sink is. A file smaller
+    than a block is written at the end, like any other, by the caller.
 
     Args:
         overwrites: the file has content, which is written over and cut off.
@@ -97,11 +95,9 @@ class LocalSink:
         self._block = blocks.borrow()
         self._gathered = 0
         self._spare_block: memoryview | None = None
-        self._thread: threading.Thread | None = None
-        self._handed_over: SimpleQueue[tuple[memoryview, Future[None]] | None] = SimpleQueue()
-        self._writing: Future[None] | None = None
+        self._behind: list[Behind] = []
 
-    def write(self, data: Bytes) -> None:
+    def write(self, data: Bytes, *, stays: bool = False) -> None:
         view = memoryview(data).cast("B")
         self._size_bytes += len(view)
         if not self._is_large and self._size_bytes >= len(self._block):
@@ -110,7 +106,9 @@ class LocalSink:
             straight = self._straight(view)
             if straight:
                 self._flush()
-                self._write_straight(view[:straight])
+                self._hand_over(view[:straight])
+                if not stays:
+                    self._wait()
                 view = view[straight:]
             else:
                 view = self._gather(view)
@@ -124,10 +122,9 @@ class LocalSink:
         return FileEntry(self._size_bytes, f"{self._algorithm.value}:{self._digest.hexdigest()}")
 
     def close(self) -> None:
-        """Let go of memory and thread, once no block is being written any more."""
-        if self._thread is not None:
-            self._handed_over.put(None)
-            self._thread.join()
+        """Let go of memory and threads, once no block is being written any more."""
+        for behind in self._behind:
+            behind.close()
         for block in (self._block, self._spare_block):
             if block is not None:
                 self._blocks.give_back(block)
@@ -137,15 +134,10 @@ class LocalSink:
         self._is_large = True
         self._direct = self._blocks.bypass_cache(self._fd)
         self._spare_block = self._blocks.borrow()
-        # A daemon: a disk that hangs holds up no exit.
-        thread = threading.Thread(target=self._write_behind, name="checkpoint-write", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            # The system gives no more threads. Should it be there all the same, it ends at once.
-            self._handed_over.put(None)
-        else:
-            self._thread = thread
+        self._behind = [
+            Behind("checkpoint-write", self._write_out),
+            Behind("checkpoint-digest", self._digest.update),
+        ]
 
     def _straight(self, view: memoryview) -> int:
         """How many bytes can be written from where they are."""
@@ -156,13 +148,6 @@ class LocalSink:
         if self._gathered % PAGE or address_of(view) % PAGE:
             return 0
         return len(view) - len(view) % PAGE
-
-    def _write_straight(self, view: memoryview) -> None:
-        for start in range(0, len(view), len(self._block)):
-            block = view[start : start + len(self._block)]
-            self._hand_over(block)
-            self._digest.update(block)
-        self._await()
 
     def _gather(self, view: memoryview) -> memoryview:
         """Copy the beginning of a piece; what is left of it."""
@@ -177,14 +162,13 @@ class LocalSink:
     def _flush(self) -> None:
         """Have what is gathered written, and go on in the other block."""
         if self._gathered and self._spare_block is not None:
-            block = self._block[: self._gathered]
-            self._hand_over(block)
+            self._wait()
+            self._hand_over(self._block[: self._gathered])
             self._block, self._spare_block, self._gathered = self._spare_block, self._block, 0
-            self._digest.update(block)
 
     def _flush_last(self) -> None:
         """The last block is written whole where only that can be; the file is cut to its size afterwards."""
-        self._await()
+        self._wait()
         end = self._gathered
         self._digest.update(self._block[:end])
         if self._direct and end % PAGE:
@@ -194,30 +178,15 @@ class LocalSink:
             self._cut_off = True
         self._write_out(self._block[:end])
 
-    def _hand_over(self, block: memoryview) -> None:
-        """Have a block written behind; the one before it is by then. Here and now, where there is no thread."""
-        self._await()
-        if self._thread is None:
-            self._write_out(block)
-        else:
-            self._writing = Future()
-            self._handed_over.put((block, self._writing))
+    def _hand_over(self, view: memoryview) -> None:
+        """Have bytes written and digested behind, block by block."""
+        for start in range(0, len(view), len(self._block)):
+            for behind in self._behind:
+                behind.hand_over(view[start : start + len(self._block)])
 
-    def _write_behind(self) -> None:
-        """The thread's work: one block after the other."""
-        while (handed_over := self._handed_over.get()) is not None:
-            block, written = handed_over
-            try:
-                self._write_out(block)
-            except BaseException as error:
-                written.set_exception(error)
-            else:
-                written.set_result(None)
-
-    def _await(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+    def _wait(self) -> None:
+        for behind in self._behind:
+            behind.wait()
 
     def _write_out(self, view: memoryview) -> None:
         while view:
