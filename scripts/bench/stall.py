@@ -51,10 +51,10 @@ def _single(settings: Settings, sizes: Sizes) -> Table:
     rows = [Row(name, {column.name: found[column.name] for column in columns}) for name, found in samples.items()]
     notes = [
         f"A step takes {step:.3f} s. `stall` is the wait at the save and before the next optimizer step; the most is "
-        f"the worst of {len(samples[TORCH]['stall'])}. `lost` is all that the save and the {sizes.steps} steps after it "
-        f"took longer than as many steps before and after those, less what the same procedure reports with no saves "
-        f"at all: {own['median']:.3f} s [{own['min']:.3f} to {own['max']:.3f}] of {own['count']}. Single differences "
-        "within that range are none; the medians are of as many."
+        f"the worst of {len(samples[TORCH]['stall'])}. `lost` is what a save and the {sizes.steps} steps after it took "
+        "longer than as many steps before and after those, less what the same procedure reports with no saves at all: "
+        f"{own['median']:.3f} s [{own['min']:.3f} to {own['max']:.3f}] of {own['count']}. Single differences within "
+        "that range are none; the medians are of as many."
     ]
     return Table("stall", "A save while training goes on", TORCH, columns, rows, asdict(sizes), skipped, notes)
 

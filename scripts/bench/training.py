@@ -30,6 +30,8 @@ from timing import Skipped, seconds
 from trainer_cli.models.gpt import GPT
 
 Gate = Callable[[], None]
+_WARM = 5
+"""Steps before those that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,48 +117,57 @@ def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
 
 
 def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
-    """Seconds a step, everything included, with a save after every fifth, after every step, and, before and after
-    these, without any."""
-    steps, folder = plan.saves * plan.steps, Path(plan.folder)
+    """Seconds a step, until all is at rest, with a save after every fifth, after every step, and, before and after
+    these, without any. The first five steps, with the first save, which gets the memory for all, are not counted."""
+    steps, folder = _WARM + plan.saves * plan.steps, Path(plan.folder)
     runner = _by_hand if saver == TORCH else _by_trainer
     training = Training(plan)
     took: dict[str, list[float]] = {}
     for name, every in (("no saves", None), ("every 5", 5), ("every step", 1), ("no saves", None)):
         place = folder / name.replace(" ", "-")
         place.mkdir()
-        took.setdefault(name, []).append(runner(training, steps, every, place, saver) / steps)
+        began = runner(training, steps, every, place, saver)
+        took.setdefault(name, []).append((time.perf_counter() - began) / (steps - _WARM))
         disk.remove(place)
     return {name: [mean(own)] for name, own in took.items()}
 
 
 def _by_hand(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> float:
-    """A plain loop that keeps the newest checkpoint."""
-    save = SAVERS[saver]()
-
-    def run() -> None:
-        for step in range(1, steps + 1):
-            training.step()
-            if every is not None and step % every == 0:
-                save(training.state(), folder / f"step{step}")
-                disk.remove(folder / f"step{step - every}")
-
-    return seconds(run)
+    """A plain loop that keeps the newest checkpoint. When the steps that count began."""
+    save, began = SAVERS[saver](), 0.0
+    for step in range(1, steps + 1):
+        training.step()
+        if every is not None and step % every == 0:
+            save(training.state(), folder / f"step{step}")
+            disk.remove(folder / f"step{step - every}")
+        if step == _WARM:
+            began = time.perf_counter()
+    return began
 
 
 def _by_trainer(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> float:
     """The Trainer with its CheckpointerCallback, which keeps the newest ephemeral checkpoint; until all is at rest."""
-    from trainer_cli import Trainer, TrainingLoop
+    from trainer_cli import Callback, Trainer, TrainingLoop
 
+    class Stopwatch(Callback):
+        began = 0.0
+
+        def on_train_step_end(self, trainer: Trainer, model: Any, outputs: Any, batch: Any) -> None:
+            if trainer.progress.step == _WARM:
+                self.began = time.perf_counter()
+
+    watch = Stopwatch()
     callback = ours.checkpoint_callback(
         folder, asynchronous=saver == "train, async", enabled=every is not None, save_interval=None,
         ephemeral_save_interval=every, pre_train_checkpoint=False, save_final=False,
     )  # fmt: skip
     trainer = Trainer(
-        model=training.model, optimizer=training.optimizer, checkpoint=callback,
+        model=training.model, optimizer=training.optimizer, checkpoint=callback, callbacks=[watch],
         loop=TrainingLoop(max_duration=steps, eval_interval=None), console="off",
     )  # fmt: skip
     batches: Any = DataLoader([training.batch] * steps, batch_size=None)  # type: ignore[arg-type]
-    return seconds(lambda: trainer.fit(batches, ckpt_path=None))
+    trainer.fit(batches, ckpt_path=None)
+    return watch.began
 
 
 def _wait(handed: Handed, waited: list[float]) -> None:

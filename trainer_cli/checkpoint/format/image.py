@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from trainer_cli.checkpoint.format import codec
+from trainer_cli.checkpoint.format.copying import Copying
 from trainer_cli.checkpoint.format.dtypes import DTYPES
 from trainer_cli.checkpoint.format.layout import ALIGNMENT, TensorEntry, rendered_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.leaves import bytes_of, identity, laid_out
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.port import WritableFolder
 
 _ORDINARY = {torch.Tensor, torch.nn.Parameter, np.ndarray}
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 """Elements looked at in one go: as many as fit the processor's caches."""
 _ENTRY_BYTES = 512
 _SMALL_BYTES = 1 << 20
@@ -120,14 +121,16 @@ class TensorsImage:
         leaves: Iterator[Any] = map(self._tensors.__getitem__, names)
         watched: list[_Late] = []
         finite: list[_Slot] = []
-        for slot, leaf, address in zip(self._slots, leaves, map(self._places.__getitem__, names), strict=True):
-            if address in trained:
-                finite.append(slot)
-            if address in late and not leaf.is_inference():
-                watched.append((slot, leaf, leaf._version))
-                if overlapped:
-                    continue
-            self._copy(leaf, slot)
+        with self._copying() as copying:
+            for slot, leaf, address in zip(self._slots, leaves, map(self._places.__getitem__, names), strict=True):
+                if address in trained:
+                    finite.append(slot)
+                if address in late and not leaf.is_inference():
+                    watched.append((slot, leaf, leaf._version))
+                    if overlapped:
+                        continue
+                self._copy(leaf, slot, copying)
+            copying.wait()
         self._late, self._watched, self._trained = watched if overlapped else [], watched, finite
         self._overlapped = overlapped
         self._devices.boundary()
@@ -139,12 +142,15 @@ class TensorsImage:
         GPUs may still be at it at the end, and nothing is told of what they copy.
         """
         late, told = self._late, 0
-        for slot, leaf, _ in late:
-            here = slot[1] - slot[1] % ALIGNMENT
-            if here - told >= _TOLD_BYTES and not self._devices.any:
-                told = here
-                yield here
-            self._copy(leaf, slot)
+        with self._copying() as copying:
+            for slot, leaf, _ in late:
+                here = slot[1] - slot[1] % ALIGNMENT
+                if here - told >= _TOLD_BYTES and not self._devices.any:
+                    copying.wait()
+                    told = here
+                    yield here
+                self._copy(leaf, slot, copying)
+            copying.wait()
         self._devices.copied()
         self._late = []
 
@@ -231,13 +237,17 @@ class TensorsImage:
                 self._lent_to.take_back()
             memory.close()
 
-    def _copy(self, leaf: Leaf, slot: _Slot) -> None:
+    def _copying(self) -> Copying:
+        assert self._memory is not None
+        return Copying(self._memory, torch.get_num_threads())
+
+    def _copy(self, leaf: Leaf, slot: _Slot, copying: Copying) -> None:
         assert self._memory is not None
         offset, size_bytes = slot[1], slot[0].size_bytes
         if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
             self._devices.copy(leaf, self._memory.tensor[offset : offset + size_bytes])
         elif isinstance(leaf, torch.Tensor) and _lies_plainly(leaf):
-            self._memory.copy(leaf.data_ptr(), size_bytes, offset)
+            copying.copy(leaf.data_ptr(), size_bytes, offset)
         else:
             array = bytes_of(leaf)
             self._memory.copy(array.ctypes.data, size_bytes, offset)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from mmap import mmap
 
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
-from trainer_cli.checkpoint.storage.behind import Behind
+from trainer_cli.checkpoint.process.behind import Behind
 from trainer_cli.checkpoint.storage.disk import FULL, REFUSED, Disk
 from trainer_cli.checkpoint.storage.port import Bytes
 from trainer_cli.config.schema import DigestAlgorithm
@@ -95,7 +95,7 @@ class LocalSink:
         self._block = blocks.borrow()
         self._gathered = 0
         self._spare_block: memoryview | None = None
-        self._behind: list[Behind] = []
+        self._behind: list[Behind[memoryview]] = []
 
     def write(self, data: Bytes, *, stays: bool = False) -> None:
         view = memoryview(data).cast("B")

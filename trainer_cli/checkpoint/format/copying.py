@@ -1,0 +1,64 @@
+"""Copies into a state's memory, large ones in shares, so that whoever waits for a copy waits less.
+
+Memory takes more than one processor gives it: two threads copy about twice as fast as one, and find new memory so, too.
+A training waits for the first copy, for what is copied at a boundary, and where its step comes to the gate early.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer_cli.checkpoint.process.behind import Behind
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.format.memory import Memory
+
+_LARGE_BYTES = 1 << 20
+"""What is smaller one thread copies alone: handing it over would take as long."""
+_SHARE_BYTES = 4096
+"""A share is a multiple of that."""
+_MOST_THREADS = 4
+"""So many fill what memory can take."""
+
+_Share = tuple[int, int, int]
+"""Where it is, how large, and where in the memory it goes."""
+
+
+class Copying:
+    """Copies that may still be under way until `wait` returns; as a context, its threads are gone at its end.
+
+    Args:
+        threads: at most how many share a copy, the caller's included.
+    """
+
+    def __init__(self, memory: Memory, threads: int) -> None:
+        self._memory = memory
+        self._others = min(threads, _MOST_THREADS) - 1
+        self._behind: list[Behind[_Share]] = []
+
+    def copy(self, source: int, size_bytes: int, offset: int) -> None:
+        """Copy what lies at an address, and stays there until `wait` returns."""
+        share = size_bytes
+        if size_bytes >= _LARGE_BYTES and self._others > 0:
+            if not self._behind:
+                self._behind = [Behind("checkpoint-copy", self._carry_out) for _ in range(self._others)]
+            pages = -(-size_bytes // _SHARE_BYTES)
+            share = -(-pages // (self._others + 1)) * _SHARE_BYTES
+            for start, behind in zip(range(share, size_bytes, share), self._behind, strict=False):
+                behind.hand_over((source + start, min(share, size_bytes - start), offset + start))
+        self._memory.copy(source, share, offset)
+
+    def wait(self) -> None:
+        """Return once every copy is made."""
+        for behind in self._behind:
+            behind.wait()
+
+    def __enter__(self) -> Copying:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for behind in self._behind:
+            behind.close()
+
+    def _carry_out(self, share: _Share) -> None:
+        self._memory.copy(*share)
