@@ -19,7 +19,8 @@ LAYERS = {
     2: """config.schema config.suggest config.globs config.garbage
           trainer.duration trainer.timetable trainer.stopping trainer.progress trainer.pace
           checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming data.order""",
-    3: "parallel checkpoint.storage checkpoint.format checkpoint.process trainer.hooks models data loggers",
+    3: """parallel checkpoint.behind checkpoint.storage checkpoint.format checkpoint.process trainer.hooks models data
+          loggers""",
     4: "checkpoint trainer",
     5: "callbacks",
     6: "config run.build",

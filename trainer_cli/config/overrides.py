@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from trainer_cli.config.traps import PYTHONS_NULL, instead_of, looks_like_number
+from trainer_cli.config.traps import PYTHONS_NULL, closes_at_end, instead_of, looks_like_number
 from trainer_cli.errors import ConfigError
 
 KeyPath = tuple[str, ...]
@@ -196,16 +196,6 @@ def _split(text: str) -> list[str]:
         else:
             parts[-1] += letter
     return parts
-
-
-def closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens the text is the one that ends it: `[a,b]`, but not `[ab]*[cd]`."""
-    depth = 0
-    for index, letter in enumerate(text):
-        depth += (letter in "[{") - (letter in "]}")
-        if depth == 0:
-            return index == len(text) - 1
-    return False
 
 
 def _unreadable(argument: str) -> ConfigError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer_cli.checkpoint.process.behind import Behind
+from trainer_cli.checkpoint.behind import Behind
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.memory import Memory

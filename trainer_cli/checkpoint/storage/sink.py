@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 from mmap import mmap
 
+from trainer_cli.checkpoint.behind import Behind
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
-from trainer_cli.checkpoint.process.behind import Behind
 from trainer_cli.checkpoint.storage.disk import FULL, REFUSED, Disk
 from trainer_cli.checkpoint.storage.port import Bytes
 from trainer_cli.config.schema import DigestAlgorithm
