@@ -19,7 +19,7 @@ LAYERS = {
     2: """config.schema config.suggest config.globs config.garbage
           trainer.duration trainer.timetable trainer.stopping trainer.progress trainer.pace
           checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming data.order""",
-    3: """parallel checkpoint.behind checkpoint.storage checkpoint.format checkpoint.process trainer.hooks models data
+    3: """parallel checkpoint.threads checkpoint.storage checkpoint.format checkpoint.process trainer.hooks models data
           loggers""",
     4: "checkpoint trainer",
     5: "callbacks",

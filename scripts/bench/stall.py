@@ -54,7 +54,7 @@ def _single(settings: Settings, sizes: Sizes) -> Table:
         f"the worst of {len(samples[TORCH]['stall'])}. `lost` is what a save and the {sizes.steps} steps after it took "
         "longer than as many steps before and after those, less what the same procedure reports with no saves at all: "
         f"{own['median']:.3f} s [{own['min']:.3f} to {own['max']:.3f}] of {own['count']}. Single differences within "
-        "that range are none; the medians are of as many."
+        "that range are none; the medians are of as many. What a save costs after those steps is not in it."
     ]
     return Table("stall", "A save while training goes on", TORCH, columns, rows, asdict(sizes), skipped, notes)
 
@@ -69,9 +69,9 @@ def _often(settings: Settings, sizes: Sizes) -> Table:
     columns = [Column("step", "s", 3, resolution=0.01)]
     return Table(
         "often", "Saves after every step, and every fifth", f"{TORCH}: no saves", columns, rows, asdict(sizes), skipped,
-        ["Wall time of a whole training over its steps, until all is at rest. `train` is the Trainer with its "
-         "CheckpointerCallback, beside itself without saves; torch.save a plain loop, beside itself. Each keeps the "
-         "newest checkpoint."],
+        ["Wall time of a training over its steps, until all is at rest, but for the first ones and a first save. "
+         "`train` is the Trainer with its CheckpointerCallback, beside itself without saves, before and after; "
+         "torch.save a plain loop, beside itself. Each keeps the newest checkpoint."],
     )  # fmt: skip
 
 

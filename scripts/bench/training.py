@@ -30,13 +30,13 @@ from timing import Skipped, seconds
 from trainer_cli.models.gpt import GPT
 
 Gate = Callable[[], None]
-_WARM = 5
+_WARM = 7
 """Steps before those that count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How large the model is, how many saves are made, and how many steps a stretch of the training has."""
+    """How large the model is, how many stretches of how many steps the training has."""
 
     folder: str
     small: bool
@@ -118,7 +118,7 @@ def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
 
 def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
     """Seconds a step, until all is at rest, with a save after every fifth, after every step, and, before and after
-    these, without any. The first five steps, with the first save, which gets the memory for all, are not counted."""
+    these, without any. The first steps are not counted, nor a first save, which gets the memory for all."""
     steps, folder = _WARM + plan.saves * plan.steps, Path(plan.folder)
     runner = _by_hand if saver == TORCH else _by_trainer
     training = Training(plan)
@@ -152,7 +152,7 @@ def _by_trainer(training: Training, steps: int, every: int | None, folder: Path,
     class Stopwatch(Callback):
         began = 0.0
 
-        def on_train_step_end(self, trainer: Trainer, model: Any, outputs: Any, batch: Any) -> None:
+        def on_train_step_start(self, trainer: Trainer, model: Any, batch: Any) -> None:
             if trainer.progress.step == _WARM:
                 self.began = time.perf_counter()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from random import Random
 
 import pytest
 import torch
 
+from trainer_cli.checkpoint.asynchronous import make_async_checkpointer
 from trainer_cli.checkpoint.format import copying
 from trainer_cli.checkpoint.format.copying import Copying
 from trainer_cli.checkpoint.format.image import TensorsImage
@@ -64,33 +66,92 @@ def test_where_no_thread_can_be_had_the_caller_copies_all(monkeypatch: pytest.Mo
     memory.close()
 
 
-@pytest.mark.parametrize("late", [True, False])
-def test_an_image_copies_as_many_at_once_as_the_training_has_threads(
-    late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-
-    class Counting(Copying):
-        def __init__(self, memory: Memory, threads: int) -> None:
-            asked.append(threads)
-            super().__init__(memory, threads)
-
-    monkeypatch.setattr("trainer_cli.checkpoint.format.image.Copying", Counting)
+@pytest.fixture
+def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    weights = {str(number): torch.randn(LARGE // 4 + number) for number in range(40)}
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Held(Copying):
+    """Its other threads do nothing before they may."""
+
+    may: threading.Event
+
+    def _carry_out(self, share: tuple[int, int, int]) -> None:
+        assert self.may.wait(60)
+        super()._carry_out(share)
+
+
+def image_of(weights: dict[str, torch.Tensor]) -> TensorsImage:
     image = TensorsImage()
-    try:
-        torch.set_num_threads(2)
-        image.plan(weights)
-        image.take({one.data_ptr() for one in weights.values()} if late else ())
-        told = list(image.copy_late())
-    finally:
-        torch.set_num_threads(before)
-    assert told == ([here for here in told if here % 4096 == 0] if late else [])
-    assert bool(told) == late
-    image.finish()
+    image.plan(weights)
+    return image
+
+
+def kept(image: TensorsImage, weights: dict[str, torch.Tensor], upto: int) -> bool:
+    """Whether all that lies before a place in the image is what the weights are."""
+    assert image._memory is not None
     for entry, offset in image._slots:
-        kept = image._memory.tensor[offset : offset + entry.size_bytes].view(torch.float32)  # type: ignore[union-attr]
-        assert torch.equal(kept, weights[entry.name.rpartition("/")[2]])
-    assert set(asked) == {2}
+        if offset + entry.size_bytes <= upto:
+            here = image._memory.tensor[offset : offset + entry.size_bytes].view(torch.float32)
+            if not torch.equal(here, weights[entry.name]):
+                return False
+    return True
+
+
+def test_nothing_is_told_to_have_arrived_that_another_thread_still_copies(two_threads, monkeypatch):
+    monkeypatch.setattr(Held, "may", threading.Event(), raising=False)
+    monkeypatch.setattr("trainer_cli.checkpoint.format.image.Copying", Held)
+    weights = {str(number): torch.randn(LARGE // 4 + number) for number in range(80)}
+    image, told = image_of(weights), []
+    image.take({one.data_ptr() for one in weights.values()})
+    first = threading.Thread(target=lambda: told.append(next(copies)))
+    copies = image.copy_late()
+    first.start()
+    first.join(0.3)
+    assert told == [], "half of each is not there yet"
+    Held.may.set()
+    first.join(60)
+    for here in [*told, *copies]:
+        assert here % 4096 == 0
+        assert kept(image, weights, here)
+        told.append(here)
+    assert len(told) > 2
+    assert kept(image, weights, image.size_bytes)
     image.close()
+
+
+def test_what_is_copied_at_the_boundary_is_whole_when_training_goes_on(two_threads, monkeypatch):
+    monkeypatch.setattr(Held, "may", threading.Event(), raising=False)
+    monkeypatch.setattr("trainer_cli.checkpoint.format.image.Copying", Held)
+    weights = {"w": torch.randn(LARGE)}
+    image, returned = image_of(weights), threading.Event()
+    taking = threading.Thread(target=lambda: (image.take(), returned.set()))
+    taking.start()
+    assert not returned.wait(0.3)
+    Held.may.set()
+    taking.join(60)
+    assert returned.is_set()
+    assert kept(image, weights, image.size_bytes)
+    image.close()
+
+
+def test_a_state_that_several_threads_copied_loads_as_it_was(two_threads, tmp_path):
+    weights = {str(number): torch.randn(LARGE // 4 * 3 + number) for number in range(20)}
+    keeper = make_async_checkpointer(writer="thread")
+    for step in range(1, 4):
+        for one in weights.values():
+            one += step
+        late = list(weights.values())
+        keeper.save({"model": weights}, tmp_path / f"step{step}", late=late)
+        keeper.gate()
+        expected = {name: one.clone() for name, one in weights.items()}
+        for one in weights.values():
+            one.zero_()
+        keeper.settle()
+        for name, one in keeper.load(tmp_path / f"step{step}")["model"].items():
+            assert torch.equal(one, expected[name]), (step, name)
+        weights.update({name: one.clone() for name, one in expected.items()})
+    keeper.close()

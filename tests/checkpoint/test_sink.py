@@ -95,10 +95,12 @@ def pieces_of(content: bytes, cuts: list[int], *, aligned: bool) -> Iterator[mem
         start = end
 
 
-def put(folder: LocalWritableFolder, file: str, pieces: list[memoryview] | Iterator[memoryview]) -> FileEntry:
+def put(
+    folder: LocalWritableFolder, file: str, pieces: list[memoryview] | Iterator[memoryview], *, stays: bool = False
+) -> FileEntry:
     with folder.create(file) as sink:
         for piece in pieces:
-            sink.write(piece)
+            sink.write(piece, stays=stays)
     return folder.files[file]
 
 
@@ -112,16 +114,18 @@ def entry_of(content: bytes, algorithm: DigestAlgorithm = DigestAlgorithm.xxh3_1
     return FileEntry(len(content), f"{algorithm.value}:{digest.hexdigest()}")
 
 
+@pytest.mark.parametrize("stays", [True, False], ids=["stays", "changes"])
 @pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
 @pytest.mark.parametrize("cut", [[], [PAGE], [BLOCK], [5], [PAGE, PAGE + 3]], ids=str)
 @pytest.mark.parametrize("make", [SmallBlocks, RefusesBypass, RefusesWrite, lambda: Greedy(1)])
-def test_the_file_is_what_was_handed_over_at_every_size_about_a_page_and_a_block(tmp_path, make, cut, aligned):
+def test_the_file_is_what_was_handed_over_at_every_size_about_a_page_and_a_block(tmp_path, make, cut, aligned, stays):
     disk = make()
     folder = folder_on(disk, tmp_path)
     sizes = [0, 1, *(whole + more for whole in (PAGE, BLOCK, 2 * BLOCK, 3 * BLOCK + PAGE) for more in (-1, 0, 1))]
     for size in sizes:
         content = CONTENT[:size]
-        assert put(folder, f"f{size}", pieces_of(content, cut, aligned=aligned)) == entry_of(content), size
+        pieces = pieces_of(content, cut, aligned=aligned)
+        assert put(folder, f"f{size}", pieces, stays=stays) == entry_of(content), size
         assert (tmp_path / f"f{size}").read_bytes() == content, size
 
 
@@ -132,12 +136,15 @@ def test_the_file_is_what_was_handed_over_at_every_size_about_a_page_and_a_block
     aligned=st.booleans(),
     greedy=st.one_of(st.none(), st.integers(0, 99)),
     algorithm=st.sampled_from(DigestAlgorithm),
+    stays=st.booleans(),
 )
-def test_pieces_of_any_size_and_place_make_the_same_file(tmp_path_factory, size, cuts, aligned, greedy, algorithm):
+def test_pieces_of_any_size_and_place_make_the_same_file(
+    tmp_path_factory, size, cuts, aligned, greedy, algorithm, stays
+):
     path = tmp_path_factory.mktemp("pieces")
     disk = SmallBlocks() if greedy is None else Greedy(greedy)
     content = CONTENT[:size]
-    entry = put(folder_on(disk, path, algorithm), "f", pieces_of(content, cuts, aligned=aligned))
+    entry = put(folder_on(disk, path, algorithm), "f", pieces_of(content, cuts, aligned=aligned), stays=stays)
     assert entry == entry_of(content, algorithm)
     assert (path / "f").read_bytes() == content
 
@@ -323,4 +330,24 @@ def test_a_caller_that_gives_up_waits_for_the_block_being_written_alone(tmp_path
     with pytest.raises(KeyboardInterrupt):
         give_up()
     assert written == [BLOCK]
+    assert folder.files == {}
+
+
+def test_a_file_of_which_a_write_failed_is_never_finished(tmp_path):
+    class FailsOnce(SmallBlocks):
+        def write(self, fd: int, data: memoryview) -> int:
+            self.done.append("write")
+            if len(self.done) == 2:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().write(fd, data)
+
+    def go_on_after_the_error() -> None:
+        with folder.create("f") as sink:
+            with suppress(OSError):
+                sink.write(next(pieces_of(CONTENT, [], aligned=True)))
+            sink.write(b"more")
+
+    folder = folder_on(FailsOnce(), tmp_path)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        go_on_after_the_error()
     assert folder.files == {}

@@ -199,7 +199,7 @@ def _split(text: str) -> list[str]:
 
 
 def _unreadable(argument: str) -> ConfigError:
-    from trainer_cli.config.unreadable import cure_of
+    from trainer_cli.config.unreadable import cure_of  # For mistakes alone.
 
     what = f"cannot read the override {argument!r}" if "=" in argument else f"{argument!r} is no override"
     return ConfigError(what, where=COMMAND_LINE, cure=cure_of(argument))

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer_cli.checkpoint.behind import Behind
+from trainer_cli.checkpoint.threads import WorkerThread
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.memory import Memory
 
 _LARGE_BYTES = 1 << 20
 """What is smaller one thread copies alone: handing it over would take as long."""
-_SHARE_BYTES = 4096
-"""A share is a multiple of that."""
+_GRAIN_BYTES = 4096
+"""Shares begin at multiples of that."""
 _MOST_THREADS = 4
 """So many fill what memory can take."""
 
@@ -33,32 +33,35 @@ class Copying:
 
     def __init__(self, memory: Memory, threads: int) -> None:
         self._memory = memory
-        self._others = min(threads, _MOST_THREADS) - 1
-        self._behind: list[Behind[_Share]] = []
+        self._most = min(threads, _MOST_THREADS) - 1
+        """Threads beside the caller's."""
+        self._threads: list[WorkerThread[_Share]] = []
 
     def copy(self, source: int, size_bytes: int, offset: int) -> None:
         """Copy what lies at an address, and stays there until `wait` returns."""
         share = size_bytes
-        if size_bytes >= _LARGE_BYTES and self._others > 0:
-            if not self._behind:
-                self._behind = [Behind("checkpoint-copy", self._carry_out) for _ in range(self._others)]
-            pages = -(-size_bytes // _SHARE_BYTES)
-            share = -(-pages // (self._others + 1)) * _SHARE_BYTES
-            for start, behind in zip(range(share, size_bytes, share), self._behind, strict=False):
-                behind.hand_over((source + start, min(share, size_bytes - start), offset + start))
+        if size_bytes >= _LARGE_BYTES and self._most > 0:
+            while len(self._threads) < self._most:
+                self._threads.append(WorkerThread("checkpoint-copy", self._carry_out))
+            grains = -(-size_bytes // _GRAIN_BYTES)
+            share = -(-grains // (self._most + 1)) * _GRAIN_BYTES
+            for start, thread in zip(range(share, size_bytes, share), self._threads, strict=False):
+                thread.hand_over((source + start, min(share, size_bytes - start), offset + start))
         self._memory.copy(source, share, offset)
 
     def wait(self) -> None:
         """Return once every copy is made."""
-        for behind in self._behind:
-            behind.wait()
+        for thread in self._threads:
+            thread.wait()
 
     def __enter__(self) -> Copying:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for behind in self._behind:
-            behind.close()
+        for thread in self._threads:
+            thread.let_go()
+        for thread in self._threads:
+            thread.close()
 
     def _carry_out(self, share: _Share) -> None:
         self._memory.copy(*share)

@@ -20,8 +20,8 @@ class Sink(Protocol):
     """One file being written, from its first byte to its last."""
 
     def write(self, data: Bytes, *, stays: bool = False) -> None:
-        """Append bytes. They are taken before this returns, unless the caller says that they `stay` as they are: then
-        by the end of `create`, or where a process carries it out and they lie in memory lent to it, of `writing`."""
+        """Append bytes. They are taken before this returns, or where the caller says that memory `stays` as it is, by
+        the end of `create`; where a process carries it out, those in memory lent to it by the end of `writing`."""
         ...
 
 

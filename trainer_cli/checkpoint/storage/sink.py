@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable
 from mmap import mmap
 
-from trainer_cli.checkpoint.behind import Behind
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
 from trainer_cli.checkpoint.storage.disk import FULL, REFUSED, Disk
 from trainer_cli.checkpoint.storage.port import Bytes
+from trainer_cli.checkpoint.threads import WorkerThread
 from trainer_cli.config.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ class LocalSink:
     """Appends to one file. Memory that lies as the file system wants it is written from where it is.
 
     All other pieces are gathered in one block while the one before it is written. One thread does the writing and
-    another the digest, which is of the very bytes that are written; both are gone when the sink is. A file smaller
-    than a block is written at the end, like any other, by the caller.
+    another the digest, which is of the very bytes that are written; both are gone when the sink is. The last block,
+    which is all of a small file, is the caller's.
 
     Args:
         overwrites: the file has content, which is written over and cut off.
@@ -95,7 +95,7 @@ class LocalSink:
         self._block = blocks.borrow()
         self._gathered = 0
         self._spare_block: memoryview | None = None
-        self._behind: list[Behind[memoryview]] = []
+        self._threads: list[WorkerThread[memoryview]] = []
 
     def write(self, data: Bytes, *, stays: bool = False) -> None:
         view = memoryview(data).cast("B")
@@ -123,21 +123,21 @@ class LocalSink:
 
     def close(self) -> None:
         """Let go of memory and threads, once no block is being written any more."""
-        for behind in self._behind:
-            behind.close()
+        for thread in self._threads:
+            thread.let_go()
+        for thread in self._threads:
+            thread.close()
         for block in (self._block, self._spare_block):
             if block is not None:
                 self._blocks.give_back(block)
 
     def _begin_blocks(self) -> None:
         """It is a large file: from here on its beginning is at rest block by block."""
-        self._is_large = True
         self._direct = self._blocks.bypass_cache(self._fd)
-        self._spare_block = self._blocks.borrow()
-        self._behind = [
-            Behind("checkpoint-write", self._write_out),
-            Behind("checkpoint-digest", self._digest.update),
-        ]
+        self._spare_block = self._spare_block or self._blocks.borrow()
+        self._is_large = True
+        self._threads.append(WorkerThread("checkpoint-write", self._write_out))
+        self._threads.append(WorkerThread("checkpoint-digest", self._digest.update))
 
     def _straight(self, view: memoryview) -> int:
         """How many bytes can be written from where they are."""
@@ -181,12 +181,12 @@ class LocalSink:
     def _hand_over(self, view: memoryview) -> None:
         """Have bytes written and digested behind, block by block."""
         for start in range(0, len(view), len(self._block)):
-            for behind in self._behind:
-                behind.hand_over(view[start : start + len(self._block)])
+            for thread in self._threads:
+                thread.hand_over(view[start : start + len(self._block)])
 
     def _wait(self) -> None:
-        for behind in self._behind:
-            behind.wait()
+        for thread in self._threads:
+            thread.wait()
 
     def _write_out(self, view: memoryview) -> None:
         while view:

@@ -1,0 +1,78 @@
+"""Work behind a caller: in order, told of when it failed, and never done after it was let go."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from trainer_cli.checkpoint.threads import WorkerThread
+
+
+@pytest.fixture(params=["a thread", "no thread"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if request.param == "no thread":
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+    return str(request.param)
+
+
+def test_pieces_are_worked_on_in_order(threads: str) -> None:
+    done: list[int] = []
+    worker = WorkerThread("worker", done.append)
+    for piece in range(100):
+        worker.hand_over(piece)
+    worker.wait()
+    assert done == list(range(100))
+    worker.close()
+
+
+def test_after_a_failure_nothing_is_worked_on_and_everybody_is_told(threads: str) -> None:
+    def work(piece: int) -> None:
+        tried.append(piece)
+        if piece == 2:
+            raise failure
+
+    def hand_over_all() -> None:
+        for piece in range(5):
+            worker.hand_over(piece)
+        worker.wait()
+
+    tried: list[int] = []
+    failure = OSError("full")
+    worker = WorkerThread("worker", work)
+    for ask in (hand_over_all, worker.wait, worker.wait, lambda: worker.hand_over(9)):
+        with pytest.raises(OSError, match="full") as told:
+            ask()
+        assert told.value is failure
+    worker.close()
+    assert tried == [0, 1, 2]
+
+
+def test_a_piece_that_was_let_go_is_neither_done_nor_said_to_be() -> None:
+    def work(piece: int) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+        done.append(piece)
+
+    begun, goes_on, done = threading.Event(), threading.Event(), list[int]()
+    worker = WorkerThread("worker", work)
+    for piece in range(3):
+        worker.hand_over(piece)
+    assert begun.wait(60)
+    worker.let_go()
+    goes_on.set()
+    worker.close()
+    assert done == [0]
+    with pytest.raises(CancelledError):
+        worker.wait()
+
+
+def test_a_worker_that_is_closed_leaves_no_thread() -> None:
+    worker = WorkerThread("worker-that-ends", print)
+    assert "worker-that-ends" in [thread.name for thread in threading.enumerate()]
+    worker.close()
+    assert "worker-that-ends" not in [thread.name for thread in threading.enumerate()]

@@ -1,0 +1,88 @@
+"""Work on one piece after another in a thread, behind whoever has the pieces."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+Piece = TypeVar("Piece")
+
+
+class WorkerThread(Generic[Piece]):
+    """One kind of work, in the order in which pieces are handed over. It is gone when this is closed.
+
+    Where the system gives no more threads, the work is done here and now. After a piece that failed, none is worked on,
+    and whoever comes is told of that failure.
+    """
+
+    def __init__(self, name: str, work: Callable[[Piece], object]) -> None:
+        self._work = work
+        self._pieces: SimpleQueue[tuple[Piece, Future[None]] | None] = SimpleQueue()
+        self._last: Future[None] | None = None
+        self._failure: BaseException | None = None
+        self._ends = False
+        self._thread: threading.Thread | None = None
+        # A daemon: work that hangs, as on a dead disk, holds up no exit.
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            thread.start()
+        except BaseException as error:
+            # Should it be there all the same, it ends at once.
+            self._pieces.put(None)
+            if not isinstance(error, RuntimeError):
+                raise
+        else:
+            self._thread = thread
+
+    def hand_over(self, piece: Piece) -> None:
+        """Have a piece worked on; memory that it stands for stays as it is until `wait` returns. Raises what failed."""
+        self._tell()
+        if self._thread is None:
+            self._carry_out(piece)
+            self._tell()
+        else:
+            self._last = Future()
+            self._pieces.put((piece, self._last))
+
+    def wait(self) -> None:
+        """Return once all is done that was handed over. Raises what failed."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+        self._tell()
+
+    def let_go(self) -> None:
+        """Work on no further piece."""
+        self._ends = True
+        self._pieces.put(None)
+
+    def close(self) -> None:
+        """Let go, and wait for the piece that is being worked on, however long that takes: its memory is not free."""
+        self.let_go()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _tell(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _carry_out(self, piece: Piece) -> None:
+        try:
+            self._work(piece)
+        except BaseException as error:
+            self._failure = error
+
+    def _run(self) -> None:
+        while (handed_over := self._pieces.get()) is not None:
+            piece, done = handed_over
+            if self._ends:
+                done.cancel()
+                continue
+            if self._failure is None:
+                self._carry_out(piece)
+            done.set_result(None)
+            # Nothing of it is kept until the next one comes.
+            del piece, done, handed_over
