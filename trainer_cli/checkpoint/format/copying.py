@@ -1,7 +1,6 @@
-"""Copies into a state's memory, large ones in shares, so that whoever waits for a copy waits less.
+"""Copies into a state's memory, large ones in shares, so that a training that waits for them waits less.
 
-Memory takes more than one processor gives it: two threads copy about twice as fast as one, and find new memory so, too.
-A training waits for the first copy, for what is copied at a boundary, and where its step comes to the gate early.
+Memory takes more than one processor gives it, and finding new memory takes processors: two threads take half as long.
 """
 
 from __future__ import annotations

@@ -121,7 +121,8 @@ class TensorsImage:
         leaves: Iterator[Any] = map(self._tensors.__getitem__, names)
         watched: list[_Late] = []
         finite: list[_Slot] = []
-        with self._copying() as copying:
+        # The training waits, so all its threads copy. Behind it one does: more of them cost it more.
+        with Copying(memory, torch.get_num_threads()) as copying:
             for slot, leaf, address in zip(self._slots, leaves, map(self._places.__getitem__, names), strict=True):
                 if address in trained:
                     finite.append(slot)
@@ -129,7 +130,7 @@ class TensorsImage:
                     watched.append((slot, leaf, leaf._version))
                     if overlapped:
                         continue
-                self._copy(leaf, slot, copying)
+                self._copy(leaf, slot, copying.copy)
             copying.wait()
         self._late, self._watched, self._trained = watched if overlapped else [], watched, finite
         self._overlapped = overlapped
@@ -141,16 +142,14 @@ class TensorsImage:
 
         GPUs may still be at it at the end, and nothing is told of what they copy.
         """
-        late, told = self._late, 0
-        with self._copying() as copying:
-            for slot, leaf, _ in late:
-                here = slot[1] - slot[1] % ALIGNMENT
-                if here - told >= _TOLD_BYTES and not self._devices.any:
-                    copying.wait()
-                    told = here
-                    yield here
-                self._copy(leaf, slot, copying)
-            copying.wait()
+        memory, late, told = self._memory, self._late, 0
+        assert memory is not None
+        for slot, leaf, _ in late:
+            here = slot[1] - slot[1] % ALIGNMENT
+            if here - told >= _TOLD_BYTES and not self._devices.any:
+                told = here
+                yield here
+            self._copy(leaf, slot, memory.copy)
         self._devices.copied()
         self._late = []
 
@@ -237,17 +236,13 @@ class TensorsImage:
                 self._lent_to.take_back()
             memory.close()
 
-    def _copying(self) -> Copying:
-        assert self._memory is not None
-        return Copying(self._memory, torch.get_num_threads())
-
-    def _copy(self, leaf: Leaf, slot: _Slot, copying: Copying) -> None:
+    def _copy(self, leaf: Leaf, slot: _Slot, copy: Callable[[int, int, int], object]) -> None:
         assert self._memory is not None
         offset, size_bytes = slot[1], slot[0].size_bytes
         if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
             self._devices.copy(leaf, self._memory.tensor[offset : offset + size_bytes])
         elif isinstance(leaf, torch.Tensor) and _lies_plainly(leaf):
-            copying.copy(leaf.data_ptr(), size_bytes, offset)
+            copy(leaf.data_ptr(), size_bytes, offset)
         else:
             array = bytes_of(leaf)
             self._memory.copy(array.ctypes.data, size_bytes, offset)
