@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from string import Formatter
 from typing import NamedTuple
@@ -50,8 +49,7 @@ class HiddenName(NamedTuple):
         return f"{text}-{self.serial}" if self.serial else text
 
 
-@dataclass(frozen=True, slots=True)
-class Naming:
+class Naming(NamedTuple):
     """How the checkpoints of one training are called."""
 
     pattern: str = DEFAULT_PATTERN

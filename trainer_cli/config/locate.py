@@ -7,7 +7,6 @@ as one: not hidden (an editor's lock or backup is), no folder, and links lead to
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -156,8 +155,14 @@ def _entries(folder: str) -> tuple[list[str], dict[str, bool]]:
 
 def _is_checkout(folder: Path) -> bool:
     try:
-        with (folder / "pyproject.toml").open("rb") as file:
-            project = tomllib.load(file).get("project", {})
-    except (OSError, tomllib.TOMLDecodeError):
+        text = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    # Only where there is something to read: it would take longer than the question.
+    import tomllib
+
+    try:
+        project = tomllib.loads(text).get("project", {})
+    except tomllib.TOMLDecodeError:
         return False
     return isinstance(project, dict) and project.get("name") == PROJECT
