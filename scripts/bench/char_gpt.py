@@ -12,13 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import mean, median
+
+from timing import environment
 
 
 def by_hand(text: str, seed: int, steps: int, folder: Path) -> float:
@@ -90,7 +91,7 @@ def timed(kind: str, text: str, seed: int, steps: int) -> dict[str, object]:
         else:
             command = [sys.executable, __file__, text, "--by-hand", str(seed), "--steps", str(steps)]
         began = time.perf_counter()
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ.copy())
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment())
         wall_s = time.perf_counter() - began
         if done.returncode != 0:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

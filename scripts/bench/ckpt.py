@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from timing import environment
+
 DISCOVERY = """
 import json, sys, time
 from pathlib import Path
@@ -78,7 +80,7 @@ def make(root: Path, count: int) -> None:
 def timed(arguments: list[str]) -> Times:
     """The times of a whole process."""
     before, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True, env=environment())
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.perf_counter() - before, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
 

@@ -36,7 +36,7 @@ _WARM = 7
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How large the model is, how many stretches of how many steps the training has."""
+    """How large the model is, how many saves are made, and how many steps of the training there are to each."""
 
     folder: str
     small: bool

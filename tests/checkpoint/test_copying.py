@@ -53,11 +53,7 @@ def test_threads_are_there_for_large_copies_alone_and_gone_at_the_end(threads: i
     memory.close()
 
 
-def test_where_no_thread_can_be_had_the_caller_copies_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+def test_where_no_thread_can_be_had_the_caller_copies_all(no_threads: None) -> None:
     memory, source = Memory(2 * LARGE), source_of(2 * LARGE)
     with Copying(memory, 4) as copying:
         copying.copy(source.data_ptr(), 2 * LARGE, 0)

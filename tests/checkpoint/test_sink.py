@@ -217,11 +217,7 @@ def test_an_error_while_a_block_is_written_is_the_callers_and_leaves_no_thread(t
 
 
 @pytest.mark.parametrize("disk", [SmallBlocks, RefusesBypass])
-def test_where_no_thread_can_be_had_blocks_are_written_here_and_now(tmp_path, monkeypatch, disk):
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+def test_where_no_thread_can_be_had_blocks_are_written_here_and_now(tmp_path, no_threads, disk):
     assert put(folder_on(disk(), tmp_path), "f", pieces_of(CONTENT, [9, BLOCK, 5 * PAGE], aligned=False)) == entry_of(
         CONTENT
     )

@@ -11,12 +11,9 @@ from trainer_cli.checkpoint.threads import WorkerThread
 
 
 @pytest.fixture(params=["a thread", "no thread"])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
+def threads(request: pytest.FixtureRequest) -> str:
     if request.param == "no thread":
-        monkeypatch.setattr(threading.Thread, "start", refuse)
+        request.getfixturevalue("no_threads")
     return str(request.param)
 
 

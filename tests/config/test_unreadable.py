@@ -7,7 +7,8 @@ import shlex
 import pytest
 
 from trainer_cli.config import overrides
-from trainer_cli.config.unreadable import closes_at_end, cure_of
+from trainer_cli.config.unreadable import cure_of
+from trainer_cli.config.words import closes_at_end
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Piece = TypeVar("Piece")
 
@@ -86,3 +86,11 @@ class WorkerThread(Generic[Piece]):
             done.set_result(None)
             # Nothing of it is kept until the next one comes.
             del piece, done, handed_over
+
+
+def close_all(threads: Collection[WorkerThread[Any]]) -> None:
+    """Close several: none begins another piece while one of them is waited for."""
+    for thread in threads:
+        thread.let_go()
+    for thread in threads:
+        thread.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from trainer_cli.config import locate
+from trainer_cli.config.walk import whole_values
 
 if TYPE_CHECKING:
     from trainer_cli.config.describe import Described
@@ -66,13 +67,10 @@ class Choices:
         chosen = {key.lstrip("+"): value for word in words for key, _, value in [word.partition("=")]}
         experiment = self._read(f"{EXPERIMENT}/{chosen[EXPERIMENT]}") if EXPERIMENT in chosen else {}
         options = {**_defaults(self._read(primary)), **_defaults(experiment), **chosen}
-        values: dict[str, Any] = {}
-        for group in self.groups:
-            if group != EXPERIMENT and group in options:
-                values.update(_leaves(self._read(f"{group}/{options[group]}"), group))
-        for section, node in experiment.items():
-            values.update(_leaves(node, str(section)))
-        return values
+        chosen_groups = [group for group in self.groups if group != EXPERIMENT and group in options]
+        components = {group: self._read(f"{group}/{options[group]}") for group in chosen_groups}
+        trees = (components, experiment)
+        return {".".join(path): value for tree in trees for path, value in whole_values(tree)}
 
     def _read(self, name: str) -> dict[Any, Any]:
         import yaml
@@ -118,11 +116,3 @@ def _defaults(content: Mapping[Any, Any]) -> dict[str, str]:
         for key, value in entry.items() if isinstance(entry, Mapping) else ():
             found[str(key).split()[-1].partition("@")[0].lstrip("/")] = str(value)
     return found
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}")
-    else:
-        yield path, value

@@ -29,6 +29,7 @@ from trainer_cli.config.origins import DEFAULT, Origins
 from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, raise_all
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.config.words import as_text
 from trainer_cli.errors import ConfigError
 
 OPEN = ("model", "data", "optimizer", "scheduler", "param_groups", "callbacks", "loggers")
@@ -236,7 +237,7 @@ class _Examination:
         if place == COMMAND_LINE:
             assign = f"{key}=" if path == whole else ""
             what = f"{key}: {text} is read as the number {number}"
-            cure = f"Write {assign}{number}, or {assign}{_kept(text)} for the text."
+            cure = f"Write {assign}{number}, or {assign}{as_text(text)} for the text."
         else:
             what = f"{key}: {text} is read by YAML as the number {number}"
             cure = f"Write {number}, or '{text}' in quotes."
@@ -303,7 +304,7 @@ class _Examination:
         shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
         key, cure = ".".join(path), cure or hint(value, kind)
         if cure == IN_QUOTES and self._origins.of(path) == COMMAND_LINE:
-            cure = f"Write {key}={_kept(self._origins.written(path, value))} if a text is meant."
+            cure = f"Write {key}={as_text(self._origins.written(path, value))} if a text is meant."
         self._tell(path, f"{key} is {shown}, but it must be {kind}", cure)
 
     def _tell(self, path: KeyPath, what: str, cure: str = "", where: str = "") -> None:
@@ -334,11 +335,6 @@ class _Examination:
             owner[name] = {int: 0, str: ""}.get(owner._metadata.element_type)
             return True
         return False
-
-
-def _kept(text: str) -> str:
-    """A text in the quotes that make it one on the command line: a pair for the shell, and one for the parser."""
-    return f"'\"{text}\"'"
 
 
 def place(key: str, what: str, origins: Origins) -> str:

@@ -156,13 +156,10 @@ def _entries(folder: str) -> tuple[list[str], dict[str, bool]]:
 def _is_checkout(folder: Path) -> bool:
     try:
         text = (folder / "pyproject.toml").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-    # Only where there is something to read: it would take longer than the question.
-    import tomllib
+        # Only where there is something to read: it would take longer than the question.
+        import tomllib
 
-    try:
         project = tomllib.loads(text).get("project", {})
-    except tomllib.TOMLDecodeError:
+    except (OSError, ValueError):
         return False
     return isinstance(project, dict) and project.get("name") == PROJECT

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import yaml
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, line_of, path_of, whole_values
+from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, line_of, path_of
+from trainer_cli.config.walk import whole_values
 
 DEFAULT = "default"
 MERGE = "tag:yaml.org,2002:merge"

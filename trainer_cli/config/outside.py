@@ -11,8 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from trainer_cli.config import check
 from trainer_cli.config.difference import Change
-from trainer_cli.config.overrides import KeyPath, whole_values
+from trainer_cli.config.overrides import KeyPath
 from trainer_cli.config.resumable import why_may_change
+from trainer_cli.config.walk import whole_values
 
 _RESOLVER = "${oc.env:"
 _LINE = "# digests of values from the environment: "

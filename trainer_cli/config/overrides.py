@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,12 +11,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from trainer_cli.config.traps import PYTHONS_NULL, closes_at_end, instead_of, looks_like_number
+from trainer_cli.config.traps import DEEPEST, PYTHONS_NULL, instead_of, looks_like_number
+from trainer_cli.config.words import closes_at_end, split_at_commas, unquoted
 from trainer_cli.errors import ConfigError
 
 KeyPath = tuple[str, ...]
 COMMAND_LINE = "command line"
-DEEPEST = 40
 
 
 class Append(NamedTuple):
@@ -48,15 +48,6 @@ class CommandLine:
 def line_of(override: Override) -> str:
     """The override as it was written."""
     return override.input_line or ""
-
-
-def whole_values(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value of a tree that is no mapping, with its path; a list is one, while `kinds.leaves` goes into it."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from (((str(key), *path), leaf) for path, leaf in whole_values(value))
-        else:
-            yield (str(key),), value
 
 
 def path_of(override: Override) -> KeyPath:
@@ -167,35 +158,10 @@ def _patterns(value: str, argument: str) -> tuple[list[str], bool]:
         raise ConfigError("ckpt= names nothing", where=COMMAND_LINE, cure="Give a path, a glob, or ckpt=null.")
     if not (text.startswith("[") and text.endswith("]") and closes_at_end(text)):
         return [text], False
-    parts = [unquoted(part.strip()) for part in _split(text[1:-1])]
+    parts = [unquoted(part.strip()) for part in split_at_commas(text[1:-1])]
     if not all(parts):
         raise ConfigError(f"{argument} has an empty part", where=COMMAND_LINE, cure="Write ckpt='[a,b]'.")
     return parts, True
-
-
-def unquoted(text: str) -> str:
-    """A text without the one pair of quotes around it, where it has one."""
-    quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" and text[0] not in text[1:-1]
-    return text[1:-1] if quoted else text
-
-
-def _split(text: str) -> list[str]:
-    """Split at commas that stand in no bracket, brace or quote."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter in "[{":
-            depth += 1
-        elif letter in "]}":
-            depth -= 1
-        if letter == "," and depth == 0 and not quote:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
 
 
 def _unreadable(argument: str) -> ConfigError:

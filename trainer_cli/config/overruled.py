@@ -10,8 +10,9 @@ from hydra.core.override_parser.types import Override
 
 from trainer_cli.config import locate
 from trainer_cli.config.origins import Origins
-from trainer_cli.config.overrides import KeyPath, line_of, whole_values
+from trainer_cli.config.overrides import KeyPath, line_of
 from trainer_cli.config.reading import Reading
+from trainer_cli.config.walk import whole_values
 from trainer_cli.errors import ConfigError
 
 _MAKES_IT = (("_target_",), ("dtype",))

@@ -17,6 +17,7 @@ from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, KeyPath, lin
 from trainer_cli.config.place import Place
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.traps import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
+from trainer_cli.config.words import as_text
 from trainer_cli.errors import ConfigError
 
 SCHEMA = "train_schema"
@@ -98,15 +99,15 @@ def _odd_values(path: KeyPath, value: Any, *, is_open: bool = True) -> Iterator[
         yield ConfigError(f"{key}: {value!r} is no interpolation: {why}", where=COMMAND_LINE, cure="Write ${key}.")
     elif isinstance(value, str) and is_open:
         if instead := _NO_TRUTH.get(value.lower()):
-            cure = f"Write {instead}, or '\"{value}\"' for the text."
+            cure = f"Write {instead}, or {as_text(str(value))} for the text."
             yield ConfigError(f"{key}: {value} is a text here, and not {instead}", where=COMMAND_LINE, cure=cure)
         elif (number := looks_like_number(value)) is not None:
-            cure = f"Write {instead_of(value, number)}, or '\"{value}\"' for the text."
+            cure = f"Write {instead_of(value, number)}, or {as_text(str(value))} for the text."
             yield ConfigError(f"{key}: {value} is a text here, and no number", where=COMMAND_LINE, cure=cure)
 
 
 def _no_null(key: str) -> ConfigError:
-    cure = f"Write null, or '\"{PYTHONS_NULL}\"' for the text."
+    cure = f"Write null, or {as_text(PYTHONS_NULL)} for the text."
     return ConfigError(f"{key}: {PYTHONS_NULL} is a text here, and not null", where=COMMAND_LINE, cure=cure)
 
 

@@ -207,13 +207,3 @@ def _clock(text: str) -> str:
     if len(parts) == 3:
         return "{}h{}m{}s".format(*parts)
     return "{0}h{1}m or {0}m{1}s".format(*parts) if len(parts) == 2 else "a duration such as 1h30m"
-
-
-def closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens the text is the one that ends it: `[a,b]`, but not `[ab]*[cd]`."""
-    depth = 0
-    for index, letter in enumerate(text):
-        depth += (letter in "[{") - (letter in "]}")
-        if depth == 0:
-            return index == len(text) - 1
-    return False

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from trainer_cli.config.traps import closes_at_end
+from trainer_cli.config.words import closes_at_end
 
 _PLAIN = re.compile(r"[\w\-./:%+*@?|$]*", re.ASCII)
 _OPENS = re.compile(r"[\[{]|(?:range|choice|interval|glob|sort|shuffle|int|float|str|bool|tag)\(")

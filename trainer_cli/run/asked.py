@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer_cli.config.compose import Composed, compose, from_yaml
-from trainer_cli.config.overrides import unquoted
 from trainer_cli.config.sweep import text_of
+from trainer_cli.config.words import unquoted
 
 
 def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> Composed:

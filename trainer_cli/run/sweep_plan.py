@@ -12,9 +12,10 @@ from pathlib import Path
 from trainer_cli.config import check, locate
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.config.frozen import freeze, run_dir_of
-from trainer_cli.config.overrides import COMMAND_LINE, raise_all, whole_values
+from trainer_cli.config.overrides import COMMAND_LINE, raise_all
 from trainer_cli.config.place import Place
 from trainer_cli.config.sweep import Job, jobs
+from trainer_cli.config.walk import whole_values
 from trainer_cli.errors import ConfigError, TrainError, UserError
 from trainer_cli.run.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes, reopens
 from trainer_cli.run.rundir import RunDir, RunStatus

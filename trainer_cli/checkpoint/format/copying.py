@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer_cli.checkpoint.threads import WorkerThread
+from trainer_cli.checkpoint.threads import WorkerThread, close_all
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.memory import Memory
@@ -57,10 +57,7 @@ class Copying:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for thread in self._threads:
-            thread.let_go()
-        for thread in self._threads:
-            thread.close()
+        close_all(self._threads)
 
     def _carry_out(self, share: _Share) -> None:
         self._memory.copy(*share)

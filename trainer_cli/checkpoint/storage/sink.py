@@ -11,7 +11,7 @@ from mmap import mmap
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
 from trainer_cli.checkpoint.storage.disk import FULL, REFUSED, Disk
 from trainer_cli.checkpoint.storage.port import Bytes
-from trainer_cli.checkpoint.threads import WorkerThread
+from trainer_cli.checkpoint.threads import WorkerThread, close_all
 from trainer_cli.config.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -123,10 +123,7 @@ class LocalSink:
 
     def close(self) -> None:
         """Let go of memory and threads, once no block is being written any more."""
-        for thread in self._threads:
-            thread.let_go()
-        for thread in self._threads:
-            thread.close()
+        close_all(self._threads)
         for block in (self._block, self._spare_block):
             if block is not None:
                 self._blocks.give_back(block)
