@@ -148,8 +148,8 @@ def train_async(writer: str) -> Saver:
 
     def save(state: Any, path: Path) -> Handed:
         # As the Trainer says of all that its optimizer changes: not before it has come to the gate.
-        late = [one for part in state.values() for one in part.values()]
-        return Handed(keeper.save(state, path, late=late, trained=state["model"].values()).written, keeper.gate)
+        saving = keeper.save(state, path, late=state.late, trained=state["model"].values())
+        return Handed(saving.written, keeper.gate)
 
     return save
 

@@ -337,7 +337,7 @@ def test_what_the_system_refuses_it_is_told_here_and_leaves_nothing(tmp_path: Pa
         checkpointer.save({"few": 1}, tmp_path / "step1").written.result(30)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    failure = checkpointer.save({"w": torch.zeros(1 << 20)}, tmp_path / "step2").written.exception(30)
+    failure = checkpointer.save({"w": torch.zeros(5 << 20)}, tmp_path / "step2").written.exception(30)
     assert isinstance(failure, SaveError)
     assert isinstance(failure.__cause__, OSError)
     assert failure.__cause__.errno == errno.EFBIG

@@ -124,10 +124,10 @@ class AsyncCheckpointer(FolderCheckpointer):
         order = _Order(storage, name, facts or facts_of(name), before_commit, after_commit)
         self._wait_for_the_last()
         with uncollected():
-            places, parts = {tensor.data_ptr() for tensor in late}, list(trained)
+            parts = list(trained)
             why = self.stager.plan(state_dict)
             try:
-                staging = None if why else self.stager.take(places, {tensor.data_ptr() for tensor in parts})
+                staging = None if why else self.stager.take(list(late), parts)
             except OSError as error:
                 why, staging = str(error), None
             if staging is None:
@@ -200,7 +200,7 @@ class AsyncCheckpointer(FolderCheckpointer):
                     else:
                         break
             finally:
-                staging.copy()
+                staging.end()
             order.after_commit()
 
     def _ways(self, storage: Storage) -> Iterator[Storage]:

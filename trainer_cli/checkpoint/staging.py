@@ -39,6 +39,7 @@ class Staging:
     def __init__(self, image: Image, *, overlapped: bool) -> None:
         self.staged: Future[None] = Future()
         self._image = image
+        self._copied = False
         self.overlapped = overlapped
         self._judged = threading.Event()
         self._judging = threading.Lock()
@@ -61,18 +62,31 @@ class Staging:
         for _ in self.arrivals():
             continue
 
+    def end(self) -> None:
+        """Nothing more is written. In the writer's thread."""
+        self.copy()
+        self._leave()
+
     def copy_late(self) -> None:
         """Copy what the writer has not come to yet, whatever keeps it. Where that fails, the writer tells."""
         with suppress(Exception):
             while self._advance() is not None:
                 continue
+            self._leave()
+
+    def _leave(self) -> None:
+        """Tensors that live in the image may change once this returns."""
+        self._image.leave()
+        with self._advancing:
+            if not self.staged.done():
+                self.staged.set_result(None)
 
     def _advance(self) -> int | None:
         """Copy some more, in whichever thread; None once nothing is left to copy."""
         with self._advancing:
-            if self.staged.done():
-                if (failure := self.staged.exception()) is not None:
-                    raise failure
+            if self.staged.done() and (failure := self.staged.exception()) is not None:
+                raise failure
+            if self._copied or self.staged.done():
                 return None
             try:
                 here = next(self._late, None)
@@ -82,7 +96,9 @@ class Staging:
                 )
                 raise
             if here is None:
-                self.staged.set_result(None)
+                self._copied = True
+                if not self._image.is_lived_in:
+                    self.staged.set_result(None)
             return here
 
     def judge(self) -> list[str]:
@@ -117,6 +133,7 @@ class Stager:
         self.image = image
         self._available = available
         self._current: Staging | None = None
+        self._late: Collection[Tensor] = ()
         self._overlaps = True
         self._proven = False
 
@@ -134,11 +151,11 @@ class Stager:
             return None
         return f"a copy of the state takes {needed:,} bytes, more than half of the {available + held:,} available"
 
-    def take(self, late: Collection[int], trained: Collection[int]) -> Staging:
+    def take(self, late: Collection[Tensor], trained: Collection[Tensor]) -> Staging:
         """Copy the planned state now, but for what may be copied beside the training."""
         overlapped = bool(late) and self._overlaps and self._proven
-        self.image.take(late, trained, overlapped=overlapped)
-        self._current = Staging(self.image, overlapped=overlapped)
+        self.image.take(_addresses(late), _addresses(trained), overlapped=overlapped)
+        self._current, self._late = Staging(self.image, overlapped=overlapped), late
         return self._current
 
     def gate(self, *, asked: bool = False) -> bool:
@@ -146,6 +163,13 @@ class Stager:
 
         `asked` says that it is not the optimizer's step that comes now: what was only watched proves nothing then.
         """
+        moved = self._pass(asked=asked)
+        late, self._late = self._late, ()
+        if late and self._proven and self._overlaps and not (moved or asked) and self.image.is_homeless:
+            self._settle_in(late)
+        return moved
+
+    def _pass(self, *, asked: bool = False) -> bool:
         current = self._current
         if current is None:
             return False
@@ -167,7 +191,19 @@ class Stager:
     def release(self) -> None:
         """Let the writer go on whatever comes: nothing is written to the late tensors meanwhile."""
         if self._current is not None and self._current.overlapped:
-            self.gate()
+            self._pass()
+
+    def _settle_in(self, late: Collection[Tensor]) -> None:
+        if (available := self._available()) is not None and available < self.image.held_bytes:
+            return
+        try:
+            self.image.settle_in(late)
+        except OSError as error:
+            log.debug("weights stay where they are: %s", error)
+
+
+def _addresses(tensors: Collection[Tensor]) -> set[int]:
+    return {tensor.data_ptr() for tensor in tensors}
 
 
 def _shown(names: Collection[str]) -> str:

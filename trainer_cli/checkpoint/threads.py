@@ -22,6 +22,7 @@ class WorkerThread(Generic[Piece]):
         self._work = work
         self._pieces: SimpleQueue[tuple[Piece, Future[None]] | None] = SimpleQueue()
         self._last: Future[None] | None = None
+        self._last_but_one: Future[None] | None = None
         self._failure: BaseException | None = None
         self._ends = False
         self._thread: threading.Thread | None = None
@@ -44,14 +45,15 @@ class WorkerThread(Generic[Piece]):
             self._carry_out(piece)
             self._tell()
         else:
-            self._last = Future()
+            self._last_but_one, self._last = self._last, Future()
             self._pieces.put((piece, self._last))
 
-    def wait(self) -> None:
-        """Return once all is done that was handed over. Raises what failed."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
+    def wait(self, *, but_last: bool = False) -> None:
+        """Return once all is done that was handed over, or all but the last piece; from any thread. Raises what failed,
+        and CancelledError where it was let go."""
+        awaited = self._last_but_one if but_last else self._last
+        if awaited is not None:
+            awaited.result()
         self._tell()
 
     def let_go(self) -> None:

@@ -2,9 +2,11 @@
 
     take        at the boundary: small states as text, every tensor but the late ones copied
     copy_late   behind the training: the tensors that do not change before the next optimizer step
+    leave       before that step: where tensors live in what is written, what is not written yet is copied
     moved       before that step: which of the late ones were changed all the same, so that the copy is worth nothing
                 (by their version counters; where all was copied at the boundary, by every byte)
     write       the files, byte for byte those that are written straight from a state
+    settle_in   once: tensors that nothing but that step changes live in an image from now on, and need no copy
 
 Memory is got once and filled again for each save. While a state's names, types and shapes stay the same, so does
 its layout.
@@ -12,6 +14,8 @@ its layout.
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,15 +26,19 @@ import torch
 from trainer_cli.checkpoint.format import codec
 from trainer_cli.checkpoint.format.copying import Copying
 from trainer_cli.checkpoint.format.dtypes import DTYPES
+from trainer_cli.checkpoint.format.home import Home, Move
 from trainer_cli.checkpoint.format.layout import ALIGNMENT, TensorEntry, rendered_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.leaves import bytes_of, identity, laid_out
 from trainer_cli.checkpoint.format.memory import Memory
+from trainer_cli.checkpoint.format.outgoing import Outgoing
 from trainer_cli.checkpoint.format.port import FormatRecord
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.codec import Leaf
     from trainer_cli.checkpoint.process.port import Carrier
     from trainer_cli.checkpoint.storage.port import WritableFolder
+
+log = logging.getLogger(__name__)
 
 _ORDINARY = {torch.Tensor, torch.nn.Parameter, np.ndarray}
 _CHUNK = 1 << 18
@@ -42,6 +50,10 @@ _TOLD_BYTES = 1 << 25
 """So much has to arrive before it is told of again."""
 _PIECE_BYTES = 1 << 26
 """So much of a GPU's memory is taken to compare a tensor with its copy."""
+_HOME_BYTES = 1 << 26
+"""A smaller state is copied sooner than its tensors are asked where they live."""
+_MOST_HOMES = 3
+"""So often tensors move in, as when a state grows with its first step; what moves on and on is copied."""
 
 
 _Slot = tuple[TensorEntry, int]
@@ -58,6 +70,13 @@ class TensorsImage:
         self.size_bytes = 0
         """Of the memory that the last state needs."""
         self._memory: Memory | None = None
+        self._home: Home | None = None
+        self._homes = 0
+        self._movable: dict[int, _Slot] = {}
+        self._outgoing: Outgoing | None = None
+        self._taken: Memory | None = None
+        """What the last state was taken to."""
+        self._finite = True
         self._text = b""
         self._layout: list[TensorEntry] = []
         self._header = b""
@@ -115,7 +134,10 @@ class TensorsImage:
         Those are left to `copy_late`; unless `overlapped`, they too are copied now. Either way `moved` tells which of
         them were changed. At the addresses in `trained` begin those that `is_finite` looks at.
         """
-        memory = self._reserve(self.size_bytes, self._tensors.values())
+        spare = self._reserve(self.size_bytes, self._tensors.values())
+        home = self._home if overlapped and self._is_at_home(late) else None
+        memory = self._taken = spare if home is None else home.memory
+        self._outgoing = Outgoing(memory, self.size_bytes, None if home is None else spare)
         memory.put(self._header)
         names = [entry.name for entry, _ in self._slots]
         leaves: Iterator[Any] = map(self._tensors.__getitem__, names)
@@ -132,7 +154,12 @@ class TensorsImage:
                         continue
                 self._copy(leaf, slot, copying.copy)
             copying.wait()
-        self._late, self._watched, self._trained = watched if overlapped else [], watched, finite
+        tenants = {} if home is None else home.tenants
+        self._late = [one for one in watched if one[0][0].name not in tenants] if overlapped else []
+        self._watched, self._trained = watched, finite
+        if self.is_homeless:
+            # Where a file holds a tensor in another order than memory does, it cannot live there.
+            self._movable = {leaf.data_ptr(): slot for slot, leaf, _ in watched if _lies_plainly(leaf)}
         self._overlapped = overlapped
         self._devices.boundary()
         self._tensors = {}
@@ -142,7 +169,7 @@ class TensorsImage:
 
         GPUs may still be at it at the end, and nothing is told of what they copy.
         """
-        memory, late, told = self._memory, self._late, 0
+        memory, late, told = self._taken, self._late, 0
         assert memory is not None
         for slot, leaf, _ in late:
             here = slot[1] - slot[1] % ALIGNMENT
@@ -157,11 +184,13 @@ class TensorsImage:
         """The names of late tensors that were changed since `take`. Devices wait here until theirs are copied.
 
         What is written through `.data`, by numpy or by a fused kernel moves no version counter. A copy that was whole
-        at the boundary tells of that too.
+        at the boundary tells of that too; where tensors are written from where they live, samples of them do.
         """
         self._devices.hold()
         watched, self._watched = self._watched, []
         found = [entry.name for (entry, _), leaf, version in watched if leaf._version != version]
+        if not found and self._outgoing is not None and (changed := self._outgoing.changed()):
+            found = [slot[0].name for slot, _, _ in watched if _overlaps(slot, changed)]
         if not found and not self._overlapped:
             self._devices.finish()
             found = [slot[0].name for slot, leaf, _ in watched if self._differs(leaf, slot)]
@@ -171,25 +200,58 @@ class TensorsImage:
         """Wait until every byte has arrived."""
         self._devices.finish()
 
+    def leave(self) -> None:
+        """Return once late tensors may change, all that was left to copy being copied: from then on nothing is written
+        from where they live. In any thread."""
+        if self._outgoing is not None:
+            self._outgoing.leave()
+
+    @property
+    def is_lived_in(self) -> bool:
+        """Whether late tensors live in what is written, until `leave`."""
+        return self._home is not None and self._taken is self._home.memory
+
+    def settle_in(self, tensors: Collection[torch.Tensor]) -> None:
+        """Have the late ones of these live where later saves write them from, as far as nobody else knows where they
+        are. Between two saves, or once nothing is left to copy of one, which is not written from where they live."""
+        self._homes += 1
+        home = Home(self._header, self.size_bytes)
+        moved = home.move_in(self._moves(tensors))
+        self._home, self._movable = home if moved else None, {}
+        log.debug("%s of %s bytes need no copy from now on", moved, self.size_bytes)
+
+    def _moves(self, tensors: Collection[torch.Tensor]) -> Iterator[Move]:
+        for tensor in tensors:
+            # Each once, though some be told of twice.
+            slot = self._movable.pop(tensor.data_ptr(), None)
+            if slot is not None and slot[0].size_bytes == tensor.nbytes:
+                yield slot[0].name, tensor, slot[1]
+
+    @property
+    def is_homeless(self) -> bool:
+        """Whether it would be worth it to `settle_in`."""
+        return (
+            self.size_bytes >= _HOME_BYTES
+            and self._homes < _MOST_HOMES
+            and not self._devices.any
+            and not self.is_lived_in
+        )
+
     def is_finite(self) -> bool:
-        """True where no element of the trained tensors is NaN or infinite."""
-        assert self._memory is not None
-        for entry, offset in self._trained:
-            raw = self._memory.tensor[offset : offset + entry.size_bytes]
-            if not _is_finite(raw.view(DTYPES[entry.code])):
-                return False
-        return True
+        """True where no element of the trained tensors that were written is NaN or infinite."""
+        return self._finite
 
     def write(self, folder: WritableFolder, arrived: Iterable[int] = (), rank: int = 0) -> FormatRecord:
         """Write the files of one rank, as far as the copy has `arrived`; at its end, all."""
-        assert self._memory is not None
-        file, done = tensor_file(rank), 0
-        view = self._memory.view(self.size_bytes)
+        outgoing, file = self._outgoing, tensor_file(rank)
+        assert outgoing is not None
+        look = _Look(self._trained)
         with folder.create(file) as sink:
+            outgoing.begin(sink)
             for here in arrived:
-                sink.write(view[done:here], stays=True)
-                done = here
-            sink.write(view[done:], stays=True)
+                outgoing.send(here, look)
+            outgoing.send(self.size_bytes, look)
+        self._finite = look.is_finite
         with folder.create(state_file(rank)) as sink:
             sink.write(self._text)
         return FormatRecord({file: self._aliases} if self._aliases else {})
@@ -212,7 +274,20 @@ class TensorsImage:
     def close(self) -> None:
         """Give the memory back."""
         self._late, self._watched, self._tensors, self._text = [], [], {}, b""
+        self._taken = self._outgoing = self._home = None
         self._give_back()
+
+    def _is_at_home(self, late: Collection[int]) -> bool:
+        """Whether all that moved in is at its place still, and changes no sooner than the optimizer's step. Else a
+        tensor of another may live where one of this state would be put."""
+        return (
+            self._home is not None
+            and self._home.header == self._header
+            and all(
+                self._places.get(name) == address and address in late and _lies_plainly(self._tensors[name])
+                for name, address in self._home.tenants.items()
+            )
+        )
 
     def _still_tied(self) -> bool:
         """Whether those that were stored under another's name are still that other."""
@@ -230,36 +305,54 @@ class TensorsImage:
 
     def _give_back(self) -> None:
         memory, self._memory = self._memory, None
-        self._watched = []
+        self._watched, self._outgoing, self._taken = [], None, None
         if memory is not None:
             if self._lent_to is not None:
                 self._lent_to.take_back()
             memory.close()
 
     def _copy(self, leaf: Leaf, slot: _Slot, copy: Callable[[int, int, int], object]) -> None:
-        assert self._memory is not None
+        assert self._taken is not None
         offset, size_bytes = slot[1], slot[0].size_bytes
         if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-            self._devices.copy(leaf, self._memory.tensor[offset : offset + size_bytes])
+            self._devices.copy(leaf, self._taken.tensor[offset : offset + size_bytes])
         elif isinstance(leaf, torch.Tensor) and _lies_plainly(leaf):
             copy(leaf.data_ptr(), size_bytes, offset)
         else:
             array = bytes_of(leaf)
-            self._memory.copy(array.ctypes.data, size_bytes, offset)
+            self._taken.copy(array.ctypes.data, size_bytes, offset)
 
     def _differs(self, leaf: torch.Tensor, slot: _Slot) -> bool:
         """Whether a tensor has other bytes than its copy."""
-        assert self._memory is not None
+        assert self._taken is not None
         offset, size_bytes = slot[1], slot[0].size_bytes
         if leaf.is_cuda:
             raw = _raw(leaf)
-            kept = self._memory.tensor[offset : offset + size_bytes]
+            kept = self._taken.tensor[offset : offset + size_bytes]
             pieces = range(0, size_bytes, _PIECE_BYTES)
             return any(not _equal(raw[at : at + _PIECE_BYTES], kept[at : at + _PIECE_BYTES]) for at in pieces)
         if _lies_plainly(leaf):
-            return self._memory.differs(leaf.data_ptr(), size_bytes, offset)
+            return self._taken.differs(leaf.data_ptr(), size_bytes, offset)
         array = bytes_of(leaf)
-        return self._memory.differs(array.ctypes.data, size_bytes, offset)
+        return self._taken.differs(array.ctypes.data, size_bytes, offset)
+
+
+class _Look:
+    """What is written is looked at, piece by piece in their order, for trained tensors that are not finite."""
+
+    def __init__(self, trained: list[_Slot]) -> None:
+        self.is_finite = True
+        self._trained = deque(trained)
+
+    def __call__(self, memory: Memory, start: int, end: int) -> None:
+        while self.is_finite and self._trained and self._trained[0][1] < end:
+            entry, offset = self._trained[0]
+            last = offset + entry.size_bytes
+            raw = memory.tensor[max(offset, start) : min(last, end)]
+            self.is_finite = _is_finite(raw.view(DTYPES[entry.code]))
+            if last > end:
+                break
+            self._trained.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,9 +431,19 @@ class _Devices:
             event.synchronize()
 
 
-def _lies_plainly(leaf: torch.Tensor) -> bool:
+def _lies_plainly(leaf: Leaf) -> bool:
     """True where its bytes in this memory are those of a file."""
-    return leaf.is_cpu and leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
+    return (
+        isinstance(leaf, torch.Tensor)
+        and leaf.is_cpu
+        and leaf.is_contiguous()
+        and not leaf.is_conj()
+        and not leaf.is_neg()
+    )
+
+
+def _overlaps(slot: _Slot, pieces: Collection[tuple[int, int]]) -> bool:
+    return any(slot[1] < end and start < slot[1] + slot[0].size_bytes for start, end in pieces)
 
 
 def _raw(leaf: torch.Tensor) -> torch.Tensor:

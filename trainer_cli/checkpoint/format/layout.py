@@ -18,6 +18,8 @@ ELEMENT_BYTES = {
 """Every type of element, by its name in safetensors."""
 ALIGNMENT = 4096
 """Where the first tensor begins is a multiple of this, as is what may be written past the page cache."""
+LINE = 64
+"""Bytes that a processor's cache takes at once. Tensors begin at a multiple of it where they can, as torch's own do."""
 _LONGEST_HEADER = 100_000_000
 _MOST_DIMENSIONS = 64
 _LARGEST = 2**63

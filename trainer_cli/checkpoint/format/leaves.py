@@ -11,7 +11,7 @@ import torch
 
 from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
 from trainer_cli.checkpoint.format.dtypes import DTYPES
-from trainer_cli.checkpoint.format.layout import TensorEntry
+from trainer_cli.checkpoint.format.layout import LINE, TensorEntry
 
 _CODES = {dtype: (code, dtype.itemsize) for code, dtype in DTYPES.items()}
 _NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
@@ -24,10 +24,13 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def laid_out(tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> tuple[list[TensorEntry], dict[str, str]]:
     """The tensors in file order, each stored once, and the names of those that are stored under another.
 
+    Tensors of whole lines come first, so that each begins at one; in either part the largest elements come first, which
+    leaves no holes.
+
     Raises:
         UnsavableState: naming what a file cannot hold.
     """
-    of_size: dict[int, list[TensorEntry]] = {}
+    of_size: dict[tuple[bool, int], list[TensorEntry]] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, leaf in tensors.items():
@@ -39,7 +42,8 @@ def laid_out(tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> tuple
             if first != name:
                 aliases[name] = first
                 continue
-        of_size.setdefault(element_bytes, []).append(TensorEntry(name, code, shape, count * element_bytes))
+        entry = TensorEntry(name, code, shape, count * element_bytes)
+        of_size.setdefault((entry.size_bytes % LINE == 0, element_bytes), []).append(entry)
     return [entry for size in sorted(of_size, reverse=True) for entry in of_size[size]], aliases
 
 

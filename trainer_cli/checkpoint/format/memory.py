@@ -46,9 +46,10 @@ class Memory:
     Args:
         shared: another process shall be able to map them, by the descriptor `file`; where the system refuses that,
             there is none.
+        inherited: forked workers see it as it was, as they see all that torch gets.
     """
 
-    def __init__(self, size_bytes: int, *, pinned: bool = False, shared: bool = False) -> None:
+    def __init__(self, size_bytes: int, *, pinned: bool = False, shared: bool = False, inherited: bool = False) -> None:
         self.size_bytes = max(-(-size_bytes // _PAGE), 1) * _PAGE
         self.file = _file_in_memory(self.size_bytes) if shared else None
         self._closing = None if self.file is None else weakref.finalize(self, os.close, self.file)
@@ -57,9 +58,9 @@ class Memory:
         self.tensor = torch.frombuffer(mapped, dtype=torch.uint8)
         self.address = self.tensor.data_ptr()
         self._bytes = self.tensor.numpy().data
-        # Forked data workers must not hold it: where it is private each page written later would be copied for them,
-        # and where it is shared they would keep it when it is given back.
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        # Forked data workers must not hold a copy of a state: where it is private each page written later would be
+        # copied for them, and where it is shared they would keep it when it is given back.
+        for advice in ("MADV_HUGEPAGE",) if inherited else ("MADV_HUGEPAGE", "MADV_DONTFORK"):
             _advise(self.address, self.size_bytes, getattr(mmap, advice, -1))
         _memories.add(self)
         _watch_forks()
@@ -68,6 +69,12 @@ class Memory:
     def view(self, size_bytes: int) -> memoryview:
         """The first bytes of it."""
         return self._bytes[:size_bytes]
+
+    def part(self, offset: int, like: torch.Tensor) -> torch.Tensor:
+        """A tensor with storage of its own, of the type and shape of another, over a part of it; the memory stays as
+        long as that does."""
+        raw = torch.frombuffer(self._bytes, dtype=torch.uint8, count=like.nbytes, offset=offset)
+        return raw.view(like.dtype).view(like.shape)
 
     def put(self, content: bytes, offset: int = 0) -> None:
         """Copy a few bytes in."""

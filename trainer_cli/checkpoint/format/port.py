@@ -60,12 +60,31 @@ class Image(Protocol):
         """Which of these were changed since `take`; asked once. Unless `overlapped`, of every way to change them."""
         ...
 
+    def leave(self) -> None:
+        """Return once these may change, all that was left to copy being copied; in any thread."""
+        ...
+
+    @property
+    def is_lived_in(self) -> bool:
+        """Whether they live in what is written, which `leave` ends."""
+        ...
+
+    @property
+    def is_homeless(self) -> bool:
+        """Whether it would be worth it to `settle_in`, for which the memory of one more state is needed meanwhile."""
+        ...
+
+    def settle_in(self, tensors: Collection[Tensor]) -> None:
+        """Have tensors live from now on where saves write them from. Only where nothing but the optimizer changes them,
+        and nothing is left to copy."""
+        ...
+
     def finish(self) -> None:
         """Wait until every byte has arrived."""
         ...
 
     def is_finite(self) -> bool:
-        """True where no element of the tensors at the addresses in `trained` is NaN or infinite."""
+        """True where no element written of the tensors at the addresses in `trained` is NaN or infinite."""
         ...
 
     def write(self, folder: WritableFolder, arrived: Iterable[int] = (), rank: int = 0) -> FormatRecord:

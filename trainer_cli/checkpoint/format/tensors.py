@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class TensorsFormat:
     """Any safetensors reader can open the tensor file; tied tensors are in it once.
 
-    Tensors are written straight from their memory, largest elements first, which leaves no holes; the
+    Tensors are written straight from their memory, without holes between them; the
     header is padded so that they begin at a multiple of 4,096 bytes. They are read straight into the
     memory where they are wanted, or into memory of their own. Parameters come back as plain tensors, in
     contiguous layout, on the CPU.

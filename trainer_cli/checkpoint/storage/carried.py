@@ -17,6 +17,8 @@ from trainer_cli.checkpoint.storage.sink import address_of
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.process.port import Carrier
 
+_LARGE = 1024 * 1024
+"""So much that lies in memory of this process is written by it."""
 _MOST_COPIED = 64 * 1024 * 1024
 """So many bytes may be on their way that do not lie in shared memory."""
 
@@ -28,12 +30,15 @@ class CarriedDisk(Disk):
         self.block_bytes = block_bytes
         self._carrier = carrier
         self._known: set[int] = set()
+        self._unfinished: set[int] = set()
+        """Files of which something was sent that may not be carried out yet."""
         self._copied_bytes = 0
 
     def mkdir(self, path: Path) -> None:
         """Make the folder that all is for. It stays locked as long as anybody is at work on it."""
         super().mkdir(path)
         self._known.clear()
+        self._unfinished.clear()
         self._copied_bytes = 0
         self._carrier.begin()
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -44,11 +49,17 @@ class CarriedDisk(Disk):
             os.close(fd)
 
     def write(self, fd: int, data: memoryview) -> int:
-        self._tell_of(fd)
         size = len(data)
         start = self._carrier.place_of(address_of(data), size) if size else None
         if start is not None:
+            self._tell_of(fd)
             self._carrier.send("write", fd, start, size)
+        elif size >= _LARGE:
+            # A copy of it would cost more than to write it here, in its turn.
+            if fd in self._unfinished:
+                self._carrier.end()
+                self._unfinished.clear()
+            return super().write(fd, data)
         elif size:
             self._send_copy(fd, data)
         return size
@@ -86,12 +97,14 @@ class CarriedDisk(Disk):
         self._carrier.forget()
 
     def _tell_of(self, fd: int) -> None:
+        self._unfinished.add(fd)
         if fd not in self._known:
             self._carrier.send("open", fd, files=[fd])
             self._known.add(fd)
 
     def _send_copy(self, fd: int, data: memoryview) -> None:
         """What lies in memory of this process goes along as a file without a name."""
+        self._tell_of(fd)
         if self._copied_bytes > _MOST_COPIED:
             self._carrier.end()
             self._copied_bytes = 0

@@ -24,6 +24,11 @@ class Sink(Protocol):
         the end of `create`; where a process carries it out, those in memory lent to it by the end of `writing`."""
         ...
 
+    def wait(self, *, but_last: bool = False) -> None:
+        """Return once memory that need not have stayed any longer may change; `but_last`: but for the last block of
+        it. From any thread. Raises what failed."""
+        ...
+
 
 class WritableFolder(Protocol):
     """A folder being written, which nobody sees yet."""

@@ -108,10 +108,14 @@ class LocalSink:
                 self._flush()
                 self._hand_over(view[:straight])
                 if not stays:
-                    self._wait()
+                    self.wait()
                 view = view[straight:]
             else:
                 view = self._gather(view)
+
+    def wait(self, *, but_last: bool = False) -> None:
+        for thread in self._threads:
+            thread.wait(but_last=but_last)
 
     def finish(self) -> FileEntry:
         """Bring the file to rest. An fsync that failed is never tried again: the whole save begins anew."""
@@ -159,13 +163,13 @@ class LocalSink:
     def _flush(self) -> None:
         """Have what is gathered written, and go on in the other block."""
         if self._gathered and self._spare_block is not None:
-            self._wait()
+            self.wait()
             self._hand_over(self._block[: self._gathered])
             self._block, self._spare_block, self._gathered = self._spare_block, self._block, 0
 
     def _flush_last(self) -> None:
         """The last block is written whole where only that can be; the file is cut to its size afterwards."""
-        self._wait()
+        self.wait()
         end = self._gathered
         self._digest.update(self._block[:end])
         if self._direct and end % PAGE:
@@ -180,10 +184,6 @@ class LocalSink:
         for start in range(0, len(view), len(self._block)):
             for thread in self._threads:
                 thread.hand_over(view[start : start + len(self._block)])
-
-    def _wait(self) -> None:
-        for thread in self._threads:
-            thread.wait()
 
     def _write_out(self, view: memoryview) -> None:
         while view:

@@ -1,0 +1,361 @@
+"""An image in which tensors live: what is written is of the moment when it was taken, whenever they change after it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_image import Kept, addresses, written
+
+from trainer_cli import make_async_checkpointer
+from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer
+from trainer_cli.checkpoint.format.image import TensorsImage
+from trainer_cli.errors import SaveError
+
+PIECE = 1 << 16
+WIDE = 1 << 15
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small states are lived in, too, and written in small pieces."""
+    monkeypatch.setattr("trainer_cli.checkpoint.format.image._HOME_BYTES", 1)
+    monkeypatch.setattr("trainer_cli.checkpoint.format.outgoing._PIECE_BYTES", PIECE)
+    monkeypatch.setattr("trainer_cli.checkpoint.format.outgoing._SAMPLED_BYTES", 1 << 12)
+
+
+class Training:
+    """Two weights and a buffer; `step` changes all of them, as an optimizer does the weights."""
+
+    def __init__(self) -> None:
+        self.weights = [torch.nn.Parameter(torch.randn(WIDE)), torch.nn.Parameter(torch.randn(WIDE, 2))]
+        self.moment = torch.randn(WIDE)
+        self.buffer, self.bias = torch.randn(WIDE), torch.nn.Parameter(torch.randn(3))
+
+    @property
+    def late(self) -> list[torch.Tensor]:
+        return [*self.weights, self.moment, self.bias]
+
+    def state(self) -> dict[str, Any]:
+        named = {"a": self.weights[0].detach(), "b": self.weights[1].detach(), "bias": self.bias.detach()}
+        return {"model": {**named, "buffer": self.buffer}, "optimizer": {"moment": self.moment}}
+
+    def step(self) -> None:
+        with torch.no_grad():
+            for one in self.late:
+                one.add_(1)
+
+    def settled_in(self, image: TensorsImage) -> None:
+        taken(image, self, overlapped=False)
+        image.leave()
+        assert image.moved() == []
+        assert image.is_homeless
+        image.settle_in(self.late)
+        self.step()
+
+
+def taken(image: TensorsImage, training: Training, *, overlapped: bool = True) -> dict[str, bytes]:
+    """What is to be written from now on, whatever happens."""
+    state = training.state()
+    image.plan(state)
+    image.take(addresses(*training.late), addresses(*training.weights), overlapped=overlapped)
+    contents: dict[str, bytes] = written(state)[0]
+    return contents
+
+
+def copied(image: TensorsImage) -> None:
+    """As the gate has it."""
+    list(image.copy_late())
+    image.leave()
+
+
+class AtPiece(Kept):
+    """Calls something before a piece of the tensor file is written."""
+
+    def __init__(self, number: int, then: Callable[[], object]) -> None:
+        super().__init__()
+        self.left, self.then = number, then
+
+    def create(self, file: str) -> Any:
+        return self._watched(super().create(file))
+
+    @contextmanager
+    def _watched(self, manager: Any) -> Iterator[Any]:
+        with manager as sink:
+            write = sink.write
+
+            def watched(data: Any, *, stays: bool = False) -> None:
+                self.left -= 1
+                if self.left == -1:
+                    self.then()
+                write(data, stays=stays)
+
+            sink.write = watched
+            yield sink
+
+
+def test_a_state_at_home_is_written_from_where_it_lives_and_copied_nowhere() -> None:
+    training, image = Training(), TensorsImage()
+    training.settled_in(image)
+    places = [one.data_ptr() for one in training.late]
+    contents = taken(image, training)
+    assert (image.is_lived_in, image.is_homeless) == (True, False)
+    folder = Kept()
+    image.write(folder, image.copy_late())  # type: ignore[arg-type]
+    assert folder.contents == contents
+    live = {address + offset for address, size in folder.pieces for offset in range(0, size, 64)}
+    assert set(places[:3]) <= live, "the very memory in which they live"
+    assert [one.data_ptr() for one in training.late] == places
+
+
+@pytest.mark.parametrize("when", range(8))
+def test_weights_change_whenever_the_gate_was_passed_and_what_is_written_is_of_the_moment_before(when: int) -> None:
+    training, image = Training(), TensorsImage()
+    training.settled_in(image)
+    contents = taken(image, training)
+    training.buffer.fill_(0)
+    passed = threading.Thread(target=lambda: (copied(image), training.step()))
+    if when == 0:
+        passed.start()
+        passed.join()
+    # The writer has its turn while a piece is handed over: whoever comes to the gate waits for its end.
+    folder = AtPiece(when, lambda: None if when == 0 else passed.start())
+    image.write(folder, image.copy_late())  # type: ignore[arg-type]
+    if when and passed.ident is not None:
+        passed.join()
+    assert folder.contents == contents
+    assert image.moved() == ([] if passed.ident is None else ["model/a", "model/b", "optimizer/moment", "model/bias"])
+
+
+def test_the_next_save_is_of_the_next_moment() -> None:
+    training, image = Training(), TensorsImage()
+    training.settled_in(image)
+    for _ in range(4):
+        contents = taken(image, training)
+        assert image.is_lived_in
+        folder = AtPiece(2, lambda: None)
+        thread = threading.Thread(target=lambda: image.write(folder, image.copy_late()))  # type: ignore[arg-type] # noqa: B023
+        thread.start()
+        copied(image)
+        training.step()
+        thread.join()
+        assert folder.contents == contents
+
+
+def swap_two(training: Training) -> None:
+    training.weights[0].data, training.moment.data = training.moment.data, training.weights[0].data
+
+
+def move_one(training: Training) -> None:
+    training.weights[0].data = training.weights[0].data.clone()
+
+
+def exchange_with_a_buffer(training: Training) -> None:
+    training.weights[0].data, training.buffer = training.buffer, training.weights[0].data
+
+
+@pytest.mark.parametrize("change", [swap_two, move_one, exchange_with_a_buffer])
+def test_where_somebody_moved_a_tensor_nothing_is_written_over_and_all_is_copied(
+    change: Callable[[Training], None],
+) -> None:
+    training, image = Training(), TensorsImage()
+    training.settled_in(image)
+    change(training)
+    values = [one.detach().clone() for one in (*training.late, training.buffer)]
+    contents = taken(image, training)
+    assert not image.is_lived_in
+    folder = Kept()
+    image.write(folder, image.copy_late())  # type: ignore[arg-type]
+    assert folder.contents == contents
+    assert all(torch.equal(one, value) for one, value in zip((*training.late, training.buffer), values, strict=True))
+    image.leave()
+    assert image.moved() == []
+    image.settle_in(training.late)
+    training.step()
+    contents = taken(image, training)
+    assert image.is_lived_in, "they moved in again"
+    folder = Kept()
+    image.write(folder, image.copy_late())  # type: ignore[arg-type]
+    assert folder.contents == contents
+
+
+def test_a_tensor_that_may_change_at_any_time_is_copied_though_it_lives_there() -> None:
+    training, image = Training(), TensorsImage()
+    training.settled_in(image)
+    state = training.state()
+    image.plan(state)
+    image.take(addresses(*training.weights))
+    contents = written(state)[0]
+    assert not image.is_lived_in
+    training.moment.fill_(0)
+    folder = Kept()
+    image.write(folder, image.copy_late())  # type: ignore[arg-type]
+    assert folder.contents == contents
+
+
+def test_a_state_that_the_file_has_in_another_order_does_not_move_in() -> None:
+    training, image = Training(), TensorsImage()
+
+    def state() -> dict[str, Any]:
+        return {"turned": training.weights[1].detach().T, "whole": training.weights[0].detach()}
+
+    for lived_in in (False, True):
+        image.plan(state())
+        image.take(addresses(*training.weights), overlapped=lived_in)
+        assert image.is_lived_in is lived_in
+        folder = Kept()
+        image.write(folder, image.copy_late())  # type: ignore[arg-type]
+        assert folder.contents == written(state())[0]
+        image.leave()
+        assert image.moved() == []
+        place = training.weights[1].data_ptr()
+        if image.is_homeless:
+            image.settle_in(training.weights)
+        assert training.weights[1].data_ptr() == place
+
+
+def test_a_state_that_changes_its_form_again_and_again_moves_in_a_few_times_only() -> None:
+    training, image = Training(), TensorsImage()
+    lived_in = []
+    for turn in range(12):
+        state = {**training.state(), "more": [torch.ones(3) for _ in range(turn // 2)]}
+        image.plan(state)
+        image.take(addresses(*training.late))
+        lived_in.append(image.is_lived_in)
+        folder = Kept()
+        image.write(folder, image.copy_late())  # type: ignore[arg-type]
+        assert folder.contents == written(state)[0]
+        image.leave()
+        assert image.moved() == []
+        if image.is_homeless:
+            image.settle_in(training.late)
+        training.step()
+    assert lived_in == [False, True, False, True, False, True] + [False] * 6
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, PIECE // 4 - 1024 - 1, PIECE // 4 - 1024, WIDE - 1])
+def test_a_weight_that_is_not_finite_is_found_in_whatever_piece(value: float, place: int) -> None:
+    training, image = Training(), TensorsImage()
+    training.settled_in(image)
+    for number, finite in ((1.0, True), (value, False), (2.0, True)):
+        with torch.no_grad():
+            training.weights[0][place] = number
+        taken(image, training)
+        image.write(Kept(), image.copy_late())  # type: ignore[arg-type]
+        assert image.is_finite() is finite
+        image.leave()
+
+
+def test_a_file_that_was_given_up_is_written_again_unless_the_weights_changed() -> None:
+    training, image = Training(), TensorsImage()
+    training.settled_in(image)
+    contents = taken(image, training)
+    for _ in range(2):
+        folder = Kept()
+        image.write(folder, image.copy_late())  # type: ignore[arg-type]
+        assert folder.contents == contents
+    copied(image)
+    training.step()
+    with pytest.raises(SaveError, match="given up"):
+        image.write(Kept(), image.copy_late())  # type: ignore[arg-type]
+
+
+def test_where_the_gate_comes_first_a_file_can_be_given_up_and_written_again() -> None:
+    training, image = Training(), TensorsImage()
+    training.settled_in(image)
+    contents = taken(image, training)
+    copied(image)
+    training.step()
+    for _ in range(2):
+        folder = Kept()
+        image.write(folder, image.copy_late())  # type: ignore[arg-type]
+        assert folder.contents == contents
+
+
+def test_weights_that_were_written_where_no_version_tells_are_named_before_the_save_is_committed() -> None:
+    training, image = Training(), TensorsImage()
+    training.settled_in(image)
+    for name, hidden in (("model/b", training.weights[1]), ("optimizer/moment", training.moment)):
+        for at_the_gate in (True, False):
+            taken(image, training)
+            image.write(Kept(), image.copy_late())  # type: ignore[arg-type]
+            values = hidden.detach().numpy().copy()
+            hidden.detach().numpy()[...] = values + 1
+            if at_the_gate:
+                copied(image)
+                hidden.detach().numpy()[...] = values
+            assert name in image.moved()
+            image.leave()
+
+
+@pytest.fixture(params=["process", "thread"])
+def saving(request: pytest.FixtureRequest) -> Iterator[AsyncCheckpointer]:
+    checkpointer = make_async_checkpointer(writer=request.param)
+    yield checkpointer
+    checkpointer.close()
+
+
+def test_checkpoints_of_a_training_that_never_waits_are_each_of_one_step(
+    saving: AsyncCheckpointer, tmp_path: Path
+) -> None:
+    """Steps far shorter than a save: most of it is copied at the gate, at another place each time."""
+    wide = 3 << 20
+    weights = [torch.nn.Parameter(torch.full((wide,), 0.0)) for _ in range(3)]
+    moment = torch.full((wide,), 0.0)
+    late = [*weights, moment]
+    lived_in = []
+    for step in range(12):
+        state = {"model": {str(number): one.detach() for number, one in enumerate(weights)}, "moment": moment}
+        saving_now = saving.save(state, tmp_path / f"step{step}", late=late, trained=weights)
+        del state
+        lived_in.append(saving.stager.image.is_lived_in)
+        threading.Event().wait(0.004 * step)
+        assert saving.gate() is False
+        with torch.no_grad():
+            for one in late:
+                one.fill_(step + 1)
+    assert saving_now.written.result(60) is None
+    assert lived_in == [False] + [True] * 11
+    for step in range(12):
+        saving.verify(tmp_path / f"step{step}")
+        loaded = saving.load(tmp_path / f"step{step}")
+        for one in (*loaded["model"].values(), loaded["moment"]):
+            assert torch.equal(one, torch.full((wide,), float(step))), f"step {step}"
+
+
+def test_a_training_that_changed_its_weights_before_the_gate_loses_that_save_and_lives_where_it_did(
+    saving: AsyncCheckpointer, tmp_path: Path
+) -> None:
+    training = Training()
+    for step in range(3):
+        under_way = saving.save(training.state(), tmp_path / f"step{step}", late=training.late)
+        if step == 2:
+            training.step()
+        assert saving.gate() is (step == 2)
+        training.step()
+        failure = under_way.written.exception(60)
+        assert (failure is not None) is (step == 2)
+    contents = [one.detach().clone() for one in training.late]
+    under_way = saving.save(training.state(), tmp_path / "step9", late=training.late)
+    training.step()
+    assert under_way.written.result(60) is None
+    loaded = saving.load(tmp_path / "step9")
+    assert torch.equal(loaded["optimizer"]["moment"], contents[2]), "copied before training went on"
+
+
+def test_the_weights_stay_after_the_checkpointer_is_closed(saving: AsyncCheckpointer, tmp_path: Path) -> None:
+    training = Training()
+    for step in range(2):
+        saving.save(training.state(), tmp_path / f"step{step}", late=training.late)
+        saving.gate()
+    values = [one.detach().clone() for one in training.late]
+    saving.close()
+    assert all(torch.equal(one, value) for one, value in zip(training.late, values, strict=True))
+    training.step()
+    assert torch.equal(training.moment, values[2] + 1)
