@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from tiny import Noisy, StopAt, everything, loader, same, trainer
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.callbacks.flight import Flights
+from trainer_cli.checkpoint.format.home import Home
 from trainer_cli.checkpoint.process.background import Background
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -61,6 +63,25 @@ def on_disk(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(params=[False, True], ids=["copied", "lived in"])
+def _lived_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whether states are written from where they live, as large ones are."""
+    moved: list[int] = []
+    move_in = Home.move_in
+
+    def counting(home: Home, moves: Any) -> int:
+        moved.append(move_in(home, moves))
+        return moved[-1]
+
+    monkeypatch.setattr(Home, "move_in", counting)
+    if request.param:
+        monkeypatch.setattr("trainer_cli.checkpoint.format.image._HOME_BYTES", 1)
+        monkeypatch.setattr("trainer_cli.checkpoint.format.home._WORTH_BYTES", 1)
+    yield
+    assert any(moved) is request.param
+
+
+@pytest.mark.usefixtures("_lived_in")
 @pytest.mark.parametrize(
     "rules",
     [
@@ -125,6 +146,7 @@ def test_what_counts_as_finite_is_the_same_behind_the_training_and_in_its_way(tm
     assert found[True] == found[False] == dict.fromkeys(["step0", "step1", "step2"], False)
 
 
+@pytest.mark.usefixtures("_lived_in")
 def test_a_resume_from_what_was_saved_behind_is_as_if_there_had_been_no_stop(tmp_path: Path) -> None:
     straight = everything(fit(tmp_path / "straight", save_async=False))
     for step in (2, 5):

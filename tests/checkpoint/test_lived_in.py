@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +17,8 @@ from test_image import Kept, addresses, written
 from trainer_cli import make_async_checkpointer
 from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer
 from trainer_cli.checkpoint.format.image import TensorsImage
-from trainer_cli.errors import SaveError
+from trainer_cli.checkpoint.format.outgoing import StateGoneError
+from trainer_cli.checkpoint.process.outliving import Outliving
 
 PIECE = 1 << 16
 WIDE = 1 << 15
@@ -262,7 +265,7 @@ def test_a_file_that_was_given_up_is_written_again_unless_the_weights_changed() 
         assert folder.contents == contents
     copied(image)
     training.step()
-    with pytest.raises(SaveError, match="given up"):
+    with pytest.raises(StateGoneError, match="its writer failed midway"):
         image.write(Kept(), image.copy_late())  # type: ignore[arg-type]
 
 
@@ -347,6 +350,32 @@ def test_a_training_that_changed_its_weights_before_the_gate_loses_that_save_and
     assert under_way.written.result(60) is None
     loaded = saving.load(tmp_path / "step9")
     assert torch.equal(loaded["optimizer"]["moment"], contents[2]), "copied before training went on"
+
+
+def test_a_writer_that_dies_once_the_weights_went_on_costs_that_save_and_no_other(tmp_path: Path) -> None:
+    training, saving = Training(), make_async_checkpointer(writer="process")
+    assert isinstance(saving.process, Outliving)
+    passed, written_out = threading.Event(), threading.Event()
+
+    def dies() -> None:
+        written_out.set()
+        assert passed.wait(60)
+        assert saving.process.carrier.pid is not None  # type: ignore[union-attr]
+        os.kill(saving.process.carrier.pid, signal.SIGKILL)  # type: ignore[union-attr]
+
+    failures = []
+    for step in range(4):
+        state, path = training.state(), tmp_path / f"step{step}"
+        under_way = saving.save(state, path, late=training.late, before_commit=dies if step == 2 else lambda: None)
+        assert step != 2 or written_out.wait(60)
+        del state
+        saving.gate()
+        training.step()
+        passed.set()
+        failures.append(type(under_way.written.exception(60)))
+    assert failures == [type(None), type(None), StateGoneError, type(None)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step0", "step1", "step3"]
+    saving.close()
 
 
 def test_the_weights_stay_after_the_checkpointer_is_closed(saving: AsyncCheckpointer, tmp_path: Path) -> None:

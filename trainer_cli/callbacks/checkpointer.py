@@ -14,6 +14,7 @@ from trainer_cli.callbacks.flight import ORDINARY, Flights, same_metrics, saves_
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer, outliving_writer
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.format.outgoing import StateGoneError
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import (
     Decision,
@@ -29,7 +30,6 @@ from trainer_cli.checkpoint.process.port import Process
 from trainer_cli.checkpoint.rules import retention_rules, save_rules, typed
 from trainer_cli.checkpoint.snapshot import is_finite
 from trainer_cli.checkpoint.soundness import catalog_of, newest_sound
-from trainer_cli.checkpoint.staging import WeightsMovedError
 from trainer_cli.checkpoint.storage.local import WRITERS_S, LocalStorage
 from trainer_cli.checkpoint.writer import Facts
 from trainer_cli.config.garbage import uncollected
@@ -322,10 +322,11 @@ class CheckpointerCallback(Callback):
             trainer.hooks.call("on_after_save_checkpoint", trainer, flight.path)
             return
         self._last_saved_step, self._failed_step = flight.last_saved_step, flight.step
-        if not isinstance(failure, WeightsMovedError):
+        if not isinstance(failure, StateGoneError) or self._failures:
             self.asked = self.asked or flight.asked
             raise failure
-        # No fault of the disk, and it cannot happen again: the next step makes up for it.
+        # No fault of the disk: the next step makes up for it, once.
+        self._failures += 1
         self._owed = flight.decision
         log.error("step %d: %s", flight.step, failure)
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.format.memory import available_bytes
+from trainer_cli.checkpoint.format.outgoing import StateGoneError
 from trainer_cli.checkpoint.format.port import Image
 from trainer_cli.errors import SaveError
 
@@ -29,7 +30,7 @@ _LATEST_S = 1.0
 """So long the writer waits for the gate before it judges by itself: no single write to a tensor lasts longer."""
 
 
-class WeightsMovedError(SaveError):
+class WeightsMovedError(StateGoneError):
     """Tensors changed while they were copied: the copy is of no one moment."""
 
 

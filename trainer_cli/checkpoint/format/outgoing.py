@@ -24,6 +24,10 @@ _PIECE_BYTES = 1 << 24
 """So much is handed over at a time while tensors live in what is written; `leave` waits for two such pieces."""
 
 
+class StateGoneError(SaveError):
+    """What was to be saved is there no more. No fault of the disk: the next state can be saved."""
+
+
 class Outgoing:
     """Bytes that are written in order, from their beginning, in the writer's thread.
 
@@ -46,12 +50,14 @@ class Outgoing:
         """Write to a file, from the beginning on, whatever went to another before.
 
         Raises:
-            SaveError: the beginning is gone.
+            StateGoneError: the beginning is gone.
         """
         with self._turn:
             self._sink, self._sent_bytes, self._samples = sink, 0, []
             if self._lost_bytes:
-                raise SaveError("the beginning was written to a file that was given up, and the weights are others now")
+                raise StateGoneError(
+                    "the step was not saved: its writer failed midway, and by then the weights had gone on"
+                )
 
     def send(self, until: int, look: Callable[[Memory, int, int], object]) -> None:
         """Write what comes before a place. Each piece is shown to `look` meanwhile: its memory, beginning and end."""
