@@ -15,7 +15,6 @@ its layout.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,9 @@ import torch
 
 from trainer_cli.checkpoint.format import codec
 from trainer_cli.checkpoint.format.copying import Copying
+from trainer_cli.checkpoint.format.devices import Devices, raw_bytes
 from trainer_cli.checkpoint.format.dtypes import DTYPES
+from trainer_cli.checkpoint.format.finite import Finite
 from trainer_cli.checkpoint.format.home import Home, Move
 from trainer_cli.checkpoint.format.layout import ALIGNMENT, TensorEntry, rendered_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.leaves import bytes_of, identity, laid_out
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ORDINARY = {torch.Tensor, torch.nn.Parameter, np.ndarray}
-_CHUNK = 1 << 18
-"""Elements looked at in one go: as many as fit the processor's caches."""
 _ENTRY_BYTES = 512
 _SMALL_BYTES = 1 << 20
 """What a tensor's entry in a header takes at most, and all other states as a rule."""
@@ -91,7 +90,7 @@ class TensorsImage:
         self._known: codec.Known = {}
         self._form: _Form | None = None
         self._slots: list[_Slot] = []
-        self._devices = _Devices()
+        self._devices = Devices()
 
     def plan(self, tree: Mapping[str, Any]) -> int:
         """Lay a state out; the bytes that `take` will hold for it.
@@ -245,13 +244,13 @@ class TensorsImage:
         """Write the files of one rank, as far as the copy has `arrived`; at its end, all."""
         outgoing, file = self._outgoing, tensor_file(rank)
         assert outgoing is not None
-        look = _Look(self._trained)
+        finite = Finite((DTYPES[entry.code], offset, entry.size_bytes) for entry, offset in self._trained)
         with folder.create(file) as sink:
             outgoing.begin(sink)
             for here in arrived:
-                outgoing.send(here, look)
-            outgoing.send(self.size_bytes, look)
-        self._finite = look.is_finite
+                outgoing.send(here, finite)
+            outgoing.send(self.size_bytes, finite)
+        self._finite = finite.so_far
         with folder.create(state_file(rank)) as sink:
             sink.write(self._text)
         return FormatRecord({file: self._aliases} if self._aliases else {})
@@ -327,7 +326,7 @@ class TensorsImage:
         assert self._taken is not None
         offset, size_bytes = slot[1], slot[0].size_bytes
         if leaf.is_cuda:
-            raw = _raw(leaf)
+            raw = raw_bytes(leaf)
             kept = self._taken.tensor[offset : offset + size_bytes]
             pieces = range(0, size_bytes, _PIECE_BYTES)
             return any(not _equal(raw[at : at + _PIECE_BYTES], kept[at : at + _PIECE_BYTES]) for at in pieces)
@@ -335,24 +334,6 @@ class TensorsImage:
             return self._taken.differs(leaf.data_ptr(), size_bytes, offset)
         array = bytes_of(leaf)
         return self._taken.differs(array.ctypes.data, size_bytes, offset)
-
-
-class _Look:
-    """What is written is looked at, piece by piece in their order, for trained tensors that are not finite."""
-
-    def __init__(self, trained: list[_Slot]) -> None:
-        self.is_finite = True
-        self._trained = deque(trained)
-
-    def __call__(self, memory: Memory, start: int, end: int) -> None:
-        while self.is_finite and self._trained and self._trained[0][1] < end:
-            entry, offset = self._trained[0]
-            last = offset + entry.size_bytes
-            raw = memory.tensor[max(offset, start) : min(last, end)]
-            self.is_finite = _is_finite(raw.view(DTYPES[entry.code]))
-            if last > end:
-                break
-            self._trained.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,56 +362,6 @@ def _places(tensors: Mapping[str, Leaf]) -> dict[str, int | None]:
     return {name: leaf.data_ptr() if isinstance(leaf, torch.Tensor) else None for name, leaf in tensors.items()}
 
 
-class _Devices:
-    """Copies from GPUs: on a stream of their own beside the compute stream, which waits before it writes again."""
-
-    def __init__(self) -> None:
-        self._streams: dict[torch.device, Any] = {}
-        self._events: list[tuple[torch.device, Any]] = []
-
-    @property
-    def any(self) -> bool:
-        """Whether there are GPUs."""
-        return bool(self._streams)
-
-    def see(self, leaves: Collection[Leaf]) -> bool:
-        """Get ready for the GPUs that these are on; True where there are any. What they hold now is what is copied."""
-        devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda}
-        for device in devices:
-            stream = self._streams.setdefault(device, None) or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._streams[device] = stream
-            stream.wait_stream(torch.cuda.current_stream(device))
-        return bool(devices)
-
-    def copy(self, leaf: torch.Tensor, into: torch.Tensor) -> None:
-        """Have a tensor copied; nobody waits for it here."""
-        stream = self._streams[leaf.device]
-        with torch.cuda.stream(stream):
-            raw = _raw(leaf)
-            into.copy_(raw, non_blocking=True)
-            # Its memory must not be given to another tensor before the copy is made.
-            raw.record_stream(stream)
-
-    def boundary(self) -> None:
-        """What was copied at the boundary may change from here on: the compute streams wait for these copies."""
-        self.copied()
-        self.hold()
-
-    def copied(self) -> None:
-        """All copies are asked for: mark their end."""
-        self._events = [(device, stream.record_event()) for device, stream in self._streams.items()]
-
-    def hold(self) -> None:
-        """The compute streams go on once the copies asked for are made; the host does not wait."""
-        for device, event in self._events:
-            torch.cuda.current_stream(device).wait_event(event)
-
-    def finish(self) -> None:
-        """The host waits for every copy."""
-        for _, event in self._events:
-            event.synchronize()
-
-
 def _lies_plainly(leaf: Leaf) -> bool:
     """True where its bytes in this memory are those of a file."""
     return (
@@ -446,28 +377,5 @@ def _overlaps(slot: _Slot, pieces: Collection[tuple[int, int]]) -> bool:
     return any(slot[1] < end and start < slot[1] + slot[0].size_bytes for start, end in pieces)
 
 
-def _raw(leaf: torch.Tensor) -> torch.Tensor:
-    """Its bytes, on its device."""
-    return leaf.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-
-
 def _equal(here: torch.Tensor, kept: torch.Tensor) -> bool:
     return torch.equal(here, kept.to(here.device))
-
-
-def _is_finite(values: torch.Tensor) -> bool:
-    """In pieces: one pass where all is well, since a sum of numbers with NaN or infinity is none of them finite."""
-    if not values.is_floating_point() and not values.is_complex():
-        return True
-    for start in range(0, values.numel(), _CHUNK):
-        piece = values[start : start + _CHUNK]
-        if piece.dtype in (torch.float32, torch.float64):
-            # Of numpy, which takes no second thread away from the training.
-            with np.errstate(all="ignore"):
-                whole = bool(np.isfinite(piece.numpy().sum()))
-        else:
-            piece = piece if piece.is_complex() else piece.float()
-            whole = bool(torch.isfinite(piece.sum()))
-        if not whole and not bool(torch.isfinite(piece).all()):
-            return False
-    return True
