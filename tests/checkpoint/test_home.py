@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,7 +32,7 @@ def test_who_moves_in_is_the_same_tensor_at_its_place_in_the_file() -> None:
     weight.grad = torch.ones_like(weight)
     before, versions = [one.detach().clone() for one in (weight, moment)], (weight._version, moment._version)
     home, moves = home_for(weight, moment)
-    assert home.move_in(moves) == 8 * COUNT
+    home.move_in(moves)
     assert home.tenants == {"t0": weight.data_ptr(), "t1": moment.data_ptr()}
     assert [one.data_ptr() - home.memory.address for one in (weight, moment)] == [4096, 4096 + 4 * COUNT]
     assert torch.equal(weight, before[0])
@@ -62,13 +64,37 @@ def test_a_tensor_that_moved_in_is_saved_elsewhere_by_itself() -> None:
     assert file.tell() < 2 * weights[1].nbytes, "not all that lives beside it"
 
 
-def test_many_move_in_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer_cli.checkpoint.format.home._MOVED_AT_ONCE", 5 * COUNT)
-    weights = [torch.full((COUNT,), float(number)) for number in range(5)]
+def test_kernels_go_by_the_same_strides_as_before() -> None:
+    weight = torch.randn(COUNT // 4, 4, 1, 1).to(memory_format=torch.channels_last)
+    strides = weight.stride()
+    assert strides != torch.empty(COUNT // 4, 4, 1, 1).stride()
+    home, moves = home_for(weight)
+    assert home.may_take(weight, 4096, None)
+    home.move_in(moves)
+    assert weight.stride() == strides
+
+
+def test_what_was_left_stays_for_those_who_read_it_until_it_is_forgotten() -> None:
+    weight = torch.ones(COUNT)
+    left = weakref.ref(weight.untyped_storage())
+    home, moves = home_for(weight)
+    home.move_in(moves)
+    assert left() is not None
+    home.forget()
+    assert left() is None
+
+
+def test_a_sample_tells_of_who_was_written_to() -> None:
+    weights = [torch.zeros(COUNT) for _ in range(3)]
     home, moves = home_for(*weights)
-    assert home.move_in(iter(moves)) == 5 * 4 * COUNT
-    assert [float(one[-1]) for one in weights] == [0, 1, 2, 3, 4]
-    assert len(home.tenants) == 5
+    home.move_in(moves)
+    since = home.sample()
+    assert home.changed(since) == []
+    weights[1].numpy()[...] = 1.7
+    weights[2].numpy()[...] = 1.7
+    assert home.changed(since) == ["t1", "t2"]
+    weights[1].zero_()
+    assert home.changed(since) == ["t2"]
 
 
 def test_a_forked_worker_sees_what_was_there_and_changes_nothing_here() -> None:
@@ -112,10 +138,19 @@ def in_inference() -> tuple[torch.Tensor, Any]:
         return kept(torch.ones(COUNT))
 
 
+def of_an_array() -> tuple[torch.Tensor, Any]:
+    array = np.ones(COUNT, np.float32)
+    return kept(torch.from_numpy(array), array)
+
+
+def of_other_memory() -> tuple[torch.Tensor, Any]:
+    return kept(torch.frombuffer(bytearray(4 * COUNT), dtype=torch.float32))
+
+
 @pytest.mark.parametrize(
     "made",
     [
-        with_view, with_array, with_detached, in_inference,
+        with_view, with_array, with_detached, in_inference, of_an_array, of_other_memory,
         lambda: kept(torch.ones(2 * COUNT)[COUNT:]),
         lambda: kept(torch.ones(2 * COUNT)[:COUNT]),
         lambda: kept(torch.ones(COUNT // 2, 2).T),
@@ -124,24 +159,28 @@ def in_inference() -> tuple[torch.Tensor, Any]:
         lambda: kept(torch.ones(COUNT).as_subclass(OfItsOwnKind)),
         lambda: kept(torch.complex(torch.ones(COUNT), torch.ones(COUNT)).conj()),
     ],
-    ids=["view", "array", "detached", "inference", "end", "beginning", "turned", "small", "shared", "subclass", "conj"],
+    ids=["view", "array", "detached", "inference", "of an array", "of a buffer", "end", "beginning", "turned", "small",
+         "shared", "subclass", "conj"],
 )  # fmt: skip
-def test_who_is_known_elsewhere_stays_there(made: Callable[[], tuple[torch.Tensor, Any]]) -> None:
+def test_who_is_known_elsewhere_may_not_move(made: Callable[[], tuple[torch.Tensor, Any]]) -> None:
+    home = Home(b"", 16 * COUNT)
+    assert home.may_take(torch.ones(COUNT), 4096, None)
     tensor, others = made()
-    place = tensor.data_ptr()
-    home, moves = home_for(tensor)
-    assert home.move_in(moves) == 0
-    assert tensor.data_ptr() == place
-    assert home.tenants == {}
+    assert not home.may_take(tensor, 4096, None)
     del others
 
 
-def test_who_would_not_lie_as_torch_has_it_stays_where_it_is() -> None:
+def test_who_would_not_lie_as_torch_has_it_may_not_move() -> None:
+    assert not Home(b"", 8 * COUNT).may_take(torch.ones(COUNT), 4096 + 4, None)
+
+
+def test_who_lives_in_a_home_may_move_to_the_next_one_and_to_no_other() -> None:
     weight = torch.ones(COUNT)
-    place = weight.data_ptr()
-    home = Home(b"", 8 * COUNT)
-    assert home.move_in([("w", weight, 4096 + 4)]) == 0
-    assert weight.data_ptr() == place
+    first, moves = home_for(weight)
+    first.move_in(moves)
+    second, moves = home_for(weight)
+    assert not second.may_take(weight, 4096, None)
+    assert second.may_take(weight, 4096, first)
 
 
 def test_where_torch_does_not_tell_who_knows_of_a_tensor_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +189,6 @@ def test_where_torch_does_not_tell_who_knows_of_a_tensor_all_stay(monkeypatch: p
     room._owners_of_one.cache_clear()
     monkeypatch.delattr(torch._C, "_storage_Use_Count")
     try:
-        home, moves = home_for(torch.ones(COUNT))
-        assert home.move_in(moves) == 0
+        assert not Home(b"", 8 * COUNT).may_take(torch.ones(COUNT), 4096, None)
     finally:
         room._owners_of_one.cache_clear()

@@ -35,7 +35,7 @@ class Kept:
             def __exit__(self, *_: Any) -> None:
                 pass
 
-            def wait(self, *, but_last: bool = False) -> None:
+            def wait(self, *, but_last: bool = False, timeout_s: float | None = None) -> None:
                 """All is taken at once."""
 
             def write(self, data: Any, *, stays: bool = False) -> None:

@@ -17,8 +17,10 @@ from test_image import Kept, addresses, written
 from trainer_cli import make_async_checkpointer
 from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer
 from trainer_cli.checkpoint.format.image import TensorsImage
-from trainer_cli.checkpoint.format.outgoing import StateGoneError
+from trainer_cli.checkpoint.format.outgoing import Outgoing, StateGoneError
 from trainer_cli.checkpoint.process.outliving import Outliving
+from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.local import LocalStorage
 
 PIECE = 1 << 16
 WIDE = 1 << 15
@@ -29,7 +31,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small states are lived in, too, and written in small pieces."""
     monkeypatch.setattr("trainer_cli.checkpoint.format.image._HOME_BYTES", 1)
     monkeypatch.setattr("trainer_cli.checkpoint.format.outgoing._PIECE_BYTES", PIECE)
-    monkeypatch.setattr("trainer_cli.checkpoint.format.outgoing._SAMPLED_BYTES", 1 << 12)
 
 
 class Training:
@@ -205,11 +206,13 @@ def test_a_state_that_the_file_has_in_another_order_does_not_move_in() -> None:
     training, image = Training(), TensorsImage()
 
     def state() -> dict[str, Any]:
-        return {"turned": training.weights[1].detach().T, "whole": training.weights[0].detach()}
+        return {"turned": training.weights[1].detach().T, "whole": whole.detach()}
 
+    whole = torch.nn.Parameter(torch.randn(4 * WIDE))
+    late = [training.weights[1], whole]
     for lived_in in (False, True):
         image.plan(state())
-        image.take(addresses(*training.weights), overlapped=lived_in)
+        image.take(addresses(*late), overlapped=lived_in)
         assert image.is_lived_in is lived_in
         folder = Kept()
         image.write(folder, image.copy_late())  # type: ignore[arg-type]
@@ -218,7 +221,7 @@ def test_a_state_that_the_file_has_in_another_order_does_not_move_in() -> None:
         assert image.moved() == []
         place = training.weights[1].data_ptr()
         if image.is_homeless:
-            image.settle_in(training.weights)
+            image.settle_in(late)
         assert training.weights[1].data_ptr() == place
 
 
@@ -233,6 +236,7 @@ def test_a_state_that_changes_its_form_again_and_again_moves_in_a_few_times_only
         folder = Kept()
         image.write(folder, image.copy_late())  # type: ignore[arg-type]
         assert folder.contents == written(state)[0]
+        del state
         image.leave()
         assert image.moved() == []
         if image.is_homeless:
@@ -281,20 +285,228 @@ def test_where_the_gate_comes_first_a_file_can_be_given_up_and_written_again() -
         assert folder.contents == contents
 
 
-def test_weights_that_were_written_where_no_version_tells_are_named_before_the_save_is_committed() -> None:
+@pytest.mark.parametrize("before_any_is_written", [True, False])
+def test_weights_that_were_written_where_no_version_tells_are_named(before_any_is_written: bool) -> None:
     training, image = Training(), TensorsImage()
     training.settled_in(image)
     for name, hidden in (("model/b", training.weights[1]), ("optimizer/moment", training.moment)):
-        for at_the_gate in (True, False):
-            taken(image, training)
-            image.write(Kept(), image.copy_late())  # type: ignore[arg-type]
-            values = hidden.detach().numpy().copy()
-            hidden.detach().numpy()[...] = values + 1
-            if at_the_gate:
-                copied(image)
-                hidden.detach().numpy()[...] = values
-            assert name in image.moved()
-            image.leave()
+        taken(image, training)
+        if before_any_is_written:
+            hidden.detach().numpy()[...] += 1.3
+        image.write(Kept(), image.copy_late())  # type: ignore[arg-type]
+        if not before_any_is_written:
+            hidden.detach().numpy()[...] += 1.3
+        copied(image)
+        assert image.moved() == [name]
+
+
+def test_a_state_that_was_planned_and_never_taken_moves_nobody() -> None:
+    training, image = Training(), TensorsImage()
+    taken(image, training, overlapped=False)
+    image.leave()
+    assert image.moved() == []
+    image.plan({"first": torch.ones(WIDE), **training.state()})
+    places = [one.data_ptr() for one in training.late]
+    image.settle_in(training.late)
+    assert [one.data_ptr() for one in training.late] == places
+
+
+def test_where_less_than_half_may_move_nobody_does() -> None:
+    training, image = Training(), TensorsImage()
+    others = [one.detach() for one in (training.weights[1], training.moment)]
+    taken(image, training, overlapped=False)
+    image.leave()
+    assert image.moved() == []
+    places = [one.data_ptr() for one in training.late]
+    image.settle_in(training.late)
+    assert [one.data_ptr() for one in training.late] == places
+    assert not image.is_homeless, "nor is it tried again"
+    del others
+
+
+class SlowDisk(Kept):
+    """Says that what it was handed is written once it is told to; until then it may still be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handed_over, self.may_end = threading.Event(), threading.Event()
+        self.waits: list[float | None] = []
+
+    def create(self, file: str) -> Any:
+        return self._slow(super().create(file))
+
+    @contextmanager
+    def _slow(self, manager: Any) -> Iterator[Any]:
+        with manager as sink:
+            write, views = sink.write, []
+
+            def hold(data: Any, *, stays: bool = False) -> None:
+                views.append(data)
+                self.handed_over.set()
+
+            def wait(*, but_last: bool = False, timeout_s: float | None = None) -> None:
+                self.waits.append(timeout_s)
+                if not self.may_end.wait(60 if timeout_s is None else timeout_s):
+                    raise TimeoutError
+
+            sink.write, sink.wait = hold, wait
+            yield sink
+            for view in views:
+                write(view)
+
+
+def writes(image: TensorsImage, folder: Kept) -> threading.Thread:
+    thread = threading.Thread(target=image.write, args=(folder, image.copy_late()))
+    thread.start()
+    return thread
+
+
+def test_the_gate_waits_for_what_is_being_written_at_that_moment() -> None:
+    training, image, folder = Training(), TensorsImage(), SlowDisk()
+    training.settled_in(image)
+    taken(image, training)
+    writer = writes(image, folder)
+    assert folder.handed_over.wait(60)
+    gate = threading.Thread(target=copied, args=(image,))
+    gate.start()
+    while len(folder.waits) < 2:
+        gate.join(0.01)
+    assert gate.is_alive(), "the disk has not got it yet"
+    folder.may_end.set()
+    gate.join(60)
+    writer.join(60)
+    assert not gate.is_alive()
+
+
+class Held(Disk):
+    """Writes large blocks only once it may."""
+
+    block_bytes = 1 << 16
+
+    def __init__(self) -> None:
+        self.asked, self.may = threading.Event(), threading.Event()
+        self.may.set()
+
+    def write(self, fd: int, data: memoryview) -> int:
+        if len(data) == self.block_bytes:
+            self.asked.set()
+            assert self.may.wait(60)
+        return super().write(fd, data)
+
+
+def test_no_weight_changes_while_the_disk_reads_it(tmp_path: Path) -> None:
+    disk, training = Held(), Training()
+    saving = AsyncCheckpointer(storage=lambda root: LocalStorage(root, disk=disk))
+    for step in range(3):
+        if step == 2:
+            disk.asked.clear()
+            disk.may.clear()
+        values = [one.detach().clone() for one in training.late]
+        state = training.state()
+        under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
+        del state
+        assert saving.stager.image.is_lived_in is (step > 0)
+        if step == 2:
+            assert disk.asked.wait(60)
+            threading.Timer(0.2, disk.may.set).start()
+        saving.gate()
+        assert disk.may.is_set(), "the disk had not got what it was reading"
+        training.step()
+        assert under_way.written.result(60) is None
+        saving.verify(tmp_path / f"step{step}")
+        assert torch.equal(saving.load(tmp_path / f"step{step}")["model"]["b"], values[1])
+    saving.close()
+
+
+def test_the_gate_gives_a_disk_that_hangs_up_and_with_it_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer_cli.checkpoint.format.outgoing._PATIENCE_S", 0.01)
+    training, image, folder = Training(), TensorsImage(), SlowDisk()
+    training.settled_in(image)
+    taken(image, training)
+    writer = writes(image, folder)
+    assert folder.handed_over.wait(60)
+    with pytest.raises(StateGoneError, match="the disk took more than"):
+        copied(image)
+    folder.may_end.set()
+    writer.join(60)
+
+
+def test_where_the_gate_fails_the_save_does_and_nothing_of_it_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, saving = Training(), make_async_checkpointer(writer="thread")
+    leave = Outgoing.leave
+    for step in range(4):
+        state = training.state()
+        under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
+        del state
+        if step == 2:
+            monkeypatch.setattr(Outgoing, "leave", lambda self: (_ for _ in ()).throw(MemoryError("no room")))
+        assert saving.gate() is False
+        monkeypatch.setattr(Outgoing, "leave", leave)
+        training.step()
+        failure = under_way.written.exception(60)
+        assert isinstance(failure, MemoryError) is (step == 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step0", "step1", "step3"]
+    saving.close()
+
+
+def moved_in(training: Training, saving: AsyncCheckpointer) -> bool:
+    home = saving.stager.image._home  # type: ignore[attr-defined]
+    return home is not None and training.moment.data_ptr() in home.tenants.values()
+
+
+@pytest.mark.parametrize(
+    ("gates", "available", "lives"),
+    [
+        ([False], None, [True]),
+        ([True], None, [False]),
+        ([True, False], None, [False, True]),
+        ([False], 0, [False]),
+    ],
+    ids=["the optimizer's", "somebody else's", "then the optimizer's", "no room"],
+)
+def test_weights_move_at_an_optimizers_step_where_there_is_room(
+    tmp_path: Path, gates: list[bool], available: int | None, lives: list[bool]
+) -> None:
+    training, saving = Training(), AsyncCheckpointer()
+    for step, (asked, living) in enumerate(zip(gates, lives, strict=True)):
+        state = training.state()
+        under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
+        del state
+        under_way.written.result(60)
+        saving.stager._available = lambda: available
+        saving.gate(asked=asked)
+        assert moved_in(training, saving) is living
+        training.step()
+    saving.close()
+
+
+def test_weights_that_somebody_else_writes_do_not_move(tmp_path: Path) -> None:
+    training, saving = Training(), AsyncCheckpointer()
+    for step in range(3):
+        state = training.state()
+        under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
+        del state
+        training.weights[0].detach().numpy()[...] += 1
+        saving.gate()
+        assert not moved_in(training, saving)
+        under_way.written.result(60)
+    saving.close()
+
+
+def test_without_memory_for_a_home_saves_go_on_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError("no memory to map")
+
+    monkeypatch.setattr("trainer_cli.checkpoint.format.image.Home", refused)
+    training, saving = Training(), AsyncCheckpointer()
+    for step in range(3):
+        under_way = saving.save(training.state(), tmp_path / f"step{step}", late=training.late)
+        saving.gate()
+        training.step()
+        under_way.written.result(60)
+    saving.close()
 
 
 @pytest.fixture(params=["process", "thread"])

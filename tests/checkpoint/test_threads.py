@@ -49,6 +49,27 @@ def test_after_a_failure_nothing_is_worked_on_and_everybody_is_told(threads: str
     assert tried == [0, 1, 2]
 
 
+def test_whoever_waits_may_leave_the_last_piece_out_or_go_when_it_takes_too_long() -> None:
+    def work(piece: int) -> None:
+        assert piece == 0 or goes_on.wait(60)
+        done.append(piece)
+
+    goes_on, done = threading.Event(), list[int]()
+    worker = WorkerThread("worker", work)
+    worker.wait(but_last=True)
+    for piece in range(2):
+        worker.hand_over(piece)
+    worker.wait(but_last=True)
+    assert done == [0]
+    with pytest.raises(TimeoutError) as told:
+        worker.wait(timeout_s=0.01)
+    assert told.value.errno is None
+    goes_on.set()
+    worker.wait(timeout_s=60)
+    assert done == [0, 1]
+    worker.close()
+
+
 def test_a_piece_that_was_let_go_is_neither_done_nor_said_to_be() -> None:
     def work(piece: int) -> None:
         begun.set()

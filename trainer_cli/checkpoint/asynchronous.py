@@ -164,7 +164,7 @@ class AsyncCheckpointer(FolderCheckpointer):
 
     def close(self, timeout_s: float = _CLOSING_S) -> None:
         if self.settle(timeout_s):
-            self.stager.image.close()
+            self.stager.close()
             self.process.close()
         else:
             log.warning("a save is still being written; where it does not become whole, nothing takes it")
@@ -193,6 +193,7 @@ class AsyncCheckpointer(FolderCheckpointer):
                             storage, order.name, order.facts, put, needs=lambda: image.held_bytes, last_facts=last_facts
                         )
                     except SaveError as error:
+                        error.where = error.where or storage.location(order.name)
                         why = error.__cause__
                         if storage is order.storage or not (isinstance(why, OSError) and _is_of_the_way(why)):
                             raise

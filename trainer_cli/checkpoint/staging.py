@@ -1,7 +1,8 @@
 """The stager: a state's copy, made beside the training where that is safe, and proven to be of one moment.
 
-Tensors that only the optimizer's step changes are copied behind the training; before that step comes the gate, which
-copies what the writer has not come to yet, and compares their version counters. Whatever writes them elsewhere comes to
+Tensors that only the optimizer's step changes are copied behind the training, or written from where they live; before
+that step comes the gate, which copies what the writer has not come to yet, waits for the little that is being written
+from there at that moment, and compares their version counters. Whatever writes them elsewhere comes to
 the gate first, or spoils the save: then nothing is copied beside the training any more. The first copy is made whole at
 the boundary, and only watched, byte for byte: a training that always writes its weights elsewhere loses no save by it,
 not even where no version counter tells of the writing.
@@ -13,7 +14,6 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.format.memory import available_bytes
@@ -35,7 +35,7 @@ class WeightsMovedError(StateGoneError):
 
 
 class Staging:
-    """The copy that one save writes."""
+    """The copy that one save writes. `staged` is done once the state may change."""
 
     def __init__(self, image: Image, *, overlapped: bool) -> None:
         self.staged: Future[None] = Future()
@@ -66,21 +66,29 @@ class Staging:
     def end(self) -> None:
         """Nothing more is written. In the writer's thread."""
         self.copy()
-        self._leave()
+        self._image.end()
+        self._settle()
 
     def copy_late(self) -> None:
         """Copy what the writer has not come to yet, whatever keeps it. Where that fails, the writer tells."""
-        with suppress(Exception):
+        try:
             while self._advance() is not None:
                 continue
-            self._leave()
+            self._image.leave()
+        except Exception as error:
+            self._settle(error)
+        else:
+            self._settle()
 
-    def _leave(self) -> None:
-        """Tensors that live in the image may change once this returns."""
-        self._image.leave()
+    def _settle(self, failure: Exception | None = None) -> None:
+        """The state may change, and the copy is worth nothing where there is a failure."""
         with self._advancing:
-            if not self.staged.done():
+            if self.staged.done():
+                return
+            if failure is None:
                 self.staged.set_result(None)
+            else:
+                self.staged.set_exception(failure)
 
     def _advance(self) -> int | None:
         """Copy some more, in whichever thread; None once nothing is left to copy."""
@@ -115,11 +123,14 @@ class Staging:
 
         Raises:
             WeightsMovedError: it is worth nothing.
+            StateGoneError: nor is it where the training did not wait for it.
         """
         if not self.overlapped:
             return
         if threading.get_ident() != self._owner:
             self._judged.wait(_LATEST_S)
+        if self.staged.done() and (failure := self.staged.exception()) is not None:
+            raise failure
         if moved := self.judge():
             raise WeightsMovedError(
                 f"the step was not saved: {_shown(moved)} changed outside the optimizer's step while it was copied",
@@ -135,11 +146,13 @@ class Stager:
         self._available = available
         self._current: Staging | None = None
         self._late: Collection[Tensor] = ()
+        self._settled_in = False
         self._overlaps = True
         self._proven = False
 
     def plan(self, tree: Mapping[str, Any]) -> str | None:
         """Get ready for a copy of a state; the reason why the host has no room for it, if it has none."""
+        self._late = ()
         return self._no_room(self.image.plan(tree))
 
     def prepare(self, tensors: Collection[Tensor]) -> Callable[[], object] | None:
@@ -164,6 +177,9 @@ class Stager:
 
         `asked` says that it is not the optimizer's step that comes now: what was only watched proves nothing then.
         """
+        if self._settled_in:
+            self._settled_in = False
+            self.image.forget()
         moved = self._pass(asked=asked)
         late, self._late = self._late, ()
         if late and self._proven and self._overlaps and not (moved or asked) and self.image.is_homeless:
@@ -194,13 +210,20 @@ class Stager:
         if self._current is not None and self._current.overlapped:
             self._pass()
 
+    def close(self) -> None:
+        """Give memory back."""
+        self._late, self._settled_in = (), False
+        self.image.close()
+
     def _settle_in(self, late: Collection[Tensor]) -> None:
-        if (available := self._available()) is not None and available < self.image.held_bytes:
+        # What they leave stays for a step.
+        if (available := self._available()) is not None and available < 2 * self.image.held_bytes:
             return
         try:
             self.image.settle_in(late)
         except OSError as error:
             log.debug("weights stay where they are: %s", error)
+        self._settled_in = True
 
 
 def _addresses(tensors: Collection[Tensor]) -> set[int]:

@@ -48,12 +48,12 @@ class WorkerThread(Generic[Piece]):
             self._last_but_one, self._last = self._last, Future()
             self._pieces.put((piece, self._last))
 
-    def wait(self, *, but_last: bool = False) -> None:
+    def wait(self, *, but_last: bool = False, timeout_s: float | None = None) -> None:
         """Return once all is done that was handed over, or all but the last piece; from any thread. Raises what failed,
-        and CancelledError where it was let go."""
+        CancelledError where it was let go, and TimeoutError, without a number, where it takes longer than it may."""
         awaited = self._last_but_one if but_last else self._last
         if awaited is not None:
-            awaited.result()
+            awaited.result(timeout_s)
         self._tell()
 
     def let_go(self) -> None:

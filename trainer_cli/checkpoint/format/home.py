@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection
 from functools import cache
+from typing import Any
 
+import numpy as np
 import torch
 
 from trainer_cli.checkpoint.format.copying import Copying
@@ -13,8 +15,8 @@ from trainer_cli.checkpoint.format.memory import Memory
 
 _WORTH_BYTES = 1 << 16
 """A smaller tensor stays where it is: copying it costs less than asking where it lives."""
-_MOVED_AT_ONCE = 1 << 26
-"""So much lies in both places for a moment."""
+_SAMPLED_BYTES = (1 << 17) + 4
+"""One byte of so many is sampled: the lowest of a number, which most changes change, and of ever other columns."""
 
 Move = tuple[str, torch.Tensor, int]
 """What the file calls a tensor, the tensor, and its place in the file."""
@@ -32,51 +34,67 @@ class Home:
         self.memory = Memory(size_bytes, inherited=True)
         self.tenants: dict[str, int] = {}
         """Where each begins that moved in, by the name that the file gives it."""
+        self._left: list[torch.UntypedStorage] = []
+        self._sampled = np.zeros(0, np.int64)
+        self._sampled_names: list[str] = []
 
-    def move_in(self, moves: Iterable[Move]) -> int:
-        """Have tensors live here from now on, each at its place in the file; how many bytes of them could. Their
-        version counters stay as they are."""
-        moved = 0
+    def move_in(self, moves: Collection[Move]) -> None:
+        """Have tensors live here from now on, each at its place in the file. Their version counters stay as they are.
+
+        What they leave stays until `forget`: other threads may be reading it.
+        """
         with Copying(self.memory, torch.get_num_threads()) as copying:
-            for some in _in_portions(one for one in moves if _may_move(*one[1:])):
-                for _, tensor, offset in some:
-                    copying.copy(tensor.data_ptr(), tensor.nbytes, offset)
-                copying.wait()
-                # At once, so that what they leave is free before others come.
-                for name, tensor, offset in some:
-                    tensor.data = self.memory.part(offset, tensor)
-                    self.tenants[name] = tensor.data_ptr()
-                    moved += tensor.nbytes
-        return moved
+            for _, tensor, offset in moves:
+                copying.copy(tensor.data_ptr(), tensor.nbytes, offset)
+            copying.wait()
+        for name, tensor, offset in moves:
+            self._left.append(tensor.untyped_storage())
+            tensor.data = self.memory.part(offset, tensor)
+            self.tenants[name] = tensor.data_ptr()
+        places = [np.arange(offset, offset + one.nbytes, _SAMPLED_BYTES, dtype=np.int64) for _, one, offset in moves]
+        self._sampled = np.concatenate([self._sampled, *places])
+        self._sampled_names += [name for (name, _, _), own in zip(moves, places, strict=True) for _ in own]
+
+    def forget(self) -> None:
+        """Let go of the memory that was left."""
+        self._left = []
+
+    def sample(self) -> np.ndarray[Any, Any]:
+        """One byte of so many of the tensors that live here, to compare with later ones."""
+        everything = np.frombuffer(self.memory.view(self.memory.size_bytes), np.uint8)
+        found: np.ndarray[Any, Any] = everything[self._sampled]
+        return found
+
+    def changed(self, since: np.ndarray[Any, Any]) -> list[str]:
+        """The tensors of which a sample is another than it was: all that were written to as a whole, and more likely
+        than not one of whose bytes one of some hundred thousand was."""
+        names = [self._sampled_names[place] for place in np.flatnonzero(self.sample() != since)]
+        return list(dict.fromkeys(names))
+
+    def may_take(self, tensor: torch.Tensor, offset: int, before: Home | None) -> bool:
+        """Whether nobody can tell that a tensor's memory is another: no view of it, no array, no other process.
+
+        Args:
+            before: the home that it may live in now.
+        """
+        return (
+            type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and tensor.layout is torch.strided
+            and tensor.is_cpu
+            and tensor.nbytes >= _WORTH_BYTES
+            and offset % LINE == 0
+            and tensor.is_contiguous()
+            and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+            and not tensor.is_shared()  # type: ignore[no-untyped-call]
+            and tensor.untyped_storage().nbytes() == tensor.nbytes
+            and _owners(tensor) == _owners_of_one()
+            and (_is_of_torch(tensor) or (before is not None and tensor.data_ptr() in before.tenants.values()))
+        )
 
 
-def _in_portions(moves: Iterable[Move]) -> Iterator[list[Move]]:
-    some: list[Move] = []
-    size_bytes = 0
-    for one in moves:
-        some.append(one)
-        size_bytes += one[1].nbytes
-        if size_bytes >= _MOVED_AT_ONCE:
-            yield some
-            some, size_bytes = [], 0
-    if some:
-        yield some
-
-
-def _may_move(tensor: torch.Tensor, offset: int) -> bool:
-    """Whether nobody can tell that a tensor's memory is another: no view of it, no array, no other process."""
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.layout is torch.strided
-        and tensor.is_cpu
-        and tensor.nbytes >= _WORTH_BYTES
-        and offset % LINE == 0
-        and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
-        and not tensor.is_shared()  # type: ignore[no-untyped-call]
-        and tensor.untyped_storage().nbytes() == tensor.nbytes
-        and _owners(tensor) == _owners_of_one()
-    )
+def _is_of_torch(tensor: torch.Tensor) -> bool:
+    """Whether torch got its memory: what others got, such as an array's, they may look at by other ways."""
+    return bool(tensor.untyped_storage().resizable())
 
 
 def _owners(tensor: torch.Tensor) -> int:

@@ -27,7 +27,7 @@ from trainer_cli.checkpoint.format.copying import Copying
 from trainer_cli.checkpoint.format.devices import Devices, raw_bytes
 from trainer_cli.checkpoint.format.dtypes import DTYPES
 from trainer_cli.checkpoint.format.finite import Finite
-from trainer_cli.checkpoint.format.home import Home, Move
+from trainer_cli.checkpoint.format.home import Home
 from trainer_cli.checkpoint.format.layout import ALIGNMENT, TensorEntry, rendered_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.leaves import bytes_of, identity, laid_out
 from trainer_cli.checkpoint.format.memory import Memory
@@ -51,6 +51,8 @@ _PIECE_BYTES = 1 << 26
 """So much of a GPU's memory is taken to compare a tensor with its copy."""
 _HOME_BYTES = 1 << 26
 """A smaller state is copied sooner than its tensors are asked where they live."""
+_HOME_SHARE = 0.5
+"""How much of a state has to be able to move."""
 _MOST_HOMES = 3
 """So often tensors move in, as when a state grows with its first step; what moves on and on is copied."""
 
@@ -72,6 +74,7 @@ class TensorsImage:
         self._home: Home | None = None
         self._homes = 0
         self._movable: dict[int, _Slot] = {}
+        self._sample: np.ndarray[Any, Any] | None = None
         self._outgoing: Outgoing | None = None
         self._taken: Memory | None = None
         """What the last state was taken to."""
@@ -108,6 +111,7 @@ class TensorsImage:
         form = _Form.of(self._tensors, self._places)
         if form is None or form != self._form or not self._still_tied():
             layout, self._aliases = laid_out(self._tensors)
+            self._movable = {}
             if layout != self._layout or not self._header:
                 self._layout, self._header = layout, rendered_header(layout)
             offset = len(self._header)
@@ -156,6 +160,7 @@ class TensorsImage:
         tenants = {} if home is None else home.tenants
         self._late = [one for one in watched if one[0][0].name not in tenants] if overlapped else []
         self._watched, self._trained = watched, finite
+        self._sample = None if home is None else home.sample()
         if self.is_homeless:
             # Where a file holds a tensor in another order than memory does, it cannot live there.
             self._movable = {leaf.data_ptr(): slot for slot, leaf, _ in watched if _lies_plainly(leaf)}
@@ -188,8 +193,8 @@ class TensorsImage:
         self._devices.hold()
         watched, self._watched = self._watched, []
         found = [entry.name for (entry, _), leaf, version in watched if leaf._version != version]
-        if not found and self._outgoing is not None and (changed := self._outgoing.changed()):
-            found = [slot[0].name for slot, _, _ in watched if _overlaps(slot, changed)]
+        if not found and self._home is not None and self._sample is not None:
+            found = self._home.changed(self._sample)
         if not found and not self._overlapped:
             self._devices.finish()
             found = [slot[0].name for slot, leaf, _ in watched if self._differs(leaf, slot)]
@@ -201,30 +206,47 @@ class TensorsImage:
 
     def leave(self) -> None:
         """Return once late tensors may change, all that was left to copy being copied: from then on nothing is written
-        from where they live. In any thread."""
+        from where they live. In any thread.
+
+        Raises:
+            StateGoneError: that took too long, and what is being written is worth nothing.
+        """
         if self._outgoing is not None:
             self._outgoing.leave()
 
+    def end(self) -> None:
+        """Nothing more is written of this state."""
+        if self._outgoing is not None:
+            self._outgoing.end()
+
     @property
     def is_lived_in(self) -> bool:
-        """Whether late tensors live in what is written, until `leave`."""
+        """Whether late tensors live where the last state was taken to: they may change once they `leave` it."""
         return self._home is not None and self._taken is self._home.memory
 
     def settle_in(self, tensors: Collection[torch.Tensor]) -> None:
         """Have the late ones of these live where later saves write them from, as far as nobody else knows where they
         are. Between two saves, or once nothing is left to copy of one, which is not written from where they live."""
         self._homes += 1
-        home = Home(self._header, self.size_bytes)
-        moved = home.move_in(self._moves(tensors))
-        self._home, self._movable = home if moved else None, {}
-        log.debug("%s of %s bytes need no copy from now on", moved, self.size_bytes)
-
-    def _moves(self, tensors: Collection[torch.Tensor]) -> Iterator[Move]:
+        home, moves = Home(self._header, self.size_bytes), []
         for tensor in tensors:
             # Each once, though some be told of twice.
             slot = self._movable.pop(tensor.data_ptr(), None)
-            if slot is not None and slot[0].size_bytes == tensor.nbytes:
-                yield slot[0].name, tensor, slot[1]
+            if slot and slot[0].size_bytes == tensor.nbytes and home.may_take(tensor, slot[1], self._home):
+                moves.append((slot[0].name, tensor, slot[1]))
+        moved = sum(tensor.nbytes for _, tensor, _ in moves)
+        log.debug("%s of %s bytes may live where they are written from", moved, self.size_bytes)
+        if moved < _HOME_SHARE * self.size_bytes:
+            # Another memory for all, and copies of most of it, would cost more than it saves.
+            self._homes = _MOST_HOMES
+            return
+        home.move_in(moves)
+        self._home = home
+
+    def forget(self) -> None:
+        """Let go of the memory from which tensors moved away."""
+        if self._home is not None:
+            self._home.forget()
 
     @property
     def is_homeless(self) -> bool:
@@ -371,10 +393,6 @@ def _lies_plainly(leaf: Leaf) -> bool:
         and not leaf.is_conj()
         and not leaf.is_neg()
     )
-
-
-def _overlaps(slot: _Slot, pieces: Collection[tuple[int, int]]) -> bool:
-    return any(slot[1] < end and start < slot[1] + slot[0].size_bytes for start, end in pieces)
 
 
 def _equal(here: torch.Tensor, kept: torch.Tensor) -> bool:

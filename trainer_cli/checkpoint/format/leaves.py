@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -52,8 +53,17 @@ def bytes_of(leaf: Leaf) -> np.ndarray[Any, Any]:
     if isinstance(leaf, np.ndarray):
         return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
     flat = leaf.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    array: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy()
-    return array
+    return np.frombuffer(memory_of(flat), np.uint8)
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, which stays as long as they are looked at.
+
+    Not by numpy: from then on torch would take its memory for somebody else's.
+    """
+    raw = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    raw.tensor = tensor  # type: ignore[attr-defined]
+    return memoryview(raw).cast("B")
 
 
 def _code_of(name: str, leaf: Leaf, shapes_only: bool) -> tuple[str, int]:

@@ -71,10 +71,11 @@ class Memory:
         return self._bytes[:size_bytes]
 
     def part(self, offset: int, like: torch.Tensor) -> torch.Tensor:
-        """A tensor with storage of its own, of the type and shape of another, over a part of it; the memory stays as
-        long as that does."""
+        """A tensor with storage of its own, of another's type, shape and strides, over a part of it; the memory stays
+        as long as that does."""
         raw = torch.frombuffer(self._bytes, dtype=torch.uint8, count=like.nbytes, offset=offset)
-        return raw.view(like.dtype).view(like.shape)
+        # Its very strides: for a dimension of one they may be any, and kernels go by them.
+        return raw.view(like.dtype).as_strided(like.shape, like.stride())
 
     def put(self, content: bytes, offset: int = 0) -> None:
         """Copy a few bytes in."""

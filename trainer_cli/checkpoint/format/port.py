@@ -61,12 +61,17 @@ class Image(Protocol):
         ...
 
     def leave(self) -> None:
-        """Return once these may change, all that was left to copy being copied; in any thread."""
+        """Return once these may change, all that was left to copy being copied; in any thread. Raises StateGoneError
+        where the disk takes too long for that."""
+        ...
+
+    def end(self) -> None:
+        """Nothing more is written of this state."""
         ...
 
     @property
     def is_lived_in(self) -> bool:
-        """Whether they live in what is written, which `leave` ends."""
+        """Whether they live where the last state was taken to, so that they change only after `leave`."""
         ...
 
     @property
@@ -76,7 +81,11 @@ class Image(Protocol):
 
     def settle_in(self, tensors: Collection[Tensor]) -> None:
         """Have tensors live from now on where saves write them from. Only where nothing but the optimizer changes them,
-        and nothing is left to copy."""
+        and nothing is left to copy. Other threads may read them meanwhile."""
+        ...
+
+    def forget(self) -> None:
+        """Let go of the memory from which they moved away, a step later."""
         ...
 
     def finish(self) -> None:

@@ -12,6 +12,7 @@ from trainer_cli.checkpoint.format import codec
 from trainer_cli.checkpoint.format.blocks import Part, read_in_order
 from trainer_cli.checkpoint.format.dtypes import DTYPES
 from trainer_cli.checkpoint.format.layout import TensorEntry, parsed_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.leaves import memory_of
 from trainer_cli.checkpoint.format.pending import Pending, Targets
 from trainer_cli.checkpoint.format.verified import Verified
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
@@ -82,7 +83,7 @@ class TensorFile:
             offset = file.size_bytes - sum(entry.size_bytes for entry in self._layout)
             for entry in self._layout:
                 if entry.name in self._soon and entry.size_bytes:
-                    into = [bytes_of(self._memory[entry.name])]
+                    into = [memory_of(self._memory[entry.name])]
                     parts = [Part(entry.size_bytes, into[0])]
                     read_in_order(source, parts, offset, entry.size_bytes, lambda view: None)
                 offset += entry.size_bytes
@@ -126,7 +127,7 @@ def part_of(target: torch.Tensor, size_bytes: int, file: Verified, name: str) ->
         torch.autograd.graph.increment_version(target)
     plain = target.is_contiguous() and target.dtype is not torch.bool
     if plain and target.device.type == "cpu":
-        return Part(size_bytes, bytes_of(target))
+        return Part(size_bytes, memory_of(target))
     if plain and target.is_cuda:
         return Part(size_bytes, give=giver(target.detach().reshape(-1).view(torch.uint8)))
     with _unfilled():
@@ -138,7 +139,7 @@ def part_of(target: torch.Tensor, size_bytes: int, file: Verified, name: str) ->
         with torch.no_grad():
             target.copy_(between)
 
-    return Part(size_bytes, bytes_of(between), done=done)
+    return Part(size_bytes, memory_of(between), done=done)
 
 
 def giver(raw: torch.Tensor) -> Callable[[memoryview, int], None]:
@@ -151,14 +152,8 @@ def giver(raw: torch.Tensor) -> Callable[[memoryview, int], None]:
     return give
 
 
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU."""
-    memory: memoryview = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-    return memory
-
-
 def _pinned(size_bytes: int) -> memoryview:
-    return bytes_of(torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True))
+    return memory_of(torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True))
 
 
 def _is_under(name: str, paths: Collection[str]) -> bool:

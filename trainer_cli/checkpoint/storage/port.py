@@ -24,9 +24,11 @@ class Sink(Protocol):
         the end of `create`; where a process carries it out, those in memory lent to it by the end of `writing`."""
         ...
 
-    def wait(self, *, but_last: bool = False) -> None:
-        """Return once memory that need not have stayed any longer may change; `but_last`: but for the last block of
-        it. From any thread. Raises what failed."""
+    def wait(self, *, but_last: bool = False, timeout_s: float | None = None) -> None:
+        """Return once memory that stays may change; `but_last`: but for the last block of it. From any thread.
+
+        Raises what failed, and TimeoutError, without a number, where a step of that takes longer than it may.
+        """
         ...
 
 

@@ -113,9 +113,9 @@ class LocalSink:
             else:
                 view = self._gather(view)
 
-    def wait(self, *, but_last: bool = False) -> None:
+    def wait(self, *, but_last: bool = False, timeout_s: float | None = None) -> None:
         for thread in self._threads:
-            thread.wait(but_last=but_last)
+            thread.wait(but_last=but_last, timeout_s=timeout_s)
 
     def finish(self) -> FileEntry:
         """Bring the file to rest. An fsync that failed is never tried again: the whole save begins anew."""

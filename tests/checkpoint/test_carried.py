@@ -1,0 +1,97 @@
+"""A disk that another process carries out: what lies where that cannot see it is written here, in its turn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.checkpoint.format.memory import Memory
+from trainer_cli.checkpoint.storage.carried import _LARGE, CarriedDisk
+
+
+class LatePerson:
+    """Carries nothing out before somebody waits for the end."""
+
+    def __init__(self, lent: Memory) -> None:
+        self.lent = lent
+        self.sent: list[str] = []
+        self._work: list[Callable[[], object]] = []
+        self._files: dict[int, int] = {}
+
+    def lend(self, file: int, address: int, size_bytes: int) -> None:
+        raise AssertionError("it is lent already")
+
+    def take_back(self) -> None:
+        """Nothing was lent by this."""
+
+    def is_ready(self) -> bool:
+        return True
+
+    def place_of(self, address: int, size_bytes: int) -> int | None:
+        start = address - self.lent.address
+        return start if start >= 0 and start + size_bytes <= self.lent.size_bytes else None
+
+    def begin(self) -> None:
+        self.sent.append("begin")
+
+    def send(self, operation: str, *about: object, files: Sequence[int] = ()) -> None:
+        self.sent.append(operation)
+        if operation == "open":
+            self._files[int(str(about[0]))] = files[0]
+        elif operation == "write":
+            name, start, size = (int(str(one)) for one in about)
+            self._work.append(lambda: os.write(self._files[name], self.lent.view(start + size)[start:]))
+
+    def end(self) -> None:
+        self.sent.append("end")
+        work, self._work = self._work, []
+        for one in work:
+            one()
+
+    def forget(self) -> None:
+        self.sent.append("forget")
+
+
+@pytest.fixture
+def lent() -> Memory:
+    memory = Memory(1 << 16)
+    memory.put(b"lent" * 1000)
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("order", "operations"),
+    [
+        ("own", []),
+        ("own own lent", ["open", "write"]),
+        ("lent own own lent own", ["open", "write", "end", "write", "end"]),
+    ],
+)
+def test_a_large_piece_of_ones_own_is_written_here_after_all_that_was_sent(
+    tmp_path: Path, lent: Memory, order: str, operations: list[str]
+) -> None:
+    carrier = LatePerson(lent)
+    disk = CarriedDisk(carrier)
+    own = memoryview(bytearray(b"own!" * (_LARGE // 4)))
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    expected = b""
+    for whose in order.split():
+        piece = own if whose == "own" else lent.view(4000)
+        assert disk.write(fd, piece) == len(piece)
+        expected += bytes(piece)
+    assert carrier.sent == operations
+    carrier.end()
+    assert (tmp_path / "file").read_bytes() == expected
+    os.close(fd)
+
+
+def test_a_small_piece_of_ones_own_goes_along(tmp_path: Path, lent: Memory) -> None:
+    carrier = LatePerson(lent)
+    disk = CarriedDisk(carrier)
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    assert disk.write(fd, memoryview(bytearray(100))) == 100
+    assert carrier.sent == ["open", "copy"]
+    os.close(fd)
