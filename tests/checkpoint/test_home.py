@@ -90,7 +90,7 @@ def test_a_sample_tells_of_who_was_written_to() -> None:
     home.move_in(moves)
     since = home.sample()
     assert home.changed(since) == []
-    weights[1].numpy()[...] = 1.7
+    weights[1].numpy()[...] = 2
     weights[2].numpy()[...] = 1.7
     assert home.changed(since) == ["t1", "t2"]
     weights[1].zero_()

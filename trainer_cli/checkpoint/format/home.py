@@ -15,8 +15,9 @@ from trainer_cli.checkpoint.format.memory import Memory
 
 _WORTH_BYTES = 1 << 16
 """A smaller tensor stays where it is: copying it costs less than asking where it lives."""
-_SAMPLED_BYTES = (1 << 17) + 4
-"""One byte of so many is sampled: the lowest of a number, which most changes change, and of ever other columns."""
+_WORD = 4
+_SAMPLED_BYTES = (1 << 17) + _WORD
+"""A word of so many bytes is sampled, of ever other columns."""
 
 Move = tuple[str, torch.Tensor, int]
 """What the file calls a tensor, the tensor, and its place in the file."""
@@ -51,7 +52,9 @@ class Home:
             self._left.append(tensor.untyped_storage())
             tensor.data = self.memory.part(offset, tensor)
             self.tenants[name] = tensor.data_ptr()
-        places = [np.arange(offset, offset + one.nbytes, _SAMPLED_BYTES, dtype=np.int64) for _, one, offset in moves]
+        places = [
+            np.arange(offset, offset + one.nbytes, _SAMPLED_BYTES, dtype=np.int64) // _WORD for _, one, offset in moves
+        ]
         self._sampled = np.concatenate([self._sampled, *places])
         self._sampled_names += [name for (name, _, _), own in zip(moves, places, strict=True) for _ in own]
 
@@ -60,14 +63,14 @@ class Home:
         self._left = []
 
     def sample(self) -> np.ndarray[Any, Any]:
-        """One byte of so many of the tensors that live here, to compare with later ones."""
-        everything = np.frombuffer(self.memory.view(self.memory.size_bytes), np.uint8)
+        """A word here and there of each tensor that lives here, to compare with later ones."""
+        everything = np.frombuffer(self.memory.view(self.memory.size_bytes), np.uint32)
         found: np.ndarray[Any, Any] = everything[self._sampled]
         return found
 
     def changed(self, since: np.ndarray[Any, Any]) -> list[str]:
-        """The tensors of which a sample is another than it was: all that were written to as a whole, and more likely
-        than not one of whose bytes one of some hundred thousand was."""
+        """The tensors of which a sample is another than it was: all that were written to as a whole, and hardly one of
+        which a few numbers were."""
         names = [self._sampled_names[place] for place in np.flatnonzero(self.sample() != since)]
         return list(dict.fromkeys(names))
 
