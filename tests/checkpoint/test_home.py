@@ -69,7 +69,7 @@ def test_kernels_go_by_the_same_strides_as_before() -> None:
     strides = weight.stride()
     assert strides != torch.empty(COUNT // 4, 4, 1, 1).stride()
     home, moves = home_for(weight)
-    assert home.may_take(weight, 4096, None)
+    assert home.may_take(weight, 4096)
     home.move_in(moves)
     assert weight.stride() == strides
 
@@ -164,23 +164,26 @@ def of_other_memory() -> tuple[torch.Tensor, Any]:
 )  # fmt: skip
 def test_who_is_known_elsewhere_may_not_move(made: Callable[[], tuple[torch.Tensor, Any]]) -> None:
     home = Home(b"", 16 * COUNT)
-    assert home.may_take(torch.ones(COUNT), 4096, None)
+    assert home.may_take(torch.ones(COUNT), 4096)
     tensor, others = made()
-    assert not home.may_take(tensor, 4096, None)
+    assert not home.may_take(tensor, 4096)
     del others
 
 
 def test_who_would_not_lie_as_torch_has_it_may_not_move() -> None:
-    assert not Home(b"", 8 * COUNT).may_take(torch.ones(COUNT), 4096 + 4, None)
+    assert not Home(b"", 8 * COUNT).may_take(torch.ones(COUNT), 4096 + 4)
 
 
-def test_who_lives_in_a_home_may_move_to_the_next_one_and_to_no_other() -> None:
+def test_who_lives_in_a_home_may_move_to_the_next_one_though_the_first_is_forgotten() -> None:
     weight = torch.ones(COUNT)
-    first, moves = home_for(weight)
-    first.move_in(moves)
-    second, moves = home_for(weight)
-    assert not second.may_take(weight, 4096, None)
-    assert second.may_take(weight, 4096, first)
+    home, moves = home_for(weight)
+    home.move_in(moves)
+    home.memory.close()
+    del home, moves
+    home, moves = home_for(weight)
+    assert home.may_take(weight, 4096)
+    home.move_in(moves)
+    assert weight.data_ptr() == home.memory.address + 4096
 
 
 def test_where_torch_does_not_tell_who_knows_of_a_tensor_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +192,6 @@ def test_where_torch_does_not_tell_who_knows_of_a_tensor_all_stay(monkeypatch: p
     room._owners_of_one.cache_clear()
     monkeypatch.delattr(torch._C, "_storage_Use_Count")
     try:
-        assert not Home(b"", 8 * COUNT).may_take(torch.ones(COUNT), 4096, None)
+        assert not Home(b"", 8 * COUNT).may_take(torch.ones(COUNT), 4096)
     finally:
         room._owners_of_one.cache_clear()

@@ -11,12 +11,12 @@ import torch
 
 from trainer_cli.checkpoint.format.copying import Copying
 from trainer_cli.checkpoint.format.layout import LINE
-from trainer_cli.checkpoint.format.memory import Memory
+from trainer_cli.checkpoint.format.memory import Memory, is_inherited
 
 _WORTH_BYTES = 1 << 16
 """A smaller tensor stays where it is: copying it costs less than asking where it lives."""
 _WORD = 4
-_SAMPLED_BYTES = (1 << 17) + _WORD
+_SAMPLED_BYTES = (1 << 20) + _WORD
 """A word of so many bytes is sampled, of ever other columns."""
 
 Move = tuple[str, torch.Tensor, int]
@@ -74,12 +74,9 @@ class Home:
         names = [self._sampled_names[place] for place in np.flatnonzero(self.sample() != since)]
         return list(dict.fromkeys(names))
 
-    def may_take(self, tensor: torch.Tensor, offset: int, before: Home | None) -> bool:
-        """Whether nobody can tell that a tensor's memory is another: no view of it, no array, no other process.
-
-        Args:
-            before: the home that it may live in now.
-        """
+    @staticmethod
+    def may_take(tensor: torch.Tensor, offset: int) -> bool:
+        """Whether nobody can tell that a tensor's memory is another: no view of it, no array, no other process."""
         return (
             type(tensor) in (torch.Tensor, torch.nn.Parameter)
             and tensor.layout is torch.strided
@@ -91,13 +88,9 @@ class Home:
             and not tensor.is_shared()  # type: ignore[no-untyped-call]
             and tensor.untyped_storage().nbytes() == tensor.nbytes
             and _owners(tensor) == _owners_of_one()
-            and (_is_of_torch(tensor) or (before is not None and tensor.data_ptr() in before.tenants.values()))
+            # What neither torch nor a home got, such as an array's memory, others may look at by other ways.
+            and (tensor.untyped_storage().resizable() or is_inherited(tensor.data_ptr()))
         )
-
-
-def _is_of_torch(tensor: torch.Tensor) -> bool:
-    """Whether torch got its memory: what others got, such as an array's, they may look at by other ways."""
-    return bool(tensor.untyped_storage().resizable())
 
 
 def _owners(tensor: torch.Tensor) -> int:

@@ -232,7 +232,7 @@ class TensorsImage:
         for tensor in tensors:
             # Each once, though some be told of twice.
             slot = self._movable.pop(tensor.data_ptr(), None)
-            if slot and slot[0].size_bytes == tensor.nbytes and home.may_take(tensor, slot[1], self._home):
+            if slot and slot[0].size_bytes == tensor.nbytes and home.may_take(tensor, slot[1]):
                 moves.append((slot[0].name, tensor, slot[1]))
         moved = sum(tensor.nbytes for _, tensor, _ in moves)
         log.debug("%s of %s bytes may live where they are written from", moved, self.size_bytes)

@@ -55,6 +55,8 @@ class Memory:
         self._closing = None if self.file is None else weakref.finalize(self, os.close, self.file)
         self._closed = False
         mapped = _mapped(self.file, self.size_bytes)
+        if inherited:
+            _inherited[ctypes.addressof(mapped)] = mapped
         self.tensor = torch.frombuffer(mapped, dtype=torch.uint8)
         self.address = self.tensor.data_ptr()
         self._bytes = self.tensor.numpy().data
@@ -113,7 +115,13 @@ class Memory:
             self._closing()
 
 
+def is_inherited(address: int) -> bool:
+    """Whether an address is in memory that was got to be inherited, though nobody holds it but tensors."""
+    return any(start <= address < start + len(mapped) for start, mapped in _inherited.items())
+
+
 _memories: weakref.WeakSet[Memory] = weakref.WeakSet()
+_inherited: weakref.WeakValueDictionary[int, ctypes.Array[ctypes.c_ubyte]] = weakref.WeakValueDictionary()
 
 
 @cache
