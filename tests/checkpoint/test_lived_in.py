@@ -429,6 +429,11 @@ def test_the_gate_gives_a_disk_that_hangs_up_and_with_it_the_save(monkeypatch: p
         copied(image)
     folder.may_end.set()
     writer.join(60)
+    contents = taken(image, training)
+    assert (image.is_lived_in, image.is_homeless) == (False, False), "a disk that slow gets copies"
+    again = Kept()
+    image.write(again, image.copy_late())  # type: ignore[arg-type]
+    assert again.contents == contents
 
 
 def test_where_the_gate_fails_the_save_does_and_nothing_of_it_is_committed(

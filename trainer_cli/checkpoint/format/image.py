@@ -31,7 +31,7 @@ from trainer_cli.checkpoint.format.home import Home
 from trainer_cli.checkpoint.format.layout import ALIGNMENT, TensorEntry, rendered_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.leaves import bytes_of, identity, laid_out
 from trainer_cli.checkpoint.format.memory import Memory
-from trainer_cli.checkpoint.format.outgoing import Outgoing
+from trainer_cli.checkpoint.format.outgoing import Outgoing, StateGoneError
 from trainer_cli.checkpoint.format.port import FormatRecord
 
 if TYPE_CHECKING:
@@ -209,10 +209,14 @@ class TensorsImage:
         from where they live. In any thread.
 
         Raises:
-            StateGoneError: that took too long, and what is being written is worth nothing.
+            StateGoneError: that took too long, and what is being written is worth nothing. From now on all is copied.
         """
         if self._outgoing is not None:
-            self._outgoing.leave()
+            try:
+                self._outgoing.leave()
+            except StateGoneError:
+                self._home, self._homes = None, _MOST_HOMES
+                raise
 
     def end(self) -> None:
         """Nothing more is written of this state."""
