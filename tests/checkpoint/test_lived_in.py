@@ -487,6 +487,21 @@ def test_weights_move_at_an_optimizers_step_where_there_is_room(
     saving.close()
 
 
+def test_one_training_after_another_lives_where_its_own_saves_are_written_from(tmp_path: Path) -> None:
+    training = Training()
+    for number in range(3):
+        saving = make_async_checkpointer(writer="process")
+        for step in range(3):
+            state = training.state()
+            under_way = saving.save(state, tmp_path / f"{number}/step{step}", late=training.late)
+            del state
+            assert saving.stager.image.is_lived_in is (step > 0)
+            saving.gate()
+            training.step()
+        under_way.written.result(60)
+        saving.close()
+
+
 def test_weights_that_somebody_else_writes_do_not_move(tmp_path: Path) -> None:
     training, saving = Training(), AsyncCheckpointer()
     for step in range(3):
