@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from trainer_cli.checkpoint.format.home import Home
+from trainer_cli.checkpoint.format.leaves import bytes_of, memory_of
+from trainer_cli.testing.digests import Digests
 
 COUNT = 1 << 15
 """Elements, of four bytes: large enough to be worth it."""
@@ -168,6 +170,13 @@ def test_who_is_known_elsewhere_may_not_move(made: Callable[[], tuple[torch.Tens
     tensor, others = made()
     assert not home.may_take(tensor, 4096)
     del others
+
+
+@pytest.mark.parametrize("look", [bytes_of, memory_of, Digests().one])
+def test_who_was_looked_at_by_our_own_may_move(look: Callable[[torch.Tensor], object]) -> None:
+    weight = torch.ones(COUNT)
+    look(weight)
+    assert Home.may_take(weight, 4096)
 
 
 def test_who_would_not_lie_as_torch_has_it_may_not_move() -> None:

@@ -526,6 +526,8 @@ def test_without_memory_for_a_home_saves_go_on_as_they_were(tmp_path: Path, monk
         saving.gate()
         training.step()
         under_way.written.result(60)
+        assert not moved_in(training, saving)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step0", "step1", "step2"]
     saving.close()
 
 

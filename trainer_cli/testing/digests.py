@@ -18,6 +18,8 @@ import xxhash
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 
+from trainer_cli.checkpoint.format.leaves import bytes_of
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, np.generic)
 _DEPTH = 4
 _MANY = 1000
@@ -185,7 +187,7 @@ def _tensor(value: Tensor) -> str:
         return f"{value.item()!r}"
     if value.is_meta:
         return f"{value.dtype}{list(value.shape)}"
-    data = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy() if value.numel() else b""
+    data = bytes_of(value) if value.numel() else b""
     name = str(value.dtype).removeprefix("torch.")
     return f"{name}{list(value.shape)} {xxhash.xxh3_64_hexdigest(data)}"  # type: ignore[arg-type]
 

@@ -89,7 +89,6 @@ class TensorsImage:
         self._watched: list[_Late] = []
         self._overlapped = True
         self._trained: list[_Slot] = []
-        self._at: dict[str, int] = {}
         self._known: codec.Known = {}
         self._form: _Form | None = None
         self._slots: list[_Slot] = []
@@ -114,16 +113,15 @@ class TensorsImage:
             self._movable = {}
             if layout != self._layout or not self._header:
                 self._layout, self._header = layout, rendered_header(layout)
-            offset = len(self._header)
-            self._at = {}
+            offset, self._slots = len(self._header), []
             for entry in layout:
-                self._at[entry.name] = offset
+                if entry.size_bytes:
+                    self._slots.append((entry, offset))
                 offset += entry.size_bytes
             self.size_bytes = offset
             # Where tensors begin at the same place and are yet not tied, only a closer look tells them apart.
             tied = form is not None and form.distinct + len(self._aliases) == form.placed
             self._form = form if tied else None
-            self._slots = [(entry, self._at[entry.name]) for entry in layout if entry.size_bytes]
         return self.size_bytes + len(self._text)
 
     @property
