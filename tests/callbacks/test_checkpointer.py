@@ -583,10 +583,10 @@ class FullFor(Disk):
         self.count += path.name.startswith(".tmp.")
         super().mkdir(path)
 
-    def write(self, fd: int, data: memoryview) -> int:
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
         if self.count in self.fail:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().write(fd, data)
+        return super().write(fd, data, offset)
 
 
 @pytest.mark.parametrize(

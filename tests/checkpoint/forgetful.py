@@ -29,9 +29,9 @@ class ForgetfulDisk(FaultyDisk):
         self._renames: list[tuple[Path, Path]] = []
         """Those that no fsync of the folder followed, oldest first."""
 
-    def write(self, fd: int, data: memoryview) -> int:
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
         self._remember(fd)
-        return super().write(fd, data)
+        return super().write(fd, data, offset)
 
     def truncate(self, fd: int, size_bytes: int) -> None:
         self._remember(fd)

@@ -387,11 +387,11 @@ class Held(Disk):
         self.asked, self.may = threading.Event(), threading.Event()
         self.may.set()
 
-    def write(self, fd: int, data: memoryview) -> int:
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
         if len(data) == self.block_bytes:
             self.asked.set()
             assert self.may.wait(60)
-        return super().write(fd, data)
+        return super().write(fd, data, offset)
 
 
 def test_no_weight_changes_while_the_disk_reads_it(tmp_path: Path) -> None:

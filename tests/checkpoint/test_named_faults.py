@@ -59,11 +59,11 @@ class Full(FaultyDisk):
         super().__init__()
         self.saves = saves
 
-    def write(self, fd: int, data: memoryview) -> int:
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
         count = sum(operation.startswith("mkdir .tmp.") for operation in self.operations)
         if count in self.saves:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().write(fd, data)
+        return super().write(fd, data, offset)
 
 
 def test_a_partial_save_does_not_turn_into_a_crash_loop(tmp_path: Path) -> None:

@@ -502,12 +502,12 @@ class Refusing(Disk):
         self.refuse = refuse
         self.calls = 0
 
-    def write(self, fd: int, data: memoryview) -> int:
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
         self.calls += 1
         answer = self.refuse(self.calls)
         if isinstance(answer, OSError):
             raise answer
-        return super().write(fd, data[:answer] if answer else data)
+        return super().write(fd, data[:answer] if answer else data, offset)
 
 
 @pytest.mark.parametrize(
@@ -525,7 +525,7 @@ def test_where_a_disk_takes_no_more_past_the_cache_the_rest_goes_through_it(
 ) -> None:
     disk = Refusing(refuse)
     if told == errno.EIO:
-        monkeypatch.setattr(disk, "write", lambda fd, data: 0)
+        monkeypatch.setattr(disk, "write", lambda fd, data, offset: 0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = Carrier(theirs, disk)
     content = os.urandom(3 << 20)
@@ -541,7 +541,7 @@ def test_where_a_disk_takes_no_more_past_the_cache_the_rest_goes_through_it(
         send("begin")
         send("share", files=(memory,))
         send("open", 7, files=(file,))
-        send("write", 7, 0, len(content))
+        send("write", 7, 0, 0, len(content))
         send("fsync", 7)
         send("end")
         answer = json.loads(ours.recv(1 << 16))

@@ -85,11 +85,11 @@ class FaultyDisk(Disk):
     def is_alone(self, fd: int) -> bool:
         return self._do("is_alone", fd, lambda: super(FaultyDisk, self).is_alone(fd))
 
-    def write(self, fd: int, data: memoryview) -> int:
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
         def half() -> int:
-            return super(FaultyDisk, self).write(fd, data[: len(data) // 2])
+            return super(FaultyDisk, self).write(fd, data[: len(data) // 2], offset)
 
-        return self._do("write", fd, lambda: super(FaultyDisk, self).write(fd, data), half)
+        return self._do("write", fd, lambda: super(FaultyDisk, self).write(fd, data, offset), half)
 
     def read(self, fd: int, into: Sequence[memoryview], offset: int) -> int:
         return self._do("read", fd, lambda: super(FaultyDisk, self).read(fd, into, offset))

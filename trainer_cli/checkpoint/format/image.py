@@ -31,7 +31,7 @@ from trainer_cli.checkpoint.format.home import Home
 from trainer_cli.checkpoint.format.layout import ALIGNMENT, TensorEntry, rendered_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.leaves import bytes_of, identity, laid_out
 from trainer_cli.checkpoint.format.memory import Memory
-from trainer_cli.checkpoint.format.outgoing import Outgoing, StateGoneError
+from trainer_cli.checkpoint.format.outgoing import Outgoing, Reach, StateGoneError
 from trainer_cli.checkpoint.format.port import FormatRecord
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class TensorsImage:
         self._movable: dict[int, _Slot] = {}
         self._sample: np.ndarray[Any, Any] | None = None
         self._outgoing: Outgoing | None = None
+        self._reach = Reach()
         self._taken: Memory | None = None
         """What the last state was taken to."""
         self._finite = True
@@ -138,7 +139,8 @@ class TensorsImage:
         spare = self._reserve(self.size_bytes, self._tensors.values())
         home = self._home if overlapped and self._is_at_home(late) else None
         memory = self._taken = spare if home is None else home.memory
-        self._outgoing = Outgoing(memory, self.size_bytes, None if home is None else spare)
+        refuge = None if home is None else spare
+        self._outgoing = Outgoing(memory, self.size_bytes, refuge, ahead=self._reach.ahead)
         memory.put(self._header)
         names = [entry.name for entry, _ in self._slots]
         leaves: Iterator[Any] = map(self._tensors.__getitem__, names)
@@ -215,6 +217,7 @@ class TensorsImage:
             except StateGoneError:
                 self._home, self._homes = None, _MOST_HOMES
                 raise
+            self._reach.note(self._outgoing)
 
     def end(self) -> None:
         """Nothing more is written of this state."""
@@ -243,7 +246,7 @@ class TensorsImage:
             self._homes = _MOST_HOMES
             return
         home.move_in(moves)
-        self._home = home
+        self._home, self._reach = home, Reach()
 
     def forget(self) -> None:
         """Let go of the memory from which tensors moved away."""

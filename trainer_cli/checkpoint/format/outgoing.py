@@ -3,43 +3,81 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from trainer_cli.checkpoint.format.copying import Copying
+from trainer_cli.checkpoint.threads import WorkerThread
 from trainer_cli.errors import SaveError
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.memory import Memory
     from trainer_cli.checkpoint.storage.port import Sink
 
-_PIECE_BYTES = 1 << 24
-"""So much is handed over at a time while tensors live in what is written, and one piece ahead of the disk."""
+_PIECE_BYTES = 1 << 22
+"""So much is handed over at a time while tensors live in what is written, and two or three pieces ahead of the disk."""
 _PATIENCE_S = 10.0
 """So long `leave` waits for what is being written at that moment."""
+_MOST_AHEAD = 0.5
+"""No more of all is copied ahead, by one thread: what else there is to copy all of them share, in less time."""
+_SURELY = 0.9
+"""Of what the last saves came to, the next one comes to so much."""
+_REMEMBERED = 4
 
 
 class StateGoneError(SaveError):
     """What was to be saved is there no more. No fault of the state: the next one can be saved."""
 
 
+class Reach:
+    """How much of a save is written before somebody waits to `leave` it, as the last ones tell."""
+
+    def __init__(self) -> None:
+        self._reached: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def note(self, outgoing: Outgoing) -> None:
+        """Learn from one that was left."""
+        if outgoing.reached is not None:
+            self._reached.append(outgoing.reached)
+
+    @property
+    def ahead(self) -> float:
+        """How much of the next one, of 1, is better copied ahead."""
+        return min(max(1 - _SURELY * min(self._reached, default=0.0), 0.0), _MOST_AHEAD)
+
+
 class Outgoing:
     """Bytes that are written in order, from their beginning, in the writer's thread.
 
+    Where tensors live in them, those change only after `leave`, which copies to another memory what is not handed over
+    by then. Some of it a thread copies before, from the end backwards, while the beginning is written.
+
     Args:
-        refuge: where tensors live in `memory`, another memory of this size. They change only after `leave`, which
-            copies there what is not handed over by then.
+        refuge: where tensors live in `memory`, that other one, of the same size.
+        ahead: how much of all, of 1, is copied there before.
     """
 
-    def __init__(self, memory: Memory, size_bytes: int, refuge: Memory | None = None) -> None:
+    def __init__(self, memory: Memory, size_bytes: int, refuge: Memory | None = None, *, ahead: float = 0.0) -> None:
         self._memory = memory
         self._size_bytes = size_bytes
         self._refuge = refuge
         self._sink: Sink | None = None
         self._sent_bytes = self._lost_bytes = 0
         self._turn = threading.Lock()
+        self._copies_from = size_bytes
+        """What comes from here on the copier has, or will have."""
+        self._ahead_from = size_bytes - int(size_bytes * ahead)
+        self._copier: WorkerThread[tuple[int, int]] | None = None
+        self._began_at: float | None = None
+        self._written_here: tuple[int, float] | None = None
+        """How much is written from where tensors live, and when the last of that was handed over."""
+        self.reached: float | None = None
+        """How much of all, of 1, would have been written between `begin` and `leave` at the pace of what was; that may
+        be more than there is. None where nobody knows."""
 
     def begin(self, sink: Sink) -> None:
         """Write to a file, from the beginning on, whatever went to another before.
@@ -51,6 +89,8 @@ class Outgoing:
             self._sink, self._sent_bytes = sink, 0
             if self._lost_bytes:
                 raise StateGoneError("its writer failed midway, and by then the weights had gone on")
+            if self._refuge is not None:
+                self._began_at, self._written_here = time.monotonic(), None
 
     def send(self, until: int, look: Callable[[Memory, int, int], object]) -> None:
         """Write what comes before a place. Each piece is shown to `look` meanwhile: its memory, beginning and end."""
@@ -58,10 +98,13 @@ class Outgoing:
         while self._sent_bytes < until:
             if self._refuge is None:
                 # Nobody waits for a turn, however long it takes.
-                self._hand_over(self._sink, until, look)
+                self._hand_over(self._sink, self._memory, until, look)
                 continue
             with self._turn:
-                self._hand_over(self._sink, min(until, self._sent_bytes + _PIECE_BYTES), look)
+                if until == self._size_bytes:
+                    # Sooner, the end has not arrived.
+                    self._copy_ahead()
+                self._hand_over_a_piece(self._sink, until, look)
             self._sink.wait(but_last=True)
 
     def leave(self) -> None:
@@ -72,30 +115,80 @@ class Outgoing:
         """
         if self._refuge is None:
             # Whoever writes a copy is not waited for.
+            self._note_reach()
             return
         with self._turn:
+            self._note_reach()
             if self._refuge is None:
                 return
-            start, left = self._sent_bytes, self._size_bytes - self._sent_bytes
-            if left:
+            start, left = self._sent_bytes, self._copies_from - self._sent_bytes
+            if left > 0:
                 with Copying(self._refuge, torch.get_num_threads()) as copying:
                     copying.copy(self._memory.address + start, left, start)
                     copying.wait()
+            self._wait_for_copies()
             # Memory first: who sees no refuge any more takes it without a turn.
             self._memory = self._refuge
-            self._refuge, self._lost_bytes = None, start
+            self._refuge, self._lost_bytes = None, min(start, self._copies_from)
             self._await_the_disk()
 
     def end(self) -> None:
         """Nothing more is written, so that all may change."""
         with self._turn:
             self._refuge = None
+            copier, self._copier = self._copier, None
+        if copier is not None:
+            copier.close()
 
-    def _hand_over(self, sink: Sink, end: int, look: Callable[[Memory, int, int], object]) -> None:
-        start, memory = self._sent_bytes, self._memory
+    def _hand_over_a_piece(self, sink: Sink, until: int, look: Callable[[Memory, int, int], object]) -> None:
+        """In one's turn."""
+        start, refuge = self._sent_bytes, self._refuge
+        end = min(until, start + _PIECE_BYTES)
+        if refuge is None:
+            self._hand_over(sink, self._memory, end, look)
+        elif start < self._copies_from:
+            self._hand_over(sink, self._memory, min(end, self._copies_from), look)
+            if self._sent_bytes == self._copies_from:
+                self._written_here = self._sent_bytes, time.monotonic()
+        else:
+            self._wait_for_copies()
+            self._hand_over(sink, refuge, end, look)
+
+    def _hand_over(self, sink: Sink, memory: Memory, end: int, look: Callable[[Memory, int, int], object]) -> None:
+        start = self._sent_bytes
         sink.write(memory.view(self._size_bytes)[start:end], stays=True)
         self._sent_bytes = end
         look(memory, start, end)
+
+    def _copy_ahead(self) -> None:
+        """Have so much copied that it keeps pace with what is written."""
+        pieces = -(-(self._copies_from - self._ahead_from) // _PIECE_BYTES)
+        turns = max((self._ahead_from - self._sent_bytes) // _PIECE_BYTES, 1)
+        for _ in range(-(-pieces // turns)):
+            if self._copier is None:
+                self._copier = WorkerThread("checkpoint-copy", self._copy)
+            end = self._copies_from
+            # From whole pieces on, as they are written.
+            self._copies_from = (end - 1) // _PIECE_BYTES * _PIECE_BYTES
+            self._copier.hand_over((self._copies_from, end))
+
+    def _copy(self, part: tuple[int, int]) -> None:
+        start, end = part
+        refuge = self._refuge
+        if refuge is not None:
+            refuge.copy(self._memory.address + start, end - start, start)
+
+    def _wait_for_copies(self) -> None:
+        if self._copier is not None:
+            self._copier.wait()
+
+    def _note_reach(self) -> None:
+        if self._began_at is None or self.reached is not None:
+            return
+        self.reached = self._sent_bytes / self._size_bytes
+        if self._written_here is not None:
+            written, at = self._written_here
+            self.reached = written / self._size_bytes * (time.monotonic() - self._began_at) / (at - self._began_at)
 
     def _await_the_disk(self) -> None:
         if self._sink is None:

@@ -10,7 +10,7 @@ Every packet is a list in JSON: the operation and what it is about. A descriptor
 
     open FILE +      that file is called so from here on          close FILE
     share +          the sender's memory                          unshare      it is given back
-    write FILE START SIZE            of the shared memory         copy FILE SIZE +   the beginning of a file
+    write FILE AT START SIZE         of the shared memory         copy FILE AT SIZE +   the beginning of a file
     truncate FILE SIZE, fsync FILE, write_back FILE START SIZE, fsync_dir PATH, rename PATH PATH
     hold +           what is locked stays so until all is over    begin        close all, forget what failed
     end              answer what failed, if anything did
@@ -88,29 +88,29 @@ class Carrier:
         carried_out = getattr(self.disk, operation)
         return lambda name, *args: carried_out(self._files[name], *args)
 
-    def _write(self, name: int, start: int, size: int) -> None:
+    def _write(self, name: int, at: int, start: int, size: int) -> None:
         if self._memory is None:
             raise OSError(errno.EIO, "There is no memory to write from")
-        self._write_from(name, self._memory, start, size)
+        self._write_from(name, at, self._memory, start, size)
 
-    def _copy(self, name: int, size: int, source: int) -> None:
+    def _copy(self, name: int, at: int, size: int, source: int) -> None:
         try:
             with mmap.mmap(source, size, prot=mmap.PROT_READ) as memory:
-                self._write_from(name, memory, 0, size)
+                self._write_from(name, at, memory, 0, size)
         finally:
             os.close(source)
 
-    def _write_from(self, name: int, memory: mmap.mmap, start: int, size: int) -> None:
+    def _write_from(self, name: int, at: int, memory: mmap.mmap, start: int, size: int) -> None:
         file, done = self._files[name], 0
         with memoryview(memory) as whole, whole[start : start + size] as view:
             while done < size:
-                done += self._write_once(file, view[done : done + _BLOCK])
+                done += self._write_once(file, view[done : done + _BLOCK], at + done)
 
-    def _write_once(self, file: int, view: memoryview) -> int:
+    def _write_once(self, file: int, view: memoryview, at: int) -> int:
         flags = fcntl.fcntl(file, fcntl.F_GETFL)
         with view:
             try:
-                written = int(self.disk.write(file, view))
+                written = int(self.disk.write(file, view, at))
             except OSError as error:
                 if not flags & _DIRECT or error.errno not in _REFUSED:
                     raise

@@ -7,6 +7,8 @@ and named goes to the carrier, in order, and nobody waits for it before `settle`
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,15 +32,13 @@ class CarriedDisk(Disk):
         self.block_bytes = block_bytes
         self._carrier = carrier
         self._known: set[int] = set()
-        self._unfinished: set[int] = set()
-        """Files of which something was sent that may not be carried out yet."""
         self._copied_bytes = 0
+        self._sending = threading.Lock()
 
     def mkdir(self, path: Path) -> None:
         """Make the folder that all is for. It stays locked as long as anybody is at work on it."""
         super().mkdir(path)
         self._known.clear()
-        self._unfinished.clear()
         self._copied_bytes = 0
         self._carrier.begin()
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -48,33 +48,26 @@ class CarriedDisk(Disk):
         finally:
             os.close(fd)
 
-    def write(self, fd: int, data: memoryview) -> int:
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
         size = len(data)
         start = self._carrier.place_of(address_of(data), size) if size else None
         if start is not None:
-            self._tell_of(fd)
-            self._carrier.send("write", fd, start, size)
+            self._have_done("write", fd, offset, start, size)
         elif size >= _LARGE:
-            # A copy of it would cost more than to write it here, in its turn.
-            if fd in self._unfinished:
-                self._carrier.end()
-                self._unfinished.clear()
-            return super().write(fd, data)
+            # A copy of it would cost more than to write it here.
+            return super().write(fd, data, offset)
         elif size:
-            self._send_copy(fd, data)
+            self._send_copy(fd, data, offset)
         return size
 
     def truncate(self, fd: int, size_bytes: int) -> None:
-        self._tell_of(fd)
-        self._carrier.send("truncate", fd, size_bytes)
+        self._have_done("truncate", fd, size_bytes)
 
     def write_back(self, fd: int, start: int, size_bytes: int) -> None:
-        self._tell_of(fd)
-        self._carrier.send("write_back", fd, start, size_bytes)
+        self._have_done("write_back", fd, start, size_bytes)
 
     def fsync(self, fd: int) -> None:
-        self._tell_of(fd)
-        self._carrier.send("fsync", fd)
+        self._have_done("fsync", fd)
 
     def close(self, fd: int) -> None:
         if fd in self._known:
@@ -96,24 +89,28 @@ class CarriedDisk(Disk):
     def let_go(self) -> None:
         self._carrier.forget()
 
+    def _have_done(self, operation: str, fd: int, *about: int, files: Sequence[int] = ()) -> None:
+        with self._sending:
+            self._tell_of(fd)
+            self._carrier.send(operation, fd, *about, files=files)
+
     def _tell_of(self, fd: int) -> None:
-        self._unfinished.add(fd)
         if fd not in self._known:
             self._carrier.send("open", fd, files=[fd])
             self._known.add(fd)
 
-    def _send_copy(self, fd: int, data: memoryview) -> None:
+    def _send_copy(self, fd: int, data: memoryview, offset: int) -> None:
         """What lies in memory of this process goes along as a file without a name."""
-        self._tell_of(fd)
-        if self._copied_bytes > _MOST_COPIED:
-            self._carrier.end()
-            self._copied_bytes = 0
+        with self._sending:
+            self._copied_bytes += len(data)
+            if self._copied_bytes > _MOST_COPIED:
+                self._carrier.end()
+                self._copied_bytes = len(data)
         memory = os.memfd_create("trainer-cli", os.MFD_CLOEXEC)
         try:
             left = data
             while left:
                 left = left[os.write(memory, left) :]
-            self._carrier.send("copy", fd, len(data), files=[memory])
+            self._have_done("copy", fd, offset, len(data), files=[memory])
         finally:
             os.close(memory)
-        self._copied_bytes += len(data)

@@ -62,9 +62,9 @@ class Disk:
         """Close a file."""
         os.close(fd)
 
-    def write(self, fd: int, data: memoryview) -> int:
-        """Write the beginning of `data`, and say how many bytes it was."""
-        return os.write(fd, data)
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        """Write the beginning of `data` at a place in the file, and say how many bytes it was. From any thread."""
+        return os.pwrite(fd, data, offset)
 
     def bypass_cache(self, fd: int, *, on: bool) -> None:
         """Have what is written go past the page cache, or through it again.

@@ -81,9 +81,9 @@ def write_file(disk: Disk, path: Path, content: bytes) -> None:
     """Make one small file, at rest when this returns (but for its name)."""
     fd = disk.open_new(path)
     try:
-        view = memoryview(content)
-        while view:
-            view = view[disk.write(fd, view) :]
+        view, offset = memoryview(content), 0
+        while offset < len(view):
+            offset += disk.write(fd, view[offset:], offset)
         disk.fsync(fd)
     finally:
         disk.close(fd)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
+import threading
 from collections.abc import Callable
 from mmap import mmap
+from typing import Any
 
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
 from trainer_cli.checkpoint.storage.disk import FULL, REFUSED, Disk
@@ -20,6 +22,11 @@ PAGE = 4096
 """What a write past the page cache is a multiple of: its place in memory, its place in the file, its size."""
 _LARGE_PIECE = 256 * 1024
 """A smaller piece is gathered with others, wherever it lies: a write of its own would cost more than the copy."""
+_WRITERS = 2
+"""So many write past the page cache: while one waits for its turn on a busy processor, the disk has work."""
+
+_Piece = tuple[memoryview, int]
+"""Bytes, and their place in the file."""
 
 
 class Blocks:
@@ -66,9 +73,9 @@ class Blocks:
 class LocalSink:
     """Appends to one file. Memory that lies as the file system wants it is written from where it is.
 
-    All other pieces are gathered in one block while the one before it is written. One thread does the writing and
-    another the digest, which is of the very bytes that are written; both are gone when the sink is. The last block,
-    which is all of a small file, is the caller's.
+    All other pieces are gathered in one block while the one before it is written. Threads do the writing, and another
+    the digest, which is of the very bytes that are written; all are gone when the sink is. The last block, which is all
+    of a small file, is the caller's.
 
     Args:
         overwrites: the file has content, which is written over and cut off.
@@ -90,12 +97,16 @@ class LocalSink:
         self._digest = new_digest(algorithm)
         self._cut_off = overwrites
         self._on_full = on_full
-        self._size_bytes = self._written_bytes = 0
+        self._room = threading.Lock()
+        self._rooms = 0
+        """So often room was made."""
+        self._size_bytes = self._sent_bytes = self._handed_over = 0
         self._is_large = self._direct = False
         self._block = blocks.borrow()
         self._gathered = 0
         self._spare_block: memoryview | None = None
-        self._threads: list[WorkerThread[memoryview]] = []
+        self._writers: list[WorkerThread[_Piece]] = []
+        self._digesting: list[WorkerThread[memoryview]] = []
 
     def write(self, data: Bytes, *, stays: bool = False) -> None:
         view = memoryview(data).cast("B")
@@ -132,13 +143,19 @@ class LocalSink:
             if block is not None:
                 self._blocks.give_back(block)
 
+    @property
+    def _threads(self) -> list[WorkerThread[Any]]:
+        return [*self._writers, *self._digesting]
+
     def _begin_blocks(self) -> None:
         """It is a large file: from here on its beginning is at rest block by block."""
         self._direct = self._blocks.bypass_cache(self._fd)
         self._spare_block = self._spare_block or self._blocks.borrow()
         self._is_large = True
-        self._threads.append(WorkerThread("checkpoint-write", self._write_out))
-        self._threads.append(WorkerThread("checkpoint-digest", self._digest.update))
+        # Through the cache one write waits for the other, and each takes a processor.
+        while len(self._writers) < (_WRITERS if self._direct else 1):
+            self._writers.append(WorkerThread("checkpoint-write", self._write_out))
+        self._digesting.append(WorkerThread("checkpoint-digest", self._digest.update))
 
     def _straight(self, view: memoryview) -> int:
         """How many bytes can be written from where they are."""
@@ -177,40 +194,52 @@ class LocalSink:
             self._block[end:padded] = bytes(padded - end)
             end = padded
             self._cut_off = True
-        self._write_out(self._block[:end])
+        self._write_out((self._block[:end], self._sent_bytes))
 
     def _hand_over(self, view: memoryview) -> None:
         """Have bytes written and digested behind, block by block."""
         for start in range(0, len(view), len(self._block)):
-            for thread in self._threads:
-                thread.hand_over(view[start : start + len(self._block)])
+            block = view[start : start + len(self._block)]
+            self._writers[self._handed_over % len(self._writers)].hand_over((block, self._sent_bytes))
+            self._digesting[0].hand_over(block)
+            self._handed_over += 1
+            self._sent_bytes += len(block)
 
-    def _write_out(self, view: memoryview) -> None:
+    def _write_out(self, piece: _Piece) -> None:
+        view, place = piece
         while view:
+            direct, rooms = self._direct, self._rooms
             try:
-                written = self._blocks.disk.write(self._fd, view)
+                written = self._blocks.disk.write(self._fd, view, place)
             except OSError as error:
-                if self._direct and error.errno in REFUSED:
+                if direct and error.errno in REFUSED:
                     self._blocks.refused(error)
                     self._use_cache()
-                elif error.errno not in FULL or not self._on_full():
+                elif error.errno not in FULL or not self._make_room(rooms):
                     raise
                 continue
             if written <= 0:
                 raise OSError(errno.EIO, "The disk took no bytes")
-            view = view[written:]
-            self._written_bytes += written
-            if self._direct and written % PAGE:
+            view, place = view[written:], place + written
+            if direct and written % PAGE:
                 self._use_cache()
         if self._is_large and not self._direct:
             # Once named again a block is mostly at rest, and leaves a cache that would have to be searched for room.
-            start = max(0, self._written_bytes - 3 * len(self._block))
-            self._blocks.disk.write_back(self._fd, start, self._written_bytes - start)
+            start = max(0, place - 3 * len(self._block))
+            self._blocks.disk.write_back(self._fd, start, place - start)
+
+    def _make_room(self, rooms: int) -> bool:
+        """Whether there may be room now: what made some for another piece made it for this one."""
+        with self._room:
+            if self._rooms == rooms:
+                self._rooms += self._on_full()
+            return self._rooms != rooms
 
     def _use_cache(self) -> None:
         """Write the rest of this file through the page cache."""
-        self._direct = False
+        # The file first: who finds it is not direct is never refused.
         self._blocks.disk.bypass_cache(self._fd, on=False)
+        self._direct = False
 
 
 def address_of(view: memoryview) -> int:
