@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,21 +104,25 @@ class AtPiece(Kept):
             yield sink
 
 
-def test_a_state_at_home_is_written_from_where_it_lives_and_copied_nowhere() -> None:
+def test_a_state_at_home_is_written_from_where_it_lives_and_copied_nowhere_if_there_is_time_for_that() -> None:
     training, image = Training(), TensorsImage()
     training.settled_in(image)
     places = [one.data_ptr() for one in training.late]
-    contents = taken(image, training)
-    assert (image.is_lived_in, image.is_homeless) == (True, False)
-    folder = Kept()
-    image.write(folder, image.copy_late())  # type: ignore[arg-type]
-    assert folder.contents == contents
-    live = {address + offset for address, size in folder.pieces for offset in range(0, size, 64)}
-    assert set(places[:3]) <= live, "the very memory in which they live"
-    assert [one.data_ptr() for one in training.late] == places
+    for has_time in (False, True):
+        contents = taken(image, training)
+        assert (image.is_lived_in, image.is_homeless) == (True, False)
+        folder, began = Kept(), time.perf_counter()
+        image.write(folder, image.copy_late())  # type: ignore[arg-type]
+        time.sleep(5 * (time.perf_counter() - began))
+        image.leave()
+        assert folder.contents == contents
+        live = {address + offset for address, size in folder.pieces for offset in range(0, size, 64)}
+        assert places[1] in live, "the very memory in which it lives"
+        assert (set(places[:3]) <= live) is has_time, "before anybody knows, the end is copied"
+        assert [one.data_ptr() for one in training.late] == places
 
 
-@pytest.mark.parametrize("when", range(8))
+@pytest.mark.parametrize("when", range(11))
 def test_weights_change_whenever_the_gate_was_passed_and_what_is_written_is_of_the_moment_before(when: int) -> None:
     training, image = Training(), TensorsImage()
     training.settled_in(image)

@@ -16,7 +16,7 @@ from trainer_cli.checkpoint.format.memory import Memory, is_inherited
 _WORTH_BYTES = 1 << 16
 """A smaller tensor stays where it is: copying it costs less than asking where it lives."""
 _WORD = 4
-_SAMPLED_BYTES = (1 << 20) + _WORD
+_SAMPLED_BYTES = (1 << 22) + _WORD
 """A word of so many bytes is sampled, of ever other columns."""
 
 Move = tuple[str, torch.Tensor, int]

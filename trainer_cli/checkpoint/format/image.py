@@ -171,13 +171,15 @@ class TensorsImage:
     def copy_late(self) -> Iterator[int]:
         """Copy what was left; in any thread. How many bytes from the beginning have arrived is told now and then.
 
-        GPUs may still be at it at the end, and nothing is told of what they copy.
+        GPUs may still be at it at the end, and nothing is told of what they copy; nor where tensors live in what is
+        written, as little is left then.
         """
         memory, late, told = self._taken, self._late, 0
+        tells = not (self._devices.any or self.is_lived_in)
         assert memory is not None
         for slot, leaf, _ in late:
             here = slot[1] - slot[1] % ALIGNMENT
-            if here - told >= _TOLD_BYTES and not self._devices.any:
+            if here - told >= _TOLD_BYTES and tells:
                 told = here
                 yield here
             self._copy(leaf, slot, memory.copy)

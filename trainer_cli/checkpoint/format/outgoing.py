@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,7 +74,7 @@ class Outgoing:
         self._copier: WorkerThread[tuple[int, int]] | None = None
         self._began_at: float | None = None
         self._written_here: tuple[int, float] | None = None
-        """How much is written from where tensors live, and when the last of that was handed over."""
+        """How much was written from where tensors live, and when the last of that was."""
         self.reached: float | None = None
         """How much of all, of 1, would have been written between `begin` and `leave` at the pace of what was; that may
         be more than there is. None where nobody knows."""
@@ -90,7 +90,7 @@ class Outgoing:
             if self._lost_bytes:
                 raise StateGoneError("its writer failed midway, and by then the weights had gone on")
             if self._refuge is not None:
-                self._began_at, self._written_here = time.monotonic(), None
+                self._began_at, self._written_here = monotonic(), None
 
     def send(self, until: int, look: Callable[[Memory, int, int], object]) -> None:
         """Write what comes before a place. Each piece is shown to `look` meanwhile: its memory, beginning and end."""
@@ -102,10 +102,13 @@ class Outgoing:
                 continue
             with self._turn:
                 if until == self._size_bytes:
-                    # Sooner, the end has not arrived.
+                    # Sooner, not all that is copied had arrived.
                     self._copy_ahead()
                 self._hand_over_a_piece(self._sink, until, look)
-            self._sink.wait(but_last=True)
+                ends_here = self._written_here is None and self._sent_bytes == self._copies_from
+            self._sink.wait(but_last=not ends_here)
+            if ends_here:
+                self._written_here = self._sent_bytes, monotonic()
 
     def leave(self) -> None:
         """Return once the tensors that live here may change: the rest is copied, and what was handed over is written.
@@ -130,7 +133,8 @@ class Outgoing:
             # Memory first: who sees no refuge any more takes it without a turn.
             self._memory = self._refuge
             self._refuge, self._lost_bytes = None, min(start, self._copies_from)
-            self._await_the_disk()
+            if self._written_here is None:
+                self._await_the_disk()
 
     def end(self) -> None:
         """Nothing more is written, so that all may change."""
@@ -148,8 +152,6 @@ class Outgoing:
             self._hand_over(sink, self._memory, end, look)
         elif start < self._copies_from:
             self._hand_over(sink, self._memory, min(end, self._copies_from), look)
-            if self._sent_bytes == self._copies_from:
-                self._written_here = self._sent_bytes, time.monotonic()
         else:
             self._wait_for_copies()
             self._hand_over(sink, refuge, end, look)
@@ -161,16 +163,18 @@ class Outgoing:
         look(memory, start, end)
 
     def _copy_ahead(self) -> None:
-        """Have so much copied that it keeps pace with what is written."""
+        """Have so much copied that it keeps pace with what is written, which has one more piece to go at least."""
         pieces = -(-(self._copies_from - self._ahead_from) // _PIECE_BYTES)
         turns = max((self._ahead_from - self._sent_bytes) // _PIECE_BYTES, 1)
         for _ in range(-(-pieces // turns)):
+            # From whole pieces on, as they are written.
+            start, end = (self._copies_from - 1) // _PIECE_BYTES * _PIECE_BYTES, self._copies_from
+            if start <= self._sent_bytes:
+                break
             if self._copier is None:
                 self._copier = WorkerThread("checkpoint-copy", self._copy)
-            end = self._copies_from
-            # From whole pieces on, as they are written.
-            self._copies_from = (end - 1) // _PIECE_BYTES * _PIECE_BYTES
-            self._copier.hand_over((self._copies_from, end))
+            self._copier.hand_over((start, end))
+            self._copies_from = start
 
     def _copy(self, part: tuple[int, int]) -> None:
         start, end = part
@@ -188,7 +192,8 @@ class Outgoing:
         self.reached = self._sent_bytes / self._size_bytes
         if self._written_here is not None:
             written, at = self._written_here
-            self.reached = written / self._size_bytes * (time.monotonic() - self._began_at) / (at - self._began_at)
+            taken = max(at - self._began_at, 1e-6)
+            self.reached = written / self._size_bytes * (monotonic() - self._began_at) / taken
 
     def _await_the_disk(self) -> None:
         if self._sink is None:

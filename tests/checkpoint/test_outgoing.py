@@ -1,0 +1,213 @@
+"""Bytes on their way into a file while tensors live in them: how far they come, and what is copied ahead of that."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer_cli.checkpoint.format import outgoing
+from trainer_cli.checkpoint.format.memory import Memory
+from trainer_cli.checkpoint.format.outgoing import Outgoing, Reach
+
+PIECE = 4096
+PIECES = 16
+SIZE = PIECES * PIECE - 100
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "_PIECE_BYTES", PIECE)
+
+
+class Places:
+    """What was written from where; something may happen before a piece is."""
+
+    def __init__(self, here: Memory, refuge: Memory, before: Callable[[int], object] = lambda number: None) -> None:
+        self.here, self.refuge, self.before = here, refuge, before
+        self.pieces: list[tuple[str, int, int]] = []
+        self.content = b""
+        self.waits: list[tuple[bool, float | None]] = []
+
+    def write(self, data: Any, *, stays: bool = False) -> None:
+        self.before(len(self.pieces))
+        assert stays
+        address = np.frombuffer(data, np.uint8).ctypes.data
+        for name, memory in (("here", self.here), ("refuge", self.refuge)):
+            if memory.address <= address < memory.address + SIZE:
+                self.pieces.append((name, address - memory.address, len(data)))
+        self.content += bytes(data)
+
+    def wait(self, *, but_last: bool = False, timeout_s: float | None = None) -> None:
+        self.waits.append((but_last, timeout_s))
+
+
+@pytest.fixture
+def here() -> Memory:
+    memory = Memory(SIZE)
+    memory.put(os.urandom(SIZE))
+    return memory
+
+
+@pytest.fixture
+def refuge() -> Memory:
+    return Memory(SIZE)
+
+
+def nothing(memory: Memory, start: int, end: int) -> None:
+    """Nobody looks."""
+
+
+@pytest.mark.parametrize(
+    ("reached", "ahead"),
+    [
+        ([], 0.5),
+        ([None], 0.5),
+        ([5.0], 0.0),
+        ([1 / 0.9], 0.0),
+        ([1.0], 0.1),
+        ([0.8], 0.28),
+        ([0.1], 0.5),
+        ([0.0], 0.5),
+        ([0.8, 2.0, 2.0, 2.0], 0.28),
+        ([0.8, 2.0, 2.0, 2.0, 2.0], 0.0),
+        ([2.0, 0.8, None], 0.28),
+    ],
+    ids=str,
+)
+def test_what_the_last_four_saves_did_not_come_to_is_copied_ahead_and_half_at_most(
+    reached: list[float | None], ahead: float
+) -> None:
+    reach = Reach()
+    for one in reached:
+        reach.note(SimpleNamespace(reached=one))  # type: ignore[arg-type]
+    assert reach.ahead == pytest.approx(ahead, abs=1e-9)
+
+
+@pytest.mark.parametrize(("ahead", "copied"), [(0.0, 0), (0.01, 1), (0.25, 5), (0.31, 5), (0.5, 9)])
+def test_so_much_of_the_end_is_written_from_a_copy_and_the_rest_from_where_it_lives(
+    here: Memory, refuge: Memory, ahead: float, copied: int
+) -> None:
+    sink = Places(here, refuge)
+    going = Outgoing(here, SIZE, refuge, ahead=ahead)
+    seen: list[tuple[int, int, int]] = []
+    going.begin(sink)
+    going.send(SIZE, lambda memory, start, end: seen.append((memory.address, start, end)))
+    going.end()
+    assert sink.content == bytes(here.view(SIZE))
+    assert [(start, size) for _, start, size in sink.pieces] == [
+        (at, min(PIECE, SIZE - at)) for at in range(0, SIZE, PIECE)
+    ]
+    assert [name for name, _, _ in sink.pieces] == ["here"] * (PIECES - copied) + ["refuge"] * copied
+    addresses = {"here": here.address, "refuge": refuge.address}
+    assert seen == [(addresses[name], start, start + size) for name, start, size in sink.pieces]
+
+
+@pytest.mark.parametrize("ahead", [0.0, 0.25, 0.5])
+@pytest.mark.parametrize("when", range(PIECES))
+def test_what_is_written_is_of_the_moment_before_whenever_they_leave(
+    here: Memory, refuge: Memory, ahead: float, when: int
+) -> None:
+    content = bytes(here.view(SIZE))
+    going = Outgoing(here, SIZE, refuge, ahead=ahead)
+
+    def change() -> None:
+        going.leave()
+        here.put(bytes(SIZE))
+
+    changing = threading.Thread(target=change)
+    sink = Places(here, refuge, lambda number: changing.start() if number == when else None)
+    going.begin(sink)
+    going.send(SIZE, nothing)
+    changing.join()
+    assert sink.content == content
+
+
+def test_the_end_is_not_copied_before_it_has_arrived(here: Memory, refuge: Memory) -> None:
+    content = bytes(here.view(SIZE))
+    here.put(bytes(PIECE), offset=SIZE - PIECE)
+    sink = Places(here, refuge)
+    going = Outgoing(here, SIZE, refuge, ahead=0.5)
+    going.begin(sink)
+    going.send(4 * PIECE, nothing)
+    here.put(content[-PIECE:], offset=SIZE - PIECE)
+    going.send(SIZE, nothing)
+    going.end()
+    assert sink.content == content
+    assert sink.pieces[-1][0] == "refuge"
+
+
+def test_who_leaves_waits_for_no_disk_that_reads_copies_alone(here: Memory, refuge: Memory) -> None:
+    for left_at, waits in ((2, True), (PIECES - 2, False)):
+        going = Outgoing(here, SIZE, refuge, ahead=0.5)
+        sink = Places(here, refuge)
+
+        def leave(number: int, going: Outgoing = going, sink: Places = sink, left_at: int = left_at) -> None:
+            if number == left_at:
+                threading.Thread(target=going.leave).start()
+
+        sink.before = leave
+        going.begin(sink)
+        going.send(SIZE, nothing)
+        going.end()
+        assert [timeout for _, timeout in sink.waits if timeout is not None] == [10.0] * waits
+        assert (False, None) in sink.waits or waits, "the last of what lives there was waited for by the writer"
+
+
+def test_a_file_that_is_begun_again_uses_what_was_copied(here: Memory, refuge: Memory) -> None:
+    going = Outgoing(here, SIZE, refuge, ahead=0.5)
+    for _ in range(2):
+        sink = Places(here, refuge)
+        going.begin(sink)
+        going.send(SIZE, nothing)
+        assert sink.content == bytes(here.view(SIZE))
+        assert [name for name, _, _ in sink.pieces] == ["here"] * 7 + ["refuge"] * 9
+    going.end()
+
+
+@pytest.mark.parametrize(
+    ("ahead", "leaves_after_s", "reached"),
+    [(0.0, 4, 4 / PIECES), (0.5, 4, 4 / PIECES), (0.0, 2 * PIECES, 2.0), (0.5, 12, 12 / PIECES), (0.5, 32, 2.0)],
+)
+def test_how_far_a_save_came_or_would_have_come_is_told(
+    here: Memory,
+    refuge: Memory,
+    ahead: float,
+    leaves_after_s: int,
+    reached: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A piece a second from where tensors live, and no time for copies."""
+    now = 100.0
+    monkeypatch.setattr(outgoing, "monotonic", lambda: now)
+    going = Outgoing(here, SIZE, refuge, ahead=ahead)
+
+    def second(memory: Memory, start: int, end: int) -> None:
+        nonlocal now
+        now += memory is here
+
+    sink = Places(here, refuge)
+    going.begin(sink)
+    going.send(min(leaves_after_s, PIECES) * PIECE if leaves_after_s < PIECES * (1 - ahead) else SIZE, second)
+    if leaves_after_s >= PIECES:
+        going.end()
+    now = 100.0 + leaves_after_s
+    going.leave()
+    assert going.reached == pytest.approx(reached, rel=0.01)
+    now += 1000
+    going.leave()
+    assert going.reached == pytest.approx(reached, rel=0.01), "it was left once"
+    going.end()
+
+
+def test_of_a_copy_nobody_asks_how_far_it_came(here: Memory, refuge: Memory) -> None:
+    going = Outgoing(here, SIZE)
+    going.begin(Places(here, refuge))
+    going.send(SIZE, nothing)
+    going.leave()
+    assert going.reached is None
