@@ -34,6 +34,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer_cli.checkpoint.format.outgoing._PIECE_BYTES", PIECE)
 
 
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    yield
+    assert [one.name for one in threading.enumerate() if one.name == "checkpoint-copy"] == []
+
+
 class Training:
     """Two weights and a buffer; `step` changes all of them, as an optimizer does the weights."""
 

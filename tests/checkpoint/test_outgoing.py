@@ -143,20 +143,15 @@ def test_the_end_is_not_copied_before_it_has_arrived(here: Memory, refuge: Memor
 
 
 def test_who_leaves_waits_for_no_disk_that_reads_copies_alone(here: Memory, refuge: Memory) -> None:
-    for left_at, waits in ((2, True), (PIECES - 2, False)):
+    for copied, waits in ((0, [10.0]), (1, [])):
         going = Outgoing(here, SIZE, refuge, ahead=0.5)
         sink = Places(here, refuge)
-
-        def leave(number: int, going: Outgoing = going, sink: Places = sink, left_at: int = left_at) -> None:
-            if number == left_at:
-                threading.Thread(target=going.leave).start()
-
-        sink.before = leave
         going.begin(sink)
-        going.send(SIZE, nothing)
+        going.send(PIECES // 4 * PIECE if not copied else SIZE, nothing)
+        assert sink.waits.count((False, None)) == copied, "the writer waits for the last that is read where they live"
+        going.leave()
+        assert [timeout for _, timeout in sink.waits if timeout is not None] == waits
         going.end()
-        assert [timeout for _, timeout in sink.waits if timeout is not None] == [10.0] * waits
-        assert (False, None) in sink.waits or waits, "the last of what lives there was waited for by the writer"
 
 
 def test_a_file_that_is_begun_again_uses_what_was_copied(here: Memory, refuge: Memory) -> None:

@@ -101,7 +101,7 @@ class Outgoing:
                 self._hand_over(self._sink, self._memory, until, look)
                 continue
             with self._turn:
-                if until == self._size_bytes:
+                if until == self._size_bytes and self._refuge is not None:
                     # Sooner, not all that is copied had arrived.
                     self._copy_ahead()
                 self._hand_over_a_piece(self._sink, until, look)
@@ -129,7 +129,7 @@ class Outgoing:
                 with Copying(self._refuge, torch.get_num_threads()) as copying:
                     copying.copy(self._memory.address + start, left, start)
                     copying.wait()
-            self._wait_for_copies()
+            self._end_copying()
             # Memory first: who sees no refuge any more takes it without a turn.
             self._memory = self._refuge
             self._refuge, self._lost_bytes = None, min(start, self._copies_from)
@@ -140,9 +140,7 @@ class Outgoing:
         """Nothing more is written, so that all may change."""
         with self._turn:
             self._refuge = None
-            copier, self._copier = self._copier, None
-        if copier is not None:
-            copier.close()
+            self._end_copying()
 
     def _hand_over_a_piece(self, sink: Sink, until: int, look: Callable[[Memory, int, int], object]) -> None:
         """In one's turn."""
@@ -153,7 +151,7 @@ class Outgoing:
         elif start < self._copies_from:
             self._hand_over(sink, self._memory, min(end, self._copies_from), look)
         else:
-            self._wait_for_copies()
+            self._end_copying()
             self._hand_over(sink, refuge, end, look)
 
     def _hand_over(self, sink: Sink, memory: Memory, end: int, look: Callable[[Memory, int, int], object]) -> None:
@@ -182,9 +180,13 @@ class Outgoing:
         if refuge is not None:
             refuge.copy(self._memory.address + start, end - start, start)
 
-    def _wait_for_copies(self) -> None:
-        if self._copier is not None:
-            self._copier.wait()
+    def _end_copying(self) -> None:
+        copier, self._copier = self._copier, None
+        if copier is not None:
+            try:
+                copier.wait()
+            finally:
+                copier.close()
 
     def _note_reach(self) -> None:
         if self._began_at is None or self.reached is not None:
