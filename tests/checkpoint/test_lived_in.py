@@ -66,6 +66,7 @@ class Training:
         image.leave()
         assert image.moved() == []
         assert image.is_homeless
+        image.build()
         image.settle_in(self.late)
         self.step()
 
@@ -190,6 +191,7 @@ def test_where_somebody_moved_a_tensor_nothing_is_written_over_and_all_is_copied
     assert all(torch.equal(one, value) for one, value in zip((*training.late, training.buffer), values, strict=True))
     image.leave()
     assert image.moved() == []
+    image.build()
     image.settle_in(training.late)
     training.step()
     contents = taken(image, training)
@@ -232,6 +234,7 @@ def test_a_state_that_the_file_has_in_another_order_does_not_move_in() -> None:
         assert image.moved() == []
         place = training.weights[1].data_ptr()
         if image.is_homeless:
+            image.build()
             image.settle_in(late)
         assert training.weights[1].data_ptr() == place
 
@@ -251,6 +254,7 @@ def test_a_state_that_changes_its_form_again_and_again_moves_in_a_few_times_only
         image.leave()
         assert image.moved() == []
         if image.is_homeless:
+            image.build()
             image.settle_in(training.late)
         training.step()
     assert lived_in == [False, True, False, True, False, True] + [False] * 6
@@ -318,8 +322,27 @@ def test_a_state_that_was_planned_and_never_taken_moves_nobody() -> None:
     assert image.moved() == []
     image.plan({"first": torch.ones(WIDE), **training.state()})
     places = [one.data_ptr() for one in training.late]
+    image.build()
     image.settle_in(training.late)
     assert [one.data_ptr() for one in training.late] == places
+
+
+def test_memory_that_was_built_for_another_state_is_nobodys_home() -> None:
+    training, image = Training(), TensorsImage()
+    for state in (training.state(), {"first": torch.ones(WIDE), **training.state()}):
+        image.plan(state)
+        image.take(addresses(*training.late), overlapped=False)
+        del state
+        image.leave()
+        assert image.moved() == []
+        if not image._built:
+            image.build()
+    places = [one.data_ptr() for one in training.late]
+    image.settle_in(training.late)
+    assert [one.data_ptr() for one in training.late] == places
+    image.build()
+    image.settle_in(training.late)
+    assert [one.data_ptr() for one in training.late[:3]] != places[:3]
 
 
 def test_where_less_than_half_may_move_nobody_does() -> None:
@@ -329,6 +352,7 @@ def test_where_less_than_half_may_move_nobody_does() -> None:
     image.leave()
     assert image.moved() == []
     places = [one.data_ptr() for one in training.late]
+    image.build()
     image.settle_in(training.late)
     assert [one.data_ptr() for one in training.late] == places
     assert not image.is_homeless, "nor is it tried again"
@@ -487,13 +511,14 @@ def test_weights_move_at_an_optimizers_step_where_there_is_room(
 ) -> None:
     training, saving = Training(), AsyncCheckpointer()
     for step, (asked, living) in enumerate(zip(gates, lives, strict=True)):
+        saving.stager._available = lambda: available
         state = training.state()
         under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
         del state
         under_way.written.result(60)
-        saving.stager._available = lambda: available
         saving.gate(asked=asked)
         assert moved_in(training, saving) is living
+        assert saving.stager.image._built is None, "no memory is held for nobody"  # type: ignore[attr-defined]
         training.step()
     saving.close()
 

@@ -134,6 +134,8 @@ class AsyncCheckpointer(FolderCheckpointer):
                 self._tell_once("room", "%s, so saves interrupt the training", why)
                 return self._save_here(order, state_dict, parts)
         self._last = order.written
+        if (built := self.stager.build()) is not None:
+            self.process.submit(built)
         self.process.submit(partial(self._write, order, staging))
         return Saving(staging.staged, order.written)
 

@@ -146,13 +146,16 @@ class Stager:
         self._available = available
         self._current: Staging | None = None
         self._late: Collection[Tensor] = ()
-        self._settled_in = False
+        self._is_built = False
+        """Whether there is memory to settle in at the next gate."""
+        self._to_forget = False
+        """Whether memory was left at the last one."""
         self._overlaps = True
         self._proven = False
 
     def plan(self, tree: Mapping[str, Any]) -> str | None:
         """Get ready for a copy of a state; the reason why the host has no room for it, if it has none."""
-        self._late = ()
+        self._late, self._is_built = (), False
         return self._no_room(self.image.plan(tree))
 
     def prepare(self, tensors: Collection[Tensor]) -> Callable[[], object] | None:
@@ -172,18 +175,39 @@ class Stager:
         self._current, self._late = Staging(self.image, overlapped=overlapped), late
         return self._current
 
+    def build(self) -> Callable[[], object] | None:
+        """Get memory in which the state just taken may live from the next gate on, if that is worth it and the host has
+        the room; what is left of that, for any thread."""
+        if not (self._late and self._overlaps and self.image.is_homeless):
+            return None
+        # What they leave stays for a step.
+        if (available := self._available()) is not None and available < 2 * self.image.held_bytes:
+            return None
+        try:
+            left = self.image.build()
+        except OSError as error:
+            log.debug("weights stay where they are: %s", error)
+            return None
+        self._is_built = True
+        return left
+
     def gate(self, *, asked: bool = False) -> bool:
         """Come here before the late tensors are written: waits until they are copied. True where they moved already.
 
         `asked` says that it is not the optimizer's step that comes now: what was only watched proves nothing then.
         """
-        if self._settled_in:
-            self._settled_in = False
+        if self._to_forget:
+            self._to_forget = False
             self.image.forget()
         moved = self._pass(asked=asked)
-        late, self._late = self._late, ()
-        if late and self._proven and self._overlaps and not (moved or asked) and self.image.is_homeless:
-            self._settle_in(late)
+        if self._is_built:
+            self._is_built = False
+            if self._proven and self._overlaps and not (moved or asked):
+                self.image.settle_in(self._late)
+                self._to_forget = True
+            else:
+                self.image.forget()
+        self._late = ()
         return moved
 
     def _pass(self, *, asked: bool = False) -> bool:
@@ -212,18 +236,8 @@ class Stager:
 
     def close(self) -> None:
         """Give memory back."""
-        self._late, self._settled_in = (), False
+        self._late, self._is_built, self._to_forget = (), False, False
         self.image.close()
-
-    def _settle_in(self, late: Collection[Tensor]) -> None:
-        # What they leave stays for a step.
-        if (available := self._available()) is not None and available < 2 * self.image.held_bytes:
-            return
-        try:
-            self.image.settle_in(late)
-        except OSError as error:
-            log.debug("weights stay where they are: %s", error)
-        self._settled_in = True
 
 
 def _addresses(tensors: Collection[Tensor]) -> set[int]:

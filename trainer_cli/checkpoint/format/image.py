@@ -72,6 +72,8 @@ class TensorsImage:
         """Of the memory that the last state needs."""
         self._memory: Memory | None = None
         self._home: Home | None = None
+        self._built: Home | None = None
+        """In which nobody lives yet."""
         self._homes = 0
         self._movable: dict[int, _Slot] = {}
         self._sample: np.ndarray[Any, Any] | None = None
@@ -231,11 +233,21 @@ class TensorsImage:
         """Whether late tensors live where the last state was taken to: they may change once they `leave` it."""
         return self._home is not None and self._taken is self._home.memory
 
+    def build(self) -> Callable[[], object]:
+        """Get the memory to settle in. What is returned has the system find it, in any thread: that takes longer than
+        to move."""
+        if self._built is None or self._built.header != self._header:
+            self._built = Home(self._header, self.size_bytes)
+        return self._built.memory.populate
+
     def settle_in(self, tensors: Collection[torch.Tensor]) -> None:
         """Have the late ones of these live where later saves write them from, as far as nobody else knows where they
-        are. Between two saves, or once nothing is left to copy of one, which is not written from where they live."""
+        are. Between two saves, or once nothing is left to copy of one, which is not written from where they live.
+        Without memory that was built for this very state, nobody moves."""
+        home, self._built, moves = self._built, None, []
+        if home is None or home.header != self._header:
+            return
         self._homes += 1
-        home, moves = Home(self._header, self.size_bytes), []
         for tensor in tensors:
             # Each once, though some be told of twice.
             slot = self._movable.pop(tensor.data_ptr(), None)
@@ -251,7 +263,8 @@ class TensorsImage:
         self._home, self._reach = home, Reach()
 
     def forget(self) -> None:
-        """Let go of the memory from which tensors moved away."""
+        """Let go of the memory from which tensors moved away, and of what was built for nobody."""
+        self._built = None
         if self._home is not None:
             self._home.forget()
 
@@ -302,7 +315,7 @@ class TensorsImage:
     def close(self) -> None:
         """Give the memory back."""
         self._late, self._watched, self._tensors, self._text = [], [], {}, b""
-        self._taken = self._outgoing = self._home = None
+        self._taken = self._outgoing = self._home = self._built = None
         self._give_back()
 
     def _is_at_home(self, late: Collection[int]) -> bool:

@@ -79,13 +79,18 @@ class Image(Protocol):
         """Whether it would be worth it to `settle_in`, for which the memory of one more state is needed meanwhile."""
         ...
 
+    def build(self) -> Callable[[], object]:
+        """Get the memory to `settle_in` with the state that was taken; what is returned does the rest of that, in any
+        thread, which need not be done by then."""
+        ...
+
     def settle_in(self, tensors: Collection[Tensor]) -> None:
-        """Have tensors live from now on where saves write them from. Only where nothing but the optimizer changes them,
-        and nothing is left to copy. Other threads may read them meanwhile."""
+        """Have tensors live from now on in what was built, from where saves write them. Only where nothing but the
+        optimizer changes them, and nothing is left to copy. Other threads may read them meanwhile."""
         ...
 
     def forget(self) -> None:
-        """Let go of the memory from which they moved away, a step later."""
+        """Let go of the memory from which they moved away, a step later; and of what was built for nobody."""
         ...
 
     def finish(self) -> None:
