@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -94,4 +95,29 @@ def test_a_small_piece_of_ones_own_goes_along(tmp_path: Path, lent: Memory) -> N
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     assert disk.write(fd, memoryview(bytearray(100)), 0) == 100
     assert carrier.sent == ["open", "copy"]
+    os.close(fd)
+
+
+def test_two_threads_that_write_one_file_tell_of_it_once(tmp_path: Path, lent: Memory) -> None:
+    both = threading.Barrier(2)
+
+    class Slow(LatePerson):
+        def send(self, operation: str, *about: object, files: Sequence[int] = ()) -> None:
+            if operation == "open":
+                threading.Event().wait(0.05)
+            super().send(operation, *about, files=files)
+
+    def write() -> None:
+        both.wait(60)
+        disk.write(fd, lent.view(4000), 0)
+
+    carrier = Slow(lent)
+    disk = CarriedDisk(carrier)
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert carrier.sent == ["open", "write", "write"]
     os.close(fd)

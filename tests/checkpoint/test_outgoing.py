@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,11 @@ import pytest
 from trainer_cli.checkpoint.format import outgoing
 from trainer_cli.checkpoint.format.memory import Memory
 from trainer_cli.checkpoint.format.outgoing import Outgoing, Reach
+from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.folder import LocalWritableFolder
+from trainer_cli.checkpoint.storage.sink import Blocks
+from trainer_cli.checkpoint.threads import WorkerThread
+from trainer_cli.config.schema import DigestAlgorithm
 
 PIECE = 4096
 PIECES = 16
@@ -198,6 +204,98 @@ def test_how_far_a_save_came_or_would_have_come_is_told(
     going.leave()
     assert going.reached == pytest.approx(reached, rel=0.01), "it was left once"
     going.end()
+
+
+def test_a_save_that_failed_midway_teaches_nothing(here: Memory, refuge: Memory) -> None:
+    def full(number: int) -> None:
+        if number == 3:
+            raise OSError("no space left")
+
+    going, reach = Outgoing(here, SIZE, refuge), Reach()
+    going.begin(Places(here, refuge, full))
+    with pytest.raises(OSError, match="no space"):
+        going.send(SIZE, nothing)
+    going.end()
+    going.leave()
+    reach.note(going)
+    assert (going.reached, reach.ahead) == (None, 0.5)
+
+
+def test_where_the_wait_for_the_copier_is_broken_off_whoever_writes_waits_for_it(
+    here: Memory, refuge: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C at the gate: the save is finished all the same, and holds no byte that was not copied."""
+    content, may_copy, copy, wait = bytes(here.view(SIZE)), threading.Event(), Memory.copy, WorkerThread.wait
+
+    def late(memory: Memory, *about: int) -> None:
+        assert threading.current_thread().name != "checkpoint-copy" or may_copy.wait(60)
+        copy(memory, *about)
+
+    def broken_off(thread: WorkerThread[Any]) -> None:
+        raise KeyboardInterrupt
+
+    class Interrupts(Places):
+        def wait(self, *, but_last: bool = False, timeout_s: float | None = None) -> None:
+            if len(self.pieces) == 4:
+                monkeypatch.setattr(WorkerThread, "wait", broken_off)
+                with pytest.raises(KeyboardInterrupt):
+                    going.leave()
+                monkeypatch.setattr(WorkerThread, "wait", wait)
+                may_copy.set()
+
+    monkeypatch.setattr(Memory, "copy", late)
+    going, sink = Outgoing(here, SIZE, refuge, ahead=0.5), Interrupts(here, refuge)
+    going.begin(sink)
+    going.send(SIZE, nothing)
+    assert may_copy.is_set()
+    assert sink.content == content
+    going.end()
+
+
+class Slow(Disk):
+    """Counts what it wrote, one piece after the other."""
+
+    block_bytes = PIECE
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._one_at_a_time = threading.Lock()
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        with self._one_at_a_time:
+            threading.Event().wait(0.002)
+            self.count += 1
+        return super().write(fd, data, offset)
+
+
+@pytest.mark.parametrize("ahead", [0.0, 0.5])
+@pytest.mark.parametrize("left_after", range(1, 20, 3))
+def test_who_leaves_waits_for_a_few_pieces_however_many_there_are_to_come(
+    tmp_path: Path, ahead: float, left_after: int
+) -> None:
+    size = 64 * PIECE
+    here, refuge, disk = Memory(size), Memory(size), Slow()
+    here.put(os.urandom(size))
+    content = bytes(here.view(size))
+    going = Outgoing(here, size, refuge, ahead=ahead)
+    folder = LocalWritableFolder(tmp_path, Blocks(disk), DigestAlgorithm.xxh3_128)
+
+    def write() -> None:
+        with folder.create("f") as sink:
+            going.begin(sink)
+            going.send(size, nothing)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    while disk.count < left_after:
+        threading.Event().wait(0.001)
+    before = disk.count
+    going.leave()
+    assert disk.count - before <= 8
+    here.put(bytes(size))
+    writing.join()
+    going.end()
+    assert (tmp_path / "f").read_bytes() == content
 
 
 def test_of_a_copy_nobody_asks_how_far_it_came(here: Memory, refuge: Memory) -> None:

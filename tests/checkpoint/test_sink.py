@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from mmap import mmap
@@ -311,21 +310,21 @@ def test_a_caller_that_gives_up_waits_for_the_blocks_being_written_alone(tmp_pat
     class Waits(SmallBlocks):
         def write(self, fd: int, data: memoryview, offset: int) -> int:
             begun.add(offset)
+            one_begun.set()
             assert gave_up.wait(60)
             return super().write(fd, data, offset)
 
     def give_up() -> None:
         with folder.create("f") as sink:
             sink.write(next(pieces_of(CONTENT, [], aligned=True)), stays=True)
-            while not begun:
-                time.sleep(0.001)
+            assert one_begun.wait(60)
             raise KeyboardInterrupt
 
     def join(thread: threading.Thread) -> None:
         gave_up.set()
         really_join(thread)
 
-    begun, gave_up = set(), threading.Event()
+    begun, one_begun, gave_up = set(), threading.Event(), threading.Event()
     really_join = threading.Thread.join
     monkeypatch.setattr(threading.Thread, "join", join)
     folder = folder_on(Waits(), tmp_path)

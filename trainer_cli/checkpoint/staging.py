@@ -65,8 +65,10 @@ class Staging:
 
     def end(self) -> None:
         """Nothing more is written. In the writer's thread."""
-        self.copy()
-        self._image.end()
+        try:
+            self.copy()
+        finally:
+            self._image.end()
         self._settle()
 
     def copy_late(self) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 Piece = TypeVar("Piece")
@@ -40,21 +41,18 @@ class WorkerThread(Generic[Piece]):
 
     def hand_over(self, piece: Piece) -> None:
         """Have a piece worked on; memory that it stands for stays as it is until `wait` returns. Raises what failed."""
-        self._tell()
+        self.tell()
         if self._thread is None:
             self._carry_out(piece)
-            self._tell()
+            self.tell()
         else:
             self._last_but_one, self._last = self._last, Future()
             self._pieces.put((piece, self._last))
 
-    def wait(self, *, but_last: bool = False, timeout_s: float | None = None) -> None:
-        """Return once all is done that was handed over, or all but the last piece; from any thread. Raises what failed,
-        CancelledError where it was let go, and TimeoutError, without a number, where it takes longer than it may."""
-        awaited = self._last_but_one if but_last else self._last
-        if awaited is not None:
-            awaited.result(timeout_s)
-        self._tell()
+    def wait(self) -> None:
+        """Return once all is done that was handed over by now; from any thread. Raises what failed, and CancelledError
+        where it was let go."""
+        wait_for_all([self])
 
     def let_go(self) -> None:
         """Work on no further piece."""
@@ -67,7 +65,12 @@ class WorkerThread(Generic[Piece]):
         if self._thread is not None:
             self._thread.join()
 
-    def _tell(self) -> None:
+    def piece(self, *, but_last: bool = False) -> Future[None] | None:
+        """The last piece that was handed over, or the one before it."""
+        return self._last_but_one if but_last else self._last
+
+    def tell(self) -> None:
+        """Raise what failed."""
         if self._failure is not None:
             raise self._failure
 
@@ -88,6 +91,24 @@ class WorkerThread(Generic[Piece]):
             done.set_result(None)
             # Nothing of it is kept until the next one comes.
             del piece, done, handed_over
+
+
+def wait_for_all(
+    threads: Collection[WorkerThread[Any]], *, but_last: bool = False, timeout_s: float | None = None
+) -> None:
+    """Return once several have done all that was handed over to them by now, or all but the last piece of each.
+
+    Raises:
+        CancelledError: one was let go.
+        TimeoutError: without a number, as it takes longer than it may.
+        Exception: what failed first in one of them; none is at work on such a piece any more.
+    """
+    deadline = None if timeout_s is None else monotonic() + timeout_s
+    for piece in [thread.piece(but_last=but_last) for thread in threads]:
+        if piece is not None:
+            piece.result(None if deadline is None else max(deadline - monotonic(), 0.0))
+    for thread in threads:
+        thread.tell()
 
 
 def close_all(threads: Collection[WorkerThread[Any]]) -> None:

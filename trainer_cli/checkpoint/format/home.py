@@ -17,7 +17,8 @@ _WORTH_BYTES = 1 << 16
 """A smaller tensor stays where it is: copying it costs less than asking where it lives."""
 _WORD = 4
 _SAMPLED_BYTES = (1 << 22) + _WORD
-"""A word of so many bytes is sampled, of ever other columns."""
+"""A word of so many bytes is sampled, of ever other columns: few, as each is far from all caches, and they are looked
+at while the training waits."""
 
 Move = tuple[str, torch.Tensor, int]
 """What the file calls a tensor, the tensor, and its place in the file."""

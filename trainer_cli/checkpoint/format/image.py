@@ -173,11 +173,11 @@ class TensorsImage:
     def copy_late(self) -> Iterator[int]:
         """Copy what was left; in any thread. How many bytes from the beginning have arrived is told now and then.
 
-        GPUs may still be at it at the end, and nothing is told of what they copy; nor where tensors live in what is
-        written, as little is left then.
+        GPUs may still be at it at the end, and nothing is told of what they copy; nor of a little, which is there at
+        once.
         """
         memory, late, told = self._taken, self._late, 0
-        tells = not (self._devices.any or self.is_lived_in)
+        tells = not self._devices.any and sum(entry.size_bytes for (entry, _), _, _ in late) >= _TOLD_BYTES
         assert memory is not None
         for slot, leaf, _ in late:
             here = slot[1] - slot[1] % ALIGNMENT

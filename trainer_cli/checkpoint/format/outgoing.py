@@ -51,10 +51,17 @@ class Reach:
 
 
 class Outgoing:
-    """Bytes that are written in order, from their beginning, in the writer's thread.
+    """Bytes that are handed over in order, from their beginning, in the writer's thread.
 
     Where tensors live in them, those change only after `leave`, which copies to another memory what is not handed over
-    by then. Some of it a thread copies before, from the end backwards, while the beginning is written.
+    by then. Some of it a thread copies before, from the end backwards, at the pace of the disk:
+
+        writer   ─ a piece, a piece, … ─>│     what was copied: no disk is waited for any more │
+        copier                           │<─ … a piece, a piece ─                              │
+        gate     `leave`: in its turn, between two pieces; the rest in the middle, by all threads
+
+    Whoever has the turn may wait for the copier and, at the gate alone, for the two or three pieces on their way to the
+    disk; nobody takes the turn in order to copy or to write.
 
     Args:
         refuge: where tensors live in `memory`, that other one, of the same size.
@@ -130,17 +137,24 @@ class Outgoing:
                     copying.copy(self._memory.address + start, left, start)
                     copying.wait()
             self._end_copying()
-            # Memory first: who sees no refuge any more takes it without a turn.
+            is_read = self._written_here is not None or self._is_read_in_time()
+            self._lost_bytes = min(start, self._copies_from)
+            # Memory first, and not before: who sees no refuge any more hands all the rest over without a turn.
             self._memory = self._refuge
-            self._refuge, self._lost_bytes = None, min(start, self._copies_from)
-            if self._written_here is None:
-                self._await_the_disk()
+            self._refuge = None
+            if not is_read:
+                raise StateGoneError(f"the disk took more than {_PATIENCE_S:.0f} s for a part of the state")
 
     def end(self) -> None:
         """Nothing more is written, so that all may change."""
         with self._turn:
             self._refuge = None
-            self._end_copying()
+            if self._sent_bytes < self._size_bytes:
+                # How far it would have come is not told by one that failed.
+                self._began_at = None
+            copier, self._copier = self._copier, None
+        if copier is not None:
+            copier.close()
 
     def _hand_over_a_piece(self, sink: Sink, until: int, look: Callable[[Memory, int, int], object]) -> None:
         """In one's turn."""
@@ -181,12 +195,11 @@ class Outgoing:
             refuge.copy(self._memory.address + start, end - start, start)
 
     def _end_copying(self) -> None:
-        copier, self._copier = self._copier, None
-        if copier is not None:
-            try:
-                copier.wait()
-            finally:
-                copier.close()
+        if self._copier is not None:
+            # Until it has done all, also where this wait is broken off, whoever writes waits for it.
+            self._copier.wait()
+            self._copier.close()
+            self._copier = None
 
     def _note_reach(self) -> None:
         if self._began_at is None or self.reached is not None:
@@ -197,14 +210,14 @@ class Outgoing:
             taken = max(at - self._began_at, 1e-6)
             self.reached = written / self._size_bytes * (monotonic() - self._began_at) / taken
 
-    def _await_the_disk(self) -> None:
-        if self._sink is None:
-            return
+    def _is_read_in_time(self) -> bool:
+        """Once the disk has read all that was handed over; False where that takes too long."""
         try:
-            self._sink.wait(timeout_s=_PATIENCE_S)
+            if self._sink is not None:
+                self._sink.wait(timeout_s=_PATIENCE_S)
         except TimeoutError as error:
-            if error.errno is None:
-                raise StateGoneError(f"the disk took more than {_PATIENCE_S:.0f} s for a part of the state") from None
+            return error.errno is not None
         except Exception:
             # The writer is told of it, too, and tells.
-            return
+            return True
+        return True

@@ -34,6 +34,7 @@ class CarriedDisk(Disk):
         self._known: set[int] = set()
         self._copied_bytes = 0
         self._sending = threading.Lock()
+        """Two threads write one file. By the time it is closed and named, both are gone."""
 
     def mkdir(self, path: Path) -> None:
         """Make the folder that all is for. It stays locked as long as anybody is at work on it."""

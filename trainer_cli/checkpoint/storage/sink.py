@@ -13,7 +13,7 @@ from typing import Any
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
 from trainer_cli.checkpoint.storage.disk import FULL, REFUSED, Disk
 from trainer_cli.checkpoint.storage.port import Bytes
-from trainer_cli.checkpoint.threads import WorkerThread, close_all
+from trainer_cli.checkpoint.threads import WorkerThread, close_all, wait_for_all
 from trainer_cli.config.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -125,8 +125,7 @@ class LocalSink:
                 view = self._gather(view)
 
     def wait(self, *, but_last: bool = False, timeout_s: float | None = None) -> None:
-        for thread in self._threads:
-            thread.wait(but_last=but_last, timeout_s=timeout_s)
+        wait_for_all(self._threads, but_last=but_last, timeout_s=timeout_s)
 
     def finish(self) -> FileEntry:
         """Bring the file to rest. An fsync that failed is never tried again: the whole save begins anew."""
