@@ -538,6 +538,23 @@ def test_one_training_after_another_lives_where_its_own_saves_are_written_from(t
         saving.close()
 
 
+def test_where_samples_tell_of_writes_the_gate_is_not_waited_for_as_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, saving = Training(), make_async_checkpointer()
+    for step, latest_s in enumerate((0.0, 600.0)):
+        monkeypatch.setattr("trainer_cli.checkpoint.staging._LATEST_S", latest_s)
+        state = training.state()
+        under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
+        del state
+        if step == 0:
+            saving.gate()
+        under_way.written.result(60)
+        training.step()
+    assert saving.stager.image.is_lived_in
+    saving.close()
+
+
 def test_weights_that_somebody_else_writes_do_not_move(tmp_path: Path) -> None:
     training, saving = Training(), AsyncCheckpointer()
     for step in range(3):

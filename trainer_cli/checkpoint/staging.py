@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LATEST_S = 1.0
-"""So long the writer waits for the gate before it judges by itself: no single write to a tensor lasts longer."""
+"""So long after the last of it was read the writer waits for the gate before it judges by itself: no single write to a
+tensor, of which a version counter tells at its end, lasts longer."""
+_LATEST_SAMPLED_S = 0.2
+"""And so long where samples tell of a write that is under way, too."""
 
 
 class WeightsMovedError(StateGoneError):
@@ -40,7 +44,7 @@ class Staging:
     def __init__(self, image: Image, *, overlapped: bool) -> None:
         self.staged: Future[None] = Future()
         self._image = image
-        self._copied = False
+        self._copied_at: float | None = None
         self.overlapped = overlapped
         self._judged = threading.Event()
         self._judging = threading.Lock()
@@ -97,7 +101,7 @@ class Staging:
         with self._advancing:
             if self.staged.done() and (failure := self.staged.exception()) is not None:
                 raise failure
-            if self._copied or self.staged.done():
+            if self._copied_at is not None or self.staged.done():
                 return None
             try:
                 here = next(self._late, None)
@@ -107,7 +111,7 @@ class Staging:
                 )
                 raise
             if here is None:
-                self._copied = True
+                self._copied_at = time.monotonic()
                 if not self._image.is_lived_in:
                     self.staged.set_result(None)
             return here
@@ -130,7 +134,7 @@ class Staging:
         if not self.overlapped:
             return
         if threading.get_ident() != self._owner:
-            self._judged.wait(_LATEST_S)
+            self._judged.wait(self._longest_s())
         if self.staged.done() and (failure := self.staged.exception()) is not None:
             raise failure
         if moved := self.judge():
@@ -138,6 +142,12 @@ class Staging:
                 f"the step was not saved: {_shown(moved)} changed outside the optimizer's step while it was copied",
                 cure="Call trainer.before_weights_change() first, or set checkpoint.save_async=false.",
             )
+
+    def _longest_s(self) -> float:
+        """How long the gate is waited for."""
+        if self._image.is_lived_in:
+            return _LATEST_SAMPLED_S
+        return _LATEST_S - (0.0 if self._copied_at is None else time.monotonic() - self._copied_at)
 
 
 class Stager:
