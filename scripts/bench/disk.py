@@ -16,13 +16,15 @@ class Image:
 
     def __init__(self, size_bytes: int) -> None:
         self.memory = mmap.mmap(-1, -(-size_bytes // PAGE) * PAGE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self.memory.madvise(mmap.MADV_HUGEPAGE)
         pattern = os.urandom(PAGE)
         for start in range(0, len(self.memory), PAGE):
             self.memory[start : start + PAGE] = pattern
 
-    def write(self, path: Path, *, direct: bool) -> None:
-        """Write and fsync. OSError where direct writes are refused."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0)
+    def write(self, path: Path, *, direct: bool, anew: bool = True) -> None:
+        """Write and fsync, `anew` or over what is there. OSError where direct writes are refused."""
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if anew else 0) | (os.O_DIRECT if direct else 0)
         file = os.open(path, flags, 0o644)
         try:
             view, done = memoryview(self.memory), 0

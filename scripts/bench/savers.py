@@ -6,7 +6,7 @@ import os
 import socket
 import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,22 @@ def raw() -> Saver:
         except OSError as error:
             raise Skipped(f"the file system refuses direct writes: {error}") from None
         return Handed(done())
+
+    return save
+
+
+def raw_beside() -> Saver:
+    """As many bytes that lie ready, over those of the save before, by a thread while the training goes on: what a disk
+    at work costs it. Nothing is copied, digested, or of any one step."""
+    ready: list[disk.Image] = []
+    writer = ThreadPoolExecutor(1)
+
+    def save(state: Any, path: Path) -> Handed:
+        if not ready:
+            if not disk.takes_direct_writes(path.parent):
+                raise Skipped("the file system refuses direct writes")
+            ready.append(disk.Image(size_bytes(state)))
+        return Handed(writer.submit(ready[0].write, path.parent / "raw", direct=True, anew=False))
 
     return save
 
@@ -154,11 +170,12 @@ def train_async(writer: str) -> Saver:
     return save
 
 
-NONE, TORCH = "no save", "torch.save + fsync"
+NONE, TORCH, BESIDE = "no save", "torch.save + fsync", "raw direct write, beside"
 SAVERS: Mapping[str, Callable[[], Saver]] = {
     NONE: nothing,
     TORCH: torch_save,
     "raw direct write": raw,
+    BESIDE: raw_beside,
     "a copy in memory, not written": copied,
     "DCP async, thread": lambda: dcp("thread"),
     "DCP async, process": lambda: dcp("process"),

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 import disk
 import ours
-from savers import SAVERS, TORCH, Handed
+from savers import BESIDE, SAVERS, TORCH, Handed, done
 from state import CONTEXT, VOCABULARY, LiveState, Tree
 from timing import Skipped, seconds
 from trainer_cli.models.gpt import GPT
@@ -121,7 +121,7 @@ def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
     """Seconds a step, until all is at rest, with a save after every fifth, after every step, and, before and after
     these, without any. The first steps are not counted, nor a first save, which gets the memory for all."""
     steps, folder = _WARM + plan.saves * plan.steps, Path(plan.folder)
-    runner = _by_hand if saver == TORCH else _by_trainer
+    runner = _by_hand if saver in (TORCH, BESIDE) else _by_trainer
     training = Training(plan)
     took: dict[str, list[float]] = {}
     for name, every in (("no saves", None), ("every 5", 5), ("every step", 1), ("no saves", None)):
@@ -135,14 +135,16 @@ def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
 
 def _by_hand(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> float:
     """A plain loop that keeps the newest checkpoint. When the steps that count began."""
-    save, began = SAVERS[saver](), 0.0
+    save, began, last = SAVERS[saver](), 0.0, done()
     for step in range(1, steps + 1):
         training.step()
         if every is not None and step % every == 0:
-            save(training.state(), folder / f"step{step}")
+            last.result()
+            last = save(training.state(), folder / f"step{step}").written
             disk.remove(folder / f"step{step - every}")
         if step == _WARM:
             began = time.perf_counter()
+    last.result()
     return began
 
 
