@@ -61,7 +61,7 @@ class Outgoing:
         gate     `leave`: in its turn, between two pieces; the rest in the middle, by all threads
 
     Whoever has the turn may wait for the copier and, at the gate alone, for the two or three pieces on their way to the
-    disk; nobody takes the turn in order to copy or to write.
+    disk. Neither the copier nor the threads that write ever take it.
 
     Args:
         refuge: where tensors live in `memory`, that other one, of the same size.
@@ -108,10 +108,12 @@ class Outgoing:
                 self._hand_over(self._sink, self._memory, until, look)
                 continue
             with self._turn:
-                if until == self._size_bytes and self._refuge is not None:
+                if self._refuge is None:
+                    continue
+                if until == self._size_bytes:
                     # Sooner, not all that is copied had arrived.
                     self._copy_ahead()
-                self._hand_over_a_piece(self._sink, until, look)
+                self._hand_over_a_piece(self._sink, self._refuge, until, look)
                 ends_here = self._written_here is None and self._sent_bytes == self._copies_from
             self._sink.wait(but_last=not ends_here)
             if ends_here:
@@ -156,13 +158,12 @@ class Outgoing:
         if copier is not None:
             copier.close()
 
-    def _hand_over_a_piece(self, sink: Sink, until: int, look: Callable[[Memory, int, int], object]) -> None:
+    def _hand_over_a_piece(
+        self, sink: Sink, refuge: Memory, until: int, look: Callable[[Memory, int, int], object]
+    ) -> None:
         """In one's turn."""
-        start, refuge = self._sent_bytes, self._refuge
-        end = min(until, start + _PIECE_BYTES)
-        if refuge is None:
-            self._hand_over(sink, self._memory, end, look)
-        elif start < self._copies_from:
+        end = min(until, self._sent_bytes + _PIECE_BYTES)
+        if self._sent_bytes < self._copies_from:
             self._hand_over(sink, self._memory, min(end, self._copies_from), look)
         else:
             self._end_copying()

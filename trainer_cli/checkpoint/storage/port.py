@@ -27,7 +27,7 @@ class Sink(Protocol):
     def wait(self, *, but_last: bool = False, timeout_s: float | None = None) -> None:
         """Return once memory that stays may change; `but_last`: but for the last block of it. From any thread.
 
-        Raises what failed, and TimeoutError, without a number, where a step of that takes longer than it may.
+        Raises what failed, and TimeoutError, without a number, where that takes longer than it may.
         """
         ...
 
