@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,56 @@ def test_a_worker_of_a_users_loader_that_dies_is_named_with_what_it_had_before_i
     del own, loader, caught
     gc.collect()
     assert children() == []
+
+
+class IllTwice(Ill):
+    """The first worker hangs for long before the second dies, as at a lock that the dead one held."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 24:
+            time.sleep(60)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_worker_that_hangs_where_another_died_is_not_left_behind(
+    persistent: bool, epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # torch's patience with each
+    dataset = IllTwice("killed")
+    short = torch.utils.data.BatchSampler(range(16), 4, False)
+    own = torch.utils.data.DataLoader(dataset, batch_sampler=short, num_workers=2, persistent_workers=persistent)
+    loader = ForeignLoader(own, seed=0)
+    for number in range(epoch):
+        assert len(list(loader.iterate(number))) == 4
+    assert len(children()) == (2 if persistent and epoch else 0)
+    short.sampler = range(64)  # now with the samples over which they hang and die
+    with pytest.raises((RuntimeError, ConnectionError, EOFError)):
+        list(loader.iterate(epoch))
+    assert children() == []
+    short.sampler = range(16)
+    assert len(list(loader.iterate(epoch + 1))) == 4  # with new workers
+
+
+def test_processes_that_a_users_own_loader_keeps_are_left_alone() -> None:
+    class Keeps:
+        process: multiprocessing.Process | None = None
+
+        def __iter__(self) -> Iterator[int]:
+            if self.process is None:
+                self.process = multiprocessing.Process(target=time.sleep, args=(60,), daemon=True)
+                self.process.start()
+            return iter(range(4))
+
+    own = Keeps()
+    loader = ForeignLoader(own, seed=0)
+    for epoch in range(2):
+        assert list(loader.iterate(epoch)) == [0, 1, 2, 3]
+        assert own.process is not None
+        assert own.process.is_alive()
+    own.process.kill()
+    own.process.join()
 
 
 @pytest.mark.parametrize("timeout", [0, 3])

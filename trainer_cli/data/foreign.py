@@ -46,6 +46,7 @@ class ForeignLoader:
         self.walks = plain and not isinstance(cast(Any, loader).dataset, IterableDataset)
         self._position: tuple[int, int, Any] | None = None
         self._left_early = False
+        self._kept: list[Any] = []
         self._generators = [] if self.stateful else _generators(loader)
         self._begun_with = self._given = self._generator_states()
 
@@ -112,17 +113,18 @@ class ForeignLoader:
                 part.set_epoch(epoch)
         in_hand = InHand(self.loader, epoch, first)
         # Workers born here keep the parent's signals blocked, for good: they are for this process.
-        with kept_random_state(), born_here() as workers:
+        persistent = getattr(self.loader, "persistent_workers", False)
+        workers = self._kept if persistent else []
+        with kept_random_state(), born_here() as born:
             seed_random(sample_seed(self.seed, epoch, 0))
-            if (
-                getattr(self.loader, "persistent_workers", False)
-                and getattr(self.loader, "_iterator", None) is not None
-            ):
+            if persistent and getattr(self.loader, "_iterator", None) is not None:
                 # Workers that are kept need no seed. The order comes after it, and must be that of new ones.
                 torch.empty((), dtype=torch.int64).random_(generator=cast(Any, self.loader).generator)
             iterator: Any = in_hand.begin()
+        workers += born
         end = partial(end_by_force, workers)
-        atexit.register(end)  # before multiprocessing's own, which would wait for them for ever
+        if born:
+            atexit.register(end)  # before multiprocessing's own, which would wait for them for ever
         number = first
         try:
             while True:
@@ -146,11 +148,17 @@ class ForeignLoader:
             raise
         finally:
             in_hand.end()
-            if not getattr(self.loader, "persistent_workers", False):
-                if workers:
+            # One that died may have left a lock behind, at which the others wait for ever.
+            lost = any(not worker.is_alive() for worker in workers)
+            if hasattr(iterator, "_shutdown_workers") and (lost or not persistent):
+                try:
                     iterator._shutdown_workers()
-                end()
-                atexit.unregister(end)
+                finally:
+                    end()
+                    workers.clear()
+                    atexit.unregister(end)
+                if persistent:
+                    cast(Any, self.loader)._iterator = None
 
     def _leave(self, iterator: Iterator[Any], epoch: int, number: int) -> None:
         """Let the loader see that its epoch is over. One left before its end tells no beginning of the next."""
