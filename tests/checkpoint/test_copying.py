@@ -89,7 +89,9 @@ def image_of(weights: dict[str, torch.Tensor]) -> TensorsImage:
 def kept(image: TensorsImage, weights: dict[str, torch.Tensor]) -> bool:
     """Whether what lies in the image is what the weights are."""
     assert image._memory is not None
-    raw = {entry.name: image._memory.tensor[offset : offset + entry.size_bytes] for entry, offset in image._slots}
+    raw = {
+        entry.name: image._memory.tensor[offset : offset + entry.size_bytes] for entry, offset in image._arranged.slots
+    }
     return {*raw} == {*weights} and all(
         torch.equal(raw[name].view(torch.float32), one) for name, one in weights.items()
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,11 @@ from trainer_cli.checkpoint.process.inline import Inline
 from trainer_cli.checkpoint.process.port import Process
 
 
-@pytest.mark.parametrize("make", [Inline, lambda: Background("test")], ids=["inline", "background"])
+@pytest.mark.parametrize(
+    "make",
+    [Inline, lambda: Background("test"), lambda: Background("test", lingers_s=60.0)],
+    ids=["inline", "background", "lingering"],
+)
 def test_work_is_done_once_and_in_order(make: Callable[[], Process]) -> None:
     process = make()
     done: list[int] = []
@@ -24,14 +29,75 @@ def test_work_is_done_once_and_in_order(make: Callable[[], Process]) -> None:
     assert done == list(range(200))
 
 
-def test_the_background_waits_no_longer_than_it_may_and_leaves_no_thread() -> None:
-    process, free = Background("removal"), threading.Event()
-    process.submit(free.wait)
-    assert not process.settle(0.01)
-    free.set()
+@pytest.mark.parametrize("lingers_s", [0.0, 60.0])
+def test_the_background_waits_no_longer_than_it_may_and_leaves_no_thread(lingers_s: float) -> None:
+    process, free = Background("removal", lingers_s=lingers_s), threading.Event()
+    for _ in range(2):
+        process.submit(free.wait)
+        assert not process.settle(0.01)
+        free.set()
+        assert process.settle(30)
+        assert not threads("removal")
+        assert process.settle()
+        free.clear()
+
+
+def threads(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+def test_a_thread_waits_for_more_as_long_as_it_may_and_ends_then() -> None:
+    process, done = Background("lingers", lingers_s=0.3), threading.Event()
+    process.submit(done.set)
+    assert done.wait(30)
+    [first] = threads("lingers")
+    done.clear()
+    process.submit(done.set)
+    assert done.wait(30)
+    assert threads("lingers") == [first]
+    first.join(30)
+    assert not first.is_alive()
+    done.clear()
+    process.submit(done.set)
+    assert done.wait(30)
     assert process.settle(30)
-    assert not [thread for thread in threading.enumerate() if thread.name == "removal"]
-    assert process.settle()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # of Python 3.12 and later
+def test_where_a_thread_waits_a_forked_child_has_one_of_its_own() -> None:
+    process, done = Background("lingers", lingers_s=60.0), threading.Event()
+    process.submit(done.set)
+    assert done.wait(30)
+    child = os.fork()
+    if child == 0:
+        # There the thread is not: another is started.
+        process.submit(lambda: os._exit(7))
+        time.sleep(30)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert process.settle(30)
+
+
+def test_many_may_submit_and_settle_at_once() -> None:
+    process = Background("lingers", lingers_s=0.001)
+    done: list[tuple[int, int]] = []
+
+    def much(own: int) -> None:
+        for number in range(300):
+            process.submit(lambda number=number: done.append((own, number)))
+            if number % 7 == 0:
+                assert process.settle(30)
+            if number % 50 == 0:
+                time.sleep(0.002)
+
+    callers = [threading.Thread(target=much, args=(own,)) for own in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert process.settle(30)
+    assert sorted(done) == [(own, number) for own in range(4) for number in range(300)]
+    assert all([one for own, one in done if own == caller] == list(range(300)) for caller in range(4))
 
 
 def test_what_goes_on_is_waited_for_after_a_signal_broke_a_wait_off() -> None:

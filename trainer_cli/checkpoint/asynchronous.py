@@ -40,6 +40,8 @@ from trainer_cli.errors import SaveError
 log = logging.getLogger(__name__)
 
 _CLOSING_S = 600.0
+_LINGERS_S = 60.0
+"""So long the writer's thread waits for the next save: one that has to be started holds the training up."""
 _TOLD_S = 1.0
 """A wait for the save before is told from so long on."""
 
@@ -91,7 +93,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         available: Callable[[], int | None] = available_bytes,
     ) -> None:
         super().__init__(format=format, storage=storage, digest=digest)
-        self.process: Process = process or Background("checkpoint-writer")
+        self.process: Process = process or Background("checkpoint-writer", lingers_s=_LINGERS_S)
         self.stager = Stager(self.format.image(lent_to=self.process.carrier), available=available)
         self._carried: dict[Storage, Storage] = {}
         self._last: Future[None] | None = None
@@ -262,7 +264,9 @@ def _is_of_the_way(why: OSError) -> bool:
 
 def outliving_writer() -> Process | None:
     """A place to write that outlives this process, or None where the system does not offer what it takes."""
-    return Outliving("checkpoint-writer", Path(disk.__file__)) if Outliving.is_offered() else None
+    if not Outliving.is_offered():
+        return None
+    return Outliving("checkpoint-writer", Path(disk.__file__), lingers_s=_LINGERS_S)
 
 
 def make_async_checkpointer(

@@ -252,8 +252,8 @@ class Stager:
         self.image.close()
 
 
-def _addresses(tensors: Collection[Tensor]) -> set[int]:
-    return {tensor.data_ptr() for tensor in tensors}
+def _addresses(tensors: Collection[Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def _shown(names: Collection[str]) -> str:

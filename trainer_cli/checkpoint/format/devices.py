@@ -24,6 +24,8 @@ class Devices:
 
     def see(self, leaves: Collection[Leaf]) -> bool:
         """Get ready for the GPUs that these are on; True where there are any. What they hold now is what is copied."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return False
         devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda}
         for device in devices:
             stream = self._streams.setdefault(device, None) or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -15,21 +15,21 @@ its layout.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from trainer_cli.checkpoint.format import codec
+from trainer_cli.checkpoint.format.arrangement import Arrangement, Roles, Slot, lie_plainly
 from trainer_cli.checkpoint.format.copying import Copying
 from trainer_cli.checkpoint.format.devices import Devices, raw_bytes
 from trainer_cli.checkpoint.format.dtypes import DTYPES
 from trainer_cli.checkpoint.format.finite import Finite
 from trainer_cli.checkpoint.format.home import Home
-from trainer_cli.checkpoint.format.layout import ALIGNMENT, TensorEntry, rendered_header, state_file, tensor_file
-from trainer_cli.checkpoint.format.leaves import bytes_of, identity, laid_out
+from trainer_cli.checkpoint.format.layout import ALIGNMENT, state_file, tensor_file
+from trainer_cli.checkpoint.format.leaves import bytes_of
 from trainer_cli.checkpoint.format.memory import Memory
 from trainer_cli.checkpoint.format.outgoing import Outgoing, Reach, StateGoneError
 from trainer_cli.checkpoint.format.port import FormatRecord
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ORDINARY = {torch.Tensor, torch.nn.Parameter, np.ndarray}
 _ENTRY_BYTES = 512
 _SMALL_BYTES = 1 << 20
 """What a tensor's entry in a header takes at most, and all other states as a rule."""
@@ -57,25 +56,18 @@ _MOST_HOMES = 3
 """So often tensors move in, as when a state grows with its first step; what moves on and on is copied."""
 
 
-_Slot = tuple[TensorEntry, int]
-"""A tensor's entry, and where it lies."""
-_Late = tuple[_Slot, torch.Tensor, int]
-"""And the version that it had."""
-
-
 class TensorsImage:
     """The files of the tensors format, in memory; that is lent to a process that writes them, if one does."""
 
     def __init__(self, *, lent_to: Carrier | None = None) -> None:
         self._lent_to = lent_to
-        self.size_bytes = 0
-        """Of the memory that the last state needs."""
+        self._arranged = Arrangement()
         self._memory: Memory | None = None
         self._home: Home | None = None
         self._built: Home | None = None
         """In which nobody lives yet."""
         self._homes = 0
-        self._movable: dict[int, _Slot] = {}
+        self._movable: dict[int, Slot] = {}
         self._sample: np.ndarray[Any, Any] | None = None
         self._outgoing: Outgoing | None = None
         self._reach = Reach()
@@ -83,18 +75,13 @@ class TensorsImage:
         """What the last state was taken to."""
         self._finite = True
         self._text = b""
-        self._layout: list[TensorEntry] = []
-        self._header = b""
-        self._aliases: dict[str, str] = {}
-        self._tensors: dict[str, Leaf] = {}
-        self._places: dict[str, int | None] = {}
-        self._late: list[_Late] = []
-        self._watched: list[_Late] = []
+        self._late: list[tuple[Slot, Leaf]] = []
+        self._watched: list[Slot] = []
+        self._watched_leaves: list[Any] = []
+        self._versions: list[int] = []
         self._overlapped = True
-        self._trained: list[_Slot] = []
+        self._trained: list[Slot] = []
         self._known: codec.Known = {}
-        self._form: _Form | None = None
-        self._slots: list[_Slot] = []
         self._devices = Devices()
 
     def plan(self, tree: Mapping[str, Any]) -> int:
@@ -103,72 +90,52 @@ class TensorsImage:
         Raises:
             UnsavableState: naming the owner of what cannot be saved.
         """
-        self._text, self._tensors = codec.encode(tree, self._known)
-        try:
-            self._places = _places(self._tensors)
-        except (RuntimeError, ValueError):
-            # A tensor without an address is one that no file can hold: it is named here.
-            laid_out(self._tensors)
-            raise
-        form = _Form.of(self._tensors, self._places)
-        if form is None or form != self._form or not self._still_tied():
-            layout, self._aliases = laid_out(self._tensors)
+        self._text, tensors = codec.encode(tree, self._known)
+        if self._arranged.fill(tensors):
             self._movable = {}
-            if layout != self._layout or not self._header:
-                self._layout, self._header = layout, rendered_header(layout)
-            offset, self._slots = len(self._header), []
-            for entry in layout:
-                if entry.size_bytes:
-                    self._slots.append((entry, offset))
-                offset += entry.size_bytes
-            self.size_bytes = offset
-            # Where tensors begin at the same place and are yet not tied, only a closer look tells them apart.
-            tied = form is not None and form.distinct + len(self._aliases) == form.placed
-            self._form = form if tied else None
         return self.size_bytes + len(self._text)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the memory that the last state needs."""
+        return self._arranged.size_bytes
 
     @property
     def held_bytes(self) -> int:
         """The memory that it has got, with the small parts that were planned."""
         return 0 if self._memory is None else self._memory.size_bytes + len(self._text)
 
-    def take(self, late: Collection[int] = (), trained: Collection[int] = (), *, overlapped: bool = True) -> None:
+    def take(self, late: Sequence[int] = (), trained: Sequence[int] = (), *, overlapped: bool = True) -> None:
         """Copy the state that was planned, but for tensors that begin at the addresses in `late`.
 
         Those are left to `copy_late`; unless `overlapped`, they too are copied now. Either way `moved` tells which of
         them were changed. At the addresses in `trained` begin those that `is_finite` looks at.
         """
-        spare = self._reserve(self.size_bytes, self._tensors.values())
-        home = self._home if overlapped and self._is_at_home(late) else None
+        slots, leaves = self._arranged.slots, self._arranged.leaves
+        spare = self._reserve(self.size_bytes, leaves)
+        roles = self._arranged.roles(late, trained)
+        home, left_at = self._home_of(roles) if overlapped else (None, [])
         memory = self._taken = spare if home is None else home.memory
         refuge = None if home is None else spare
         self._outgoing = Outgoing(memory, self.size_bytes, refuge, ahead=self._reach.ahead)
-        memory.put(self._header)
-        names = [entry.name for entry, _ in self._slots]
-        leaves: Iterator[Any] = map(self._tensors.__getitem__, names)
-        watched: list[_Late] = []
-        finite: list[_Slot] = []
+        memory.put(self._arranged.header)
+        self._watched, self._trained = roles.late, roles.trained
+        self._watched_leaves = [leaves[at] for at in roles.late_at]
+        self._versions = [leaf._version for leaf in self._watched_leaves]
         # The training waits, so all its threads copy. Behind it one does: more of them cost it more.
         with Copying(memory, torch.get_num_threads()) as copying:
-            for slot, leaf, address in zip(self._slots, leaves, map(self._places.__getitem__, names), strict=True):
-                if address in trained:
-                    finite.append(slot)
-                if address in late and not leaf.is_inference():
-                    watched.append((slot, leaf, leaf._version))
-                    if overlapped:
-                        continue
-                self._copy(leaf, slot, copying.copy)
+            for at in roles.early_at if overlapped else range(len(slots)):
+                self._copy(leaves[at], slots[at], copying.copy)
             copying.wait()
-        tenants = {} if home is None else home.tenants
-        self._late = [one for one in watched if one[0][0].name not in tenants] if overlapped else []
-        self._watched, self._trained = watched, finite
+        self._late = [(slots[at], leaves[at]) for at in left_at]
         self._sample = None if home is None else home.sample()
         if self.is_homeless:
             # Where a file holds a tensor in another order than memory does, it cannot live there.
-            self._movable = {leaf.data_ptr(): slot for slot, leaf, _ in watched if _lies_plainly(leaf)}
+            watched = zip(roles.late, self._watched_leaves, strict=True)
+            self._movable = {leaf.data_ptr(): slot for slot, leaf in watched if _lies_plainly(leaf)}
         self._overlapped = overlapped
         self._devices.boundary()
-        self._tensors = {}
+        self._arranged.empty()
 
     def copy_late(self) -> Iterator[int]:
         """Copy what was left; in any thread. How many bytes from the beginning have arrived is told now and then.
@@ -177,9 +144,9 @@ class TensorsImage:
         once.
         """
         memory, late, told = self._taken, self._late, 0
-        tells = not self._devices.any and sum(entry.size_bytes for (entry, _), _, _ in late) >= _TOLD_BYTES
+        tells = not self._devices.any and sum(entry.size_bytes for (entry, _), _ in late) >= _TOLD_BYTES
         assert memory is not None
-        for slot, leaf, _ in late:
+        for slot, leaf in late:
             here = slot[1] - slot[1] % ALIGNMENT
             if here - told >= _TOLD_BYTES and tells:
                 told = here
@@ -195,13 +162,18 @@ class TensorsImage:
         at the boundary tells of that too; where tensors are written from where they live, samples of them do.
         """
         self._devices.hold()
-        watched, self._watched = self._watched, []
-        found = [entry.name for (entry, _), leaf, version in watched if leaf._version != version]
+        leaves, self._watched_leaves = self._watched_leaves, []
+        before, self._versions = self._versions, []
+        versions, found = [leaf._version for leaf in leaves], []
+        if versions != before:
+            looks = zip(self._watched, versions, before, strict=True)
+            found = [slot[0].name for slot, now, then in looks if now != then]
         if not found and self._home is not None and self._sample is not None:
             found = self._home.changed(self._sample)
         if not found and not self._overlapped:
             self._devices.finish()
-            found = [slot[0].name for slot, leaf, _ in watched if self._differs(leaf, slot)]
+            watched = zip(self._watched, leaves, strict=False)  # of none, where it is asked once more
+            found = [slot[0].name for slot, leaf in watched if self._differs(leaf, slot)]
         return found
 
     def finish(self) -> None:
@@ -236,8 +208,8 @@ class TensorsImage:
     def build(self) -> Callable[[], object]:
         """Get the memory to settle in. What is returned has the system find it, in any thread: that takes longer than
         to move."""
-        if self._built is None or self._built.header != self._header:
-            self._built = Home(self._header, self.size_bytes)
+        if self._built is None or self._built.header != self._arranged.header:
+            self._built = Home(self._arranged.header, self.size_bytes)
         return self._built.memory.populate
 
     def settle_in(self, tensors: Collection[torch.Tensor]) -> None:
@@ -245,7 +217,7 @@ class TensorsImage:
         are. Between two saves, or once nothing is left to copy of one, which is not written from where they live.
         Without memory that was built for this very state, nobody moves."""
         home, self._built, moves = self._built, None, []
-        if home is None or home.header != self._header:
+        if home is None or home.header != self._arranged.header:
             return
         self._homes += 1
         for tensor in tensors:
@@ -295,7 +267,7 @@ class TensorsImage:
         self._finite = finite.so_far
         with folder.create(state_file(rank)) as sink:
             sink.write(self._text)
-        return FormatRecord({file: self._aliases} if self._aliases else {})
+        return FormatRecord({file: self._arranged.aliases} if self._arranged.aliases else {})
 
     def needed_bytes(self, tensors: Collection[torch.Tensor]) -> int:
         """About what a state of these tensors takes, header and small others included."""
@@ -314,26 +286,20 @@ class TensorsImage:
 
     def close(self) -> None:
         """Give the memory back."""
-        self._late, self._watched, self._tensors, self._text = [], [], {}, b""
+        self._late, self._watched_leaves, self._text = [], [], b""
+        self._arranged.empty()
         self._taken = self._outgoing = self._home = self._built = None
         self._give_back()
 
-    def _is_at_home(self, late: Collection[int]) -> bool:
-        """Whether all that moved in is at its place still, and changes no sooner than the optimizer's step. Else a
-        tensor of another may live where one of this state would be put."""
-        return (
-            self._home is not None
-            and self._home.header == self._header
-            and all(
-                self._places.get(name) == address and address in late and _lies_plainly(self._tensors[name])
-                for name, address in self._home.tenants.items()
-            )
-        )
-
-    def _still_tied(self) -> bool:
-        """Whether those that were stored under another's name are still that other."""
-        pairs = [(self._tensors[name], self._tensors[first]) for name, first in self._aliases.items()]
-        return all(identity(one) == identity(other) for one, other in pairs)
+    def _home_of(self, roles: Roles) -> tuple[Home | None, list[int]]:
+        """The home in which all that moved in are at their places still, and the numbers of the late ones that are to
+        be copied. No home where one is not: a tensor of another may live where one of this state would be put."""
+        home, leaves = self._home, self._arranged.leaves
+        if home is not None and home.header == self._arranged.header and (found := roles.at_home(home)) is not None:
+            tenants_at, left_at = found
+            if lie_plainly([leaves[at] for at in tenants_at]):  # type: ignore[misc]
+                return home, left_at
+        return None, roles.late_at
 
     def _reserve(self, size_bytes: int, tensors: Collection[Leaf]) -> Memory:
         pinned = self._devices.see(tensors)
@@ -346,13 +312,13 @@ class TensorsImage:
 
     def _give_back(self) -> None:
         memory, self._memory = self._memory, None
-        self._watched, self._outgoing, self._taken = [], None, None
+        self._watched_leaves, self._outgoing, self._taken = [], None, None
         if memory is not None:
             if self._lent_to is not None:
                 self._lent_to.take_back()
             memory.close()
 
-    def _copy(self, leaf: Leaf, slot: _Slot, copy: Callable[[int, int, int], object]) -> None:
+    def _copy(self, leaf: Leaf, slot: Slot, copy: Callable[[int, int, int], object]) -> None:
         assert self._taken is not None
         offset, size_bytes = slot[1], slot[0].size_bytes
         if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
@@ -363,7 +329,7 @@ class TensorsImage:
             array = bytes_of(leaf)
             self._taken.copy(array.ctypes.data, size_bytes, offset)
 
-    def _differs(self, leaf: torch.Tensor, slot: _Slot) -> bool:
+    def _differs(self, leaf: torch.Tensor, slot: Slot) -> bool:
         """Whether a tensor has other bytes than its copy."""
         assert self._taken is not None
         offset, size_bytes = slot[1], slot[0].size_bytes
@@ -378,41 +344,9 @@ class TensorsImage:
         return self._taken.differs(array.ctypes.data, size_bytes, offset)
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """All that a layout depends on, but for which tensors are tied: equal forms are laid out alike."""
-
-    names: list[str]
-    types: list[tuple[Any, Any]]
-    placed: int
-    """Tensors that begin somewhere."""
-    distinct: int
-    """Places at which they begin."""
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Leaf], places: Mapping[str, int | None]) -> _Form | None:
-        """None where some are of a kind that needs a closer look."""
-        leaves = tensors.values()
-        if not set(map(type, leaves)) <= _ORDINARY:
-            return None
-        placed = [place for place in places.values() if place]
-        return cls(list(tensors), [(leaf.dtype, leaf.shape) for leaf in leaves], len(placed), len(set(placed)))
-
-
-def _places(tensors: Mapping[str, Leaf]) -> dict[str, int | None]:
-    """Where each tensor begins; 0 where it has no memory, None for what is no tensor."""
-    return {name: leaf.data_ptr() if isinstance(leaf, torch.Tensor) else None for name, leaf in tensors.items()}
-
-
 def _lies_plainly(leaf: Leaf) -> bool:
     """True where its bytes in this memory are those of a file."""
-    return (
-        isinstance(leaf, torch.Tensor)
-        and leaf.is_cpu
-        and leaf.is_contiguous()
-        and not leaf.is_conj()
-        and not leaf.is_neg()
-    )
+    return isinstance(leaf, torch.Tensor) and leaf.is_cpu and lie_plainly([leaf])
 
 
 def _equal(here: torch.Tensor, kept: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,7 +44,7 @@ class Image(Protocol):
         """Lay a state out, and take its small parts; the bytes that its copy needs. Raises as `Format.trial`."""
         ...
 
-    def take(self, late: Collection[int] = (), trained: Collection[int] = (), *, overlapped: bool = True) -> None:
+    def take(self, late: Sequence[int] = (), trained: Sequence[int] = (), *, overlapped: bool = True) -> None:
         """Copy the planned state; where `overlapped`, all but the tensors that begin at the addresses in `late`."""
         ...
 

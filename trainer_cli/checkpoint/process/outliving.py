@@ -245,10 +245,11 @@ class Outliving(Background):
 
     Args:
         disk: the program text of the operations, which the process reads: `checkpoint/storage/disk.py`.
+        lingers_s: so long the thread waits for more work before it ends.
     """
 
-    def __init__(self, name: str, disk: Path) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, disk: Path, *, lingers_s: float = 0.0) -> None:
+        super().__init__(name, lingers_s=lingers_s)
         self._carrier = WriterProcess(disk)
 
     @property
