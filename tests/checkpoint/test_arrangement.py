@@ -132,6 +132,15 @@ def test_an_array_among_the_tensors_is_no_reason_to_look_again() -> None:
     assert arranged.fill({**tensors, "array": np.arange(6)})
 
 
+def test_what_no_version_tells_of_changes_early_and_only_as_long_as_that_is_so() -> None:
+    arranged, weight = Arrangement(), torch.randn(3)
+    with torch.inference_mode():
+        untold = torch.from_numpy(weight.numpy())
+    for leaf, late in ((weight, True), (untold, False), (weight, True), (untold, False)):
+        arranged.fill({"weight": leaf})
+        assert bool(arranged.roles([weight.data_ptr()], []).late) is late
+
+
 def test_who_is_at_home_is_told_as_long_as_all_are_at_their_places() -> None:
     tensors = {f"w{number}": torch.randn(32, 1024) for number in range(3)}
     home = Home(b"", 3 * tensors["w0"].nbytes)
