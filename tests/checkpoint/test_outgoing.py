@@ -91,8 +91,9 @@ def test_what_the_last_four_saves_did_not_come_to_is_copied_ahead_and_half_at_mo
 ) -> None:
     reach = Reach()
     for one in reached:
-        reach.note(SimpleNamespace(reached=one))  # type: ignore[arg-type]
+        reach.note(SimpleNamespace(reached=one, left_after_s=one))  # type: ignore[arg-type]
     assert reach.ahead == pytest.approx(ahead, abs=1e-9)
+    assert reach.soonest_s == min([one for one in reached if one is not None][-4:], default=None)
 
 
 @pytest.mark.parametrize(("ahead", "copied"), [(0.0, 0), (0.01, 1), (0.25, 5), (0.31, 5), (0.5, 9)])
@@ -203,7 +204,49 @@ def test_how_far_a_save_came_or_would_have_come_is_told(
     now += 1000
     going.leave()
     assert going.reached == pytest.approx(reached, rel=0.01), "it was left once"
+    assert going.left_after_s == leaves_after_s
     going.end()
+
+
+@pytest.mark.parametrize(
+    ("ahead", "soonest_s", "slower_from", "here_at_most"),
+    [
+        (0.0, None, 0, 16),  # nobody knows when
+        (0.0, 40, 0, 16),
+        (0.0, 18, 0, 16),  # 16.2 will be written by then, all but surely
+        (0.0, 17, 0, 15),
+        (0.0, 12, 0, 10),
+        (0.25, 40, 0, 11),  # as was thought: what is copied already is not uncopied
+        (0.25, 12, 0, 10),
+        (0.0, 20, 8, 12),  # a disk that slows down midway: 8 in as many seconds, and 4 in the others
+        (0.0, 2, 0, 7),  # half at most
+    ],
+)
+def test_where_the_disk_is_slower_than_thought_more_is_copied_ahead(
+    here: Memory,
+    refuge: Memory,
+    ahead: float,
+    soonest_s: float | None,
+    slower_from: int,
+    here_at_most: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A piece a second from where tensors live, later three seconds each."""
+    now = 100.0
+    monkeypatch.setattr(outgoing, "monotonic", lambda: now)
+    monkeypatch.setattr(outgoing, "_TELLING_BYTES", 2 * PIECE)
+    going = Outgoing(here, SIZE, refuge, ahead=ahead, soonest_s=soonest_s)
+
+    def look(memory: Memory, start: int, end: int) -> None:
+        nonlocal now
+        now += 3 if slower_from and start >= slower_from * PIECE else 1
+
+    sink = Places(here, refuge)
+    going.begin(sink)
+    going.send(SIZE, look)
+    going.end()
+    assert sink.content == bytes(here.view(SIZE))
+    assert [name for name, _, _ in sink.pieces].count("here") == here_at_most
 
 
 def test_a_save_that_failed_midway_teaches_nothing(here: Memory, refuge: Memory) -> None:

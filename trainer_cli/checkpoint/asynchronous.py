@@ -135,11 +135,11 @@ class AsyncCheckpointer(FolderCheckpointer):
             if staging is None:
                 self._tell_once("room", "%s, so saves interrupt the training", why)
                 return self._save_here(order, state_dict, parts)
-        self._last = order.written
-        if (built := self.stager.build()) is not None:
-            self.process.submit(built)
-        self.process.submit(partial(self._write, order, staging))
-        return Saving(staging.staged, order.written)
+            self._last = order.written
+            if (built := self.stager.build()) is not None:
+                self.process.submit(built)
+            self.process.submit(partial(self._write, order, staging))
+            return Saving(staging.staged, order.written)
 
     def prepare(self, tensors: Collection[torch.Tensor]) -> None:
         """Get ready behind the caller for saves of these tensors: the first one takes much longer otherwise."""
@@ -159,7 +159,10 @@ class AsyncCheckpointer(FolderCheckpointer):
 
         `asked`: it is somebody else than the optimizer's step who writes them now.
         """
-        return self.stager.gate(asked=asked)
+        if not self.stager.is_awaited:
+            return False
+        with uncollected():
+            return self.stager.gate(asked=asked)
 
     def settle(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is in flight; False where that took longer than it may."""

@@ -203,6 +203,11 @@ class Stager:
         self._is_built = True
         return left
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether there is anything to do at the gate."""
+        return self._current is not None or self._is_built or self._to_forget
+
     def gate(self, *, asked: bool = False) -> bool:
         """Come here before the late tensors are written: waits until they are copied. True where they moved already.
 

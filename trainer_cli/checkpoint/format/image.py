@@ -117,7 +117,8 @@ class TensorsImage:
         home, left_at = self._home_of(roles) if overlapped else (None, [])
         memory = self._taken = spare if home is None else home.memory
         refuge = None if home is None else spare
-        self._outgoing = Outgoing(memory, self.size_bytes, refuge, ahead=self._reach.ahead)
+        expected = self._reach
+        self._outgoing = Outgoing(memory, self.size_bytes, refuge, ahead=expected.ahead, soonest_s=expected.soonest_s)
         memory.put(self._arranged.header)
         self._watched, self._trained = roles.late, roles.trained
         self._watched_leaves = [leaves[at] for at in roles.late_at]

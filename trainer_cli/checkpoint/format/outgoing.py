@@ -27,6 +27,8 @@ _MOST_AHEAD = 0.5
 _SURELY = 0.9
 """Of what the last saves came to, the next one comes to so much."""
 _REMEMBERED = 4
+_TELLING_BYTES = 1 << 26
+"""So much has to be written before the pace of a disk is told from it."""
 
 
 class StateGoneError(SaveError):
@@ -38,11 +40,18 @@ class Reach:
 
     def __init__(self) -> None:
         self._reached: deque[float] = deque(maxlen=_REMEMBERED)
+        self._left_after_s: deque[float] = deque(maxlen=_REMEMBERED)
 
     def note(self, outgoing: Outgoing) -> None:
         """Learn from one that was left."""
-        if outgoing.reached is not None:
+        if outgoing.reached is not None and outgoing.left_after_s is not None:
             self._reached.append(outgoing.reached)
+            self._left_after_s.append(outgoing.left_after_s)
+
+    @property
+    def soonest_s(self) -> float | None:
+        """How long after it is begun somebody leaves the next one, at the soonest; None where nobody knows."""
+        return min(self._left_after_s, default=None)
 
     @property
     def ahead(self) -> float:
@@ -66,9 +75,19 @@ class Outgoing:
     Args:
         refuge: where tensors live in `memory`, that other one, of the same size.
         ahead: how much of all, of 1, is copied there before.
+        soonest_s: how long after it is begun somebody leaves it. Where at the pace of its first part less will be
+            written by then than was thought, more is copied before.
     """
 
-    def __init__(self, memory: Memory, size_bytes: int, refuge: Memory | None = None, *, ahead: float = 0.0) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        size_bytes: int,
+        refuge: Memory | None = None,
+        *,
+        ahead: float = 0.0,
+        soonest_s: float | None = None,
+    ) -> None:
         self._memory = memory
         self._size_bytes = size_bytes
         self._refuge = refuge
@@ -78,6 +97,7 @@ class Outgoing:
         self._copies_from = size_bytes
         """What comes from here on the copier has, or will have."""
         self._ahead_from = size_bytes - int(size_bytes * ahead)
+        self._soonest_s = soonest_s
         self._copier: WorkerThread[tuple[int, int]] | None = None
         self._began_at: float | None = None
         self._written_here: tuple[int, float] | None = None
@@ -85,6 +105,8 @@ class Outgoing:
         self.reached: float | None = None
         """How much of all, of 1, would have been written between `begin` and `leave` at the pace of what was; that may
         be more than there is. None where nobody knows."""
+        self.left_after_s: float | None = None
+        """How long after `begin` that was."""
 
     def begin(self, sink: Sink) -> None:
         """Write to a file, from the beginning on, whatever went to another before.
@@ -177,6 +199,7 @@ class Outgoing:
 
     def _copy_ahead(self) -> None:
         """Have so much copied that it keeps pace with what is written, which has one more piece to go at least."""
+        self._look_ahead()
         pieces = -(-(self._copies_from - self._ahead_from) // _PIECE_BYTES)
         turns = max((self._ahead_from - self._sent_bytes) // _PIECE_BYTES, 1)
         for _ in range(-(-pieces // turns)):
@@ -188,6 +211,14 @@ class Outgoing:
                 self._copier = WorkerThread("checkpoint-copy", self._copy)
             self._copier.hand_over((start, end))
             self._copies_from = start
+
+    def _look_ahead(self) -> None:
+        """Reckon anew with the pace so far: disks do not keep that of the last save."""
+        if self._soonest_s is None or self._began_at is None or self._sent_bytes < _TELLING_BYTES:
+            return
+        comes_to = self._sent_bytes * self._soonest_s / max(monotonic() - self._began_at, 1e-6)
+        least = self._size_bytes - int(self._size_bytes * _MOST_AHEAD)
+        self._ahead_from = min(self._ahead_from, max(int(_SURELY * comes_to), least))
 
     def _copy(self, part: tuple[int, int]) -> None:
         start, end = part
@@ -205,11 +236,12 @@ class Outgoing:
     def _note_reach(self) -> None:
         if self._began_at is None or self.reached is not None:
             return
+        self.left_after_s = monotonic() - self._began_at
         self.reached = self._sent_bytes / self._size_bytes
         if self._written_here is not None:
             written, at = self._written_here
             taken = max(at - self._began_at, 1e-6)
-            self.reached = written / self._size_bytes * (monotonic() - self._began_at) / taken
+            self.reached = written / self._size_bytes * self.left_after_s / taken
 
     def _is_read_in_time(self) -> bool:
         """Once the disk has read all that was handed over; False where that takes too long."""
