@@ -170,11 +170,12 @@ def train_async(writer: str) -> Saver:
     return save
 
 
-NONE, TORCH, BESIDE = "no save", "torch.save + fsync", "raw direct write, beside"
+NONE, TORCH = "no save", "torch.save + fsync"
+RAW, BESIDE = "raw direct write", "raw direct write, beside"
 SAVERS: Mapping[str, Callable[[], Saver]] = {
     NONE: nothing,
     TORCH: torch_save,
-    "raw direct write": raw,
+    RAW: raw,
     BESIDE: raw_beside,
     "a copy in memory, not written": copied,
     "DCP async, thread": lambda: dcp("thread"),

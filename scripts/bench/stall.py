@@ -5,32 +5,37 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
 
-from savers import BESIDE, NONE, SAVERS, TORCH
+from savers import BESIDE, NONE, RAW, SAVERS, TORCH
 from settings import Settings
 from table import Column, Row, Table, spread
-from timing import HERE, Measure, Samples, asked, interleaved
+from timing import HERE, Measure, Samples, Skipped, asked, interleaved
 
 OFTEN = (TORCH, BESIDE, "train, sync", "train, async")
+_SHARE = 0.65
+"""How much of a step the raw write of a state takes at most where saves after every step are measured."""
+_MOST = 8
+"""Sequences a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of the model, and how many saves a process makes in stretches of how many steps."""
+    """Of the model and a step, and how many saves a process makes in stretches of how many steps."""
 
     small: bool
     saves: int
     steps: int
+    batch: int = 1
 
 
 def measure(settings: Settings) -> list[Table]:
     """Two tables: single saves, and one after every step or every fifth."""
     if settings.quick:
         return [_single(settings, Sizes(True, 3, 4)), _often(settings, Sizes(True, 3, 5))]
-    return [_single(settings, Sizes(False, 10, 4)), _often(settings, Sizes(False, 5, 5))]
+    return [_single(settings, Sizes(False, 10, 4)), _often(settings, _long_enough(settings, Sizes(False, 5, 5)))]
 
 
 def _single(settings: Settings, sizes: Sizes) -> Table:
@@ -59,6 +64,19 @@ def _single(settings: Settings, sizes: Sizes) -> Table:
     return Table("stall", "A save while training goes on", TORCH, columns, rows, asdict(sizes), skipped, notes)
 
 
+def _long_enough(settings: Settings, sizes: Sizes) -> Sizes:
+    """With steps so long that a save after each of them does not measure the disk alone."""
+    for batch in range(1, _MOST):
+        own = replace(sizes, batch=batch)
+        try:
+            found = _process(settings, replace(own, saves=3, steps=2), RAW, often=False)()
+        except Skipped:
+            return sizes
+        if median(found["durable"]) <= _SHARE * median(found["step"]):
+            return own
+    return replace(sizes, batch=_MOST)
+
+
 def _often(settings: Settings, sizes: Sizes) -> Table:
     measures = {name: _process(settings, sizes, name, often=True) for name in OFTEN}
     samples, skipped = interleaved(measures, settings.rounds_or(2, 3), warm=0, needed=(TORCH, "train, sync"))
@@ -72,7 +90,9 @@ def _often(settings: Settings, sizes: Sizes) -> Table:
         ["Wall time of a training over its steps, until all is at rest, but for the first ones and a first save. "
          "`train` is the Trainer with its CheckpointerCallback, beside itself without saves, before and after; "
          "torch.save a plain loop, beside itself. Each keeps the newest checkpoint. A raw write of as many "
-         "bytes beside a plain loop is no checkpoint: it is what the disk alone costs the steps on this machine."],
+         "bytes beside a plain loop is no checkpoint: it is what the disk alone costs the steps on this machine. "
+         f"A step has so many sequences (`batch`) that such a write alone takes {_SHARE} of one at most: else saves "
+         "after every step would tell of the disk."],
     )  # fmt: skip
 
 

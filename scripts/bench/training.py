@@ -44,6 +44,8 @@ class Plan:
     steps: int
     often: bool
     """Saves after every step and every fifth of many, in place of single ones."""
+    batch: int = 1
+    """Sequences a step: more make it longer, and the state no larger."""
 
     @property
     def width(self) -> int:
@@ -58,7 +60,7 @@ class Training:
         torch.manual_seed(0)
         self.model = GPT(vocabulary, CONTEXT, layers=4 if plan.small else 12, heads=4, width=plan.width)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        tokens = torch.randint(vocabulary, (1, CONTEXT + 1))
+        tokens = torch.randint(vocabulary, (plan.batch, CONTEXT + 1))
         self.batch = tokens[:, :-1], tokens[:, 1:].contiguous()
         self.gate: Gate | None = None
         for _ in range(3):

@@ -27,8 +27,10 @@ _MOST_AHEAD = 0.5
 _SURELY = 0.9
 """Of what the last saves came to, the next one comes to so much."""
 _REMEMBERED = 4
-_TELLING_BYTES = 1 << 26
-"""So much has to be written before the pace of a disk is told from it."""
+_TELLING = 0.25
+"""So much has to be written before the pace of a disk is told from it,"""
+_BEGINNING = 0.03
+"""and not from so much at first: a file is got ready meanwhile, and pieces are handed over that wait for the disk."""
 
 
 class StateGoneError(SaveError):
@@ -55,8 +57,10 @@ class Reach:
 
     @property
     def ahead(self) -> float:
-        """How much of the next one, of 1, is better copied ahead."""
-        return min(max(1 - _SURELY * min(self._reached, default=0.0), 0.0), _MOST_AHEAD)
+        """How much of the next one, of 1, is better copied ahead from the beginning on."""
+        # One slow save among them is no reason to copy more for the next ones: each tells by itself where it is slow.
+        usual = sorted(self._reached)[(len(self._reached) - 1) // 2] if self._reached else 0.0
+        return min(max(1 - _SURELY * usual, 0.0), _MOST_AHEAD)
 
 
 class Outgoing:
@@ -98,6 +102,8 @@ class Outgoing:
         """What comes from here on the copier has, or will have."""
         self._ahead_from = size_bytes - int(size_bytes * ahead)
         self._soonest_s = soonest_s
+        self._paced_from: tuple[int, float] | None = None
+        """How much was written when the pace began to tell, and when that was."""
         self._copier: WorkerThread[tuple[int, int]] | None = None
         self._began_at: float | None = None
         self._written_here: tuple[int, float] | None = None
@@ -119,7 +125,7 @@ class Outgoing:
             if self._lost_bytes:
                 raise StateGoneError("its writer failed midway, and by then the weights had gone on")
             if self._refuge is not None:
-                self._began_at, self._written_here = monotonic(), None
+                self._began_at, self._written_here, self._paced_from = monotonic(), None, None
 
     def send(self, until: int, look: Callable[[Memory, int, int], object]) -> None:
         """Write what comes before a place. Each piece is shown to `look` meanwhile: its memory, beginning and end."""
@@ -214,9 +220,16 @@ class Outgoing:
 
     def _look_ahead(self) -> None:
         """Reckon anew with the pace so far: disks do not keep that of the last save."""
-        if self._soonest_s is None or self._began_at is None or self._sent_bytes < _TELLING_BYTES:
+        if self._soonest_s is None or self._began_at is None or self._sent_bytes < _BEGINNING * self._size_bytes:
             return
-        comes_to = self._sent_bytes * self._soonest_s / max(monotonic() - self._began_at, 1e-6)
+        now = monotonic()
+        if self._paced_from is None:
+            self._paced_from = self._sent_bytes, now
+        if self._sent_bytes < _TELLING * self._size_bytes:
+            return
+        sent_bytes, since = self._paced_from
+        pace = (self._sent_bytes - sent_bytes) / max(now - since, 1e-6)
+        comes_to = self._sent_bytes + pace * max(self._began_at + self._soonest_s - now, 0.0)
         least = self._size_bytes - int(self._size_bytes * _MOST_AHEAD)
         self._ahead_from = min(self._ahead_from, max(int(_SURELY * comes_to), least))
 
