@@ -65,7 +65,7 @@ def _single(settings: Settings, sizes: Sizes) -> Table:
 
 
 def _long_enough(settings: Settings, sizes: Sizes) -> Sizes:
-    """With steps so long that a save after each of them does not measure the disk alone."""
+    """With steps so long that a save after each of them does not measure the disk alone; at most so many sequences."""
     for batch in range(1, _MOST):
         own = replace(sizes, batch=batch)
         try:
@@ -91,8 +91,8 @@ def _often(settings: Settings, sizes: Sizes) -> Table:
          "`train` is the Trainer with its CheckpointerCallback, beside itself without saves, before and after; "
          "torch.save a plain loop, beside itself. Each keeps the newest checkpoint. A raw write of as many "
          "bytes beside a plain loop is no checkpoint: it is what the disk alone costs the steps on this machine. "
-         f"A step has so many sequences (`batch`) that such a write alone takes {_SHARE} of one at most: else saves "
-         "after every step would tell of the disk."],
+         f"Where it can, a whole-sized run takes so many sequences a step (`batch`, {_MOST} at most) that such a write "
+         f"alone takes {_SHARE} of one: else saves after every step would tell of the disk."],
     )  # fmt: skip
 
 

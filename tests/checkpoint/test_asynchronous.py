@@ -302,6 +302,38 @@ def test_one_save_is_in_flight_and_close_ends_it(tmp_path: Path) -> None:
         assert same(dict(SyncCheckpointer().load(tmp_path / f"step{step}")), small_state(step))
 
 
+@pytest.mark.parametrize("gives_back", ["close", "prepare"])
+def test_at_the_gate_nothing_is_left_of_a_save_whose_memory_was_given_back(tmp_path: Path, gives_back: str) -> None:
+    weight, behind = torch.randn(1000), make_async_checkpointer(writer="thread")
+    behind.save({"model": {"weight": weight}}, tmp_path / "step1", late=[weight]).written.result(30)
+    if gives_back == "close":
+        behind.close()
+    else:
+        behind.prepare([torch.randn(1_000_000)])
+    assert not behind.gate()
+    behind.save({"model": {"weight": weight}}, tmp_path / "step2", late=[weight]).written.result(30)
+    behind.close()
+
+
+def test_a_save_that_an_interrupt_kept_from_being_handed_over_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight, behind = torch.randn(1000), make_async_checkpointer(writer="thread")
+
+    def broken_off(_: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            behind.save({"model": {"weight": weight}}, tmp_path / "step1", late=[weight])
+    weight.fill_(2)
+    behind.save({"model": {"weight": weight}}, tmp_path / "step2", late=[weight]).written.result(30)
+    assert torch.equal(behind.load(tmp_path / "step2")["model"]["weight"], weight)
+    assert [one.name for one in tmp_path.iterdir() if one.name.startswith("step")] == ["step2"]
+    behind.close()
+
+
 def test_a_state_that_the_host_cannot_hold_twice_is_saved_at_once_and_said_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -250,6 +250,25 @@ def test_where_the_disk_is_slower_than_thought_more_is_copied_ahead(
     assert [name for name, _, _ in sink.pieces].count("here") == here_at_most
 
 
+def test_the_pace_of_a_disk_is_told_by_what_is_written_while_it_is_looked_at(
+    here: Memory, refuge: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a first part nobody looks, as some of it had not arrived; there is time for all of it."""
+    now = 100.0
+    monkeypatch.setattr(outgoing, "monotonic", lambda: now)
+    going, sink = Outgoing(here, SIZE, refuge, soonest_s=100), Places(here, refuge)
+
+    def second(memory: Memory, start: int, end: int) -> None:
+        nonlocal now
+        now += 1
+
+    going.begin(sink)
+    going.send(8 * PIECE, second)
+    going.send(SIZE, second)
+    going.end()
+    assert [name for name, _, _ in sink.pieces] == ["here"] * PIECES
+
+
 def test_a_save_that_failed_midway_teaches_nothing(here: Memory, refuge: Memory) -> None:
     def full(number: int) -> None:
         if number == 3:

@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -47,20 +49,65 @@ def threads(name: str) -> list[threading.Thread]:
 
 
 def test_a_thread_waits_for_more_as_long_as_it_may_and_ends_then() -> None:
-    process, done = Background("lingers", lingers_s=0.3), threading.Event()
+    for lingers_s in (60.0, 0.05):
+        process, done = Background("lingers", lingers_s=lingers_s), threading.Event()
+        process.submit(done.set)
+        assert done.wait(30)
+        first = threads("lingers")
+        done.clear()
+        if lingers_s == 0.05:
+            for thread in first:
+                thread.join(30)
+            assert not threads("lingers")
+        process.submit(done.set)
+        assert done.wait(30)
+        if lingers_s == 60.0:
+            assert threads("lingers") == first
+        assert process.settle(30)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_who_is_dropped_does_what_it_was_given_and_lingers_no_more(busy: bool) -> None:
+    process, free, done = Background("dropped", lingers_s=60.0), threading.Event(), threading.Event()
+    if not busy:
+        free.set()
+    process.submit(free.wait)
     process.submit(done.set)
-    assert done.wait(30)
-    [first] = threads("lingers")
-    done.clear()
-    process.submit(done.set)
-    assert done.wait(30)
-    assert threads("lingers") == [first]
-    first.join(30)
-    assert not first.is_alive()
-    done.clear()
-    process.submit(done.set)
-    assert done.wait(30)
+    if not busy:
+        assert done.wait(30)
+    kept, [thread] = weakref.ref(process), threads("dropped")
+    del process
+    assert kept() is None
+    free.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert done.is_set()
+
+
+@pytest.mark.parametrize("started", [True, False])
+@pytest.mark.parametrize("busy", [True, False])
+def test_what_an_interrupt_kept_from_being_handed_over_is_not_done_and_waited_for_by_nobody(
+    started: bool, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, free = Background("test", lingers_s=60.0), threading.Event()
+    done: list[int] = []
+    start, notify = threading.Thread.start, threading.Condition.notify
+
+    def broken_off(*args: Any) -> None:
+        if started:
+            (notify if busy else start)(*args)
+        raise KeyboardInterrupt
+
+    if busy:
+        process.submit(free.wait)
+    with monkeypatch.context() as patch:
+        patch.setattr(*((threading.Condition, "notify") if busy else (threading.Thread, "start")), broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            process.submit(lambda: done.append(1))
+    process.submit(lambda: done.append(2))
+    free.set()
     assert process.settle(30)
+    assert done == [2]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # of Python 3.12 and later
@@ -75,6 +122,22 @@ def test_where_a_thread_waits_a_forked_child_has_one_of_its_own() -> None:
         time.sleep(30)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert process.settle(30)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # of Python 3.12 and later
+def test_what_waits_in_the_parent_no_forked_child_does() -> None:
+    process, free = Background("busy"), threading.Event()
+    process.submit(free.wait)
+    process.submit(lambda: os._exit(1) if os.getpid() != parent else None)
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        process.submit(lambda: os._exit(7))
+        time.sleep(30)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    free.set()
     assert process.settle(30)
 
 

@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -286,6 +287,57 @@ def test_a_worker_that_hangs_where_another_died_is_not_left_behind(
     assert children() == []
     short.sampler = range(16)
     assert len(list(loader.iterate(epoch + 1))) == 4  # with new workers
+
+
+def test_a_kept_worker_that_dies_between_two_epochs_costs_one_error_and_no_process() -> None:
+    own = torch.utils.data.DataLoader(Numbers(16), 4, num_workers=2, persistent_workers=True)
+    loader = ForeignLoader(own, seed=0)
+    assert len(list(loader.iterate(0))) == 4
+    with suppress(RuntimeError):  # torch raises wherever the training is
+        os.kill(children()[0], signal.SIGKILL)
+        while len(children()) == 2:
+            time.sleep(0.001)
+    assert len(list(loader.iterate(1))) == 4
+    assert len(children()) == 2
+    del own, loader
+    gc.collect()
+    assert children() == []
+
+
+def test_a_loader_around_one_that_keeps_its_workers_keeps_them_too() -> None:
+    class Around:
+        def __init__(self) -> None:
+            self.own = torch.utils.data.DataLoader(Numbers(16), 4, num_workers=2, persistent_workers=True)
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return iter(self.own)
+
+    loader = ForeignLoader(Around(), seed=0)
+    workers = set()
+    for epoch in range(3):
+        assert len(list(loader.iterate(epoch))) == 4
+        workers.add(tuple(sorted(children())))
+    assert len(workers) == 1
+    del loader
+    gc.collect()
+    assert children() == []
+
+
+def test_a_loader_that_starts_a_process_each_epoch_leaves_nothing_of_it() -> None:
+    class Starts:
+        def __iter__(self) -> Iterator[int]:
+            process = multiprocessing.Process(target=int)
+            process.start()
+            process.join()
+            return iter(range(4))
+
+    loader = ForeignLoader(Starts(), seed=0)
+    before = 0
+    for epoch in range(20):
+        assert list(loader.iterate(epoch)) == [0, 1, 2, 3]
+        if epoch == 9:
+            before = len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_processes_that_a_users_own_loader_keeps_are_left_alone() -> None:

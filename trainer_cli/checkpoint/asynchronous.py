@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -246,7 +245,8 @@ class AsyncCheckpointer(FolderCheckpointer):
         if self._last is None or self._last.done():
             return
         began = time.monotonic()
-        wait_for([self._last])
+        # Of one that an interrupt kept from being handed over, its future never tells.
+        self.process.settle()
         if (waited := time.monotonic() - began) >= _TOLD_S:
             self._tell_once(
                 "wait",

@@ -253,7 +253,7 @@ class Stager:
 
     def close(self) -> None:
         """Give memory back."""
-        self._late, self._is_built, self._to_forget = (), False, False
+        self._current, self._late, self._is_built, self._to_forget = None, (), False, False
         self.image.close()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,9 @@ class ForeignLoader:
         self._position: tuple[int, int, Any] | None = None
         self._left_early = False
         self._kept: list[Any] = []
+        """Workers that live over epochs,"""
+        self._keeper: Any = None
+        """and the iterator that keeps them."""
         self._generators = [] if self.stateful else _generators(loader)
         self._begun_with = self._given = self._generator_states()
 
@@ -112,19 +116,22 @@ class ForeignLoader:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         in_hand = InHand(self.loader, epoch, first)
-        # Workers born here keep the parent's signals blocked, for good: they are for this process.
         persistent = getattr(self.loader, "persistent_workers", False)
-        workers = self._kept if persistent else []
+        if _one_died(self._kept):
+            self._end_workers(self._keeper, self._kept)
+        # Workers born here keep the parent's signals blocked, for good: they are for this process.
         with kept_random_state(), born_here() as born:
             seed_random(sample_seed(self.seed, epoch, 0))
             if persistent and getattr(self.loader, "_iterator", None) is not None:
                 # Workers that are kept need no seed. The order comes after it, and must be that of new ones.
                 torch.empty((), dtype=torch.int64).random_(generator=cast(Any, self.loader).generator)
             iterator: Any = in_hand.begin()
-        workers += born
-        end = partial(end_by_force, workers)
-        if born:
-            atexit.register(end)  # before multiprocessing's own, which would wait for them for ever
+        _end_at_exit(born)
+        workers: list[Any] = []
+        if getattr(iterator, "_persistent_workers", False):
+            workers, self._keeper = self._kept, iterator
+        # What a loader of another kind starts is its own affair.
+        workers += born if hasattr(iterator, "_shutdown_workers") else []
         number = first
         try:
             while True:
@@ -149,16 +156,19 @@ class ForeignLoader:
         finally:
             in_hand.end()
             # One that died may have left a lock behind, at which the others wait for ever.
-            lost = any(not worker.is_alive() for worker in workers)
-            if hasattr(iterator, "_shutdown_workers") and (lost or not persistent):
-                try:
-                    iterator._shutdown_workers()
-                finally:
-                    end()
-                    workers.clear()
-                    atexit.unregister(end)
-                if persistent:
-                    cast(Any, self.loader)._iterator = None
+            if workers is not self._kept or _one_died(workers):
+                self._end_workers(iterator, workers)
+
+    def _end_workers(self, iterator: Any, workers: list[Any]) -> None:
+        """End the workers of a torch iterator, by force if need be; a loader that keeps them begins with new ones."""
+        try:
+            if workers:
+                iterator._shutdown_workers()
+        finally:
+            end_by_force(workers)
+            if workers is self._kept and isinstance(self.loader, DataLoader):
+                self.loader._iterator = None
+            workers.clear()
 
     def _leave(self, iterator: Iterator[Any], epoch: int, number: int) -> None:
         """Let the loader see that its epoch is over. One left before its end tells no beginning of the next."""
@@ -212,6 +222,24 @@ class ForeignLoader:
 
     def _generator_states(self) -> list[torch.Tensor]:
         return [generator.get_state() for generator in self._generators]
+
+
+_born: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _end_at_exit(workers: Iterable[Any]) -> None:
+    """End them before multiprocessing does, which would wait for ever, since the parent's signals do not reach them."""
+    _born.update(workers)
+    _watch_the_exit()
+
+
+@cache
+def _watch_the_exit() -> None:
+    atexit.register(lambda: end_by_force(list(_born)))
+
+
+def _one_died(workers: Iterable[Any]) -> bool:
+    return any(not worker.is_alive() for worker in workers)
 
 
 def _samplers(loader: Any) -> list[Any]:

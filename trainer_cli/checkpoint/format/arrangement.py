@@ -89,9 +89,10 @@ class Arrangement:
         self.leaves = []
 
     def _lay_out(self, tensors: Mapping[str, Leaf]) -> None:
-        layout, self.aliases = laid_out(tensors)
+        layout, aliases = laid_out(tensors)
         if layout != self._layout or not self.header:
             self._layout, self.header = layout, rendered_header(layout)
+        self.aliases = aliases
         numbers = {name: number for number, name in enumerate(tensors)}
         offset, self.slots, self._order, self._roles = len(self.header), [], [], None
         for entry in layout:
@@ -184,6 +185,22 @@ class Roles:
             self._home = home
             self._at_home = (sorted(inside), [at for at in self.late_at if at not in inside]) if all_there else None
         return self._at_home
+
+
+class Watch:
+    """Tensors whose versions are to stay what they were when this was made."""
+
+    def __init__(self, slots: Sequence[Slot] = (), leaves: Sequence[Any] = ()) -> None:
+        self.slots, self.leaves = slots, leaves
+        self._versions = [leaf._version for leaf in leaves]
+
+    def moved(self) -> list[str]:
+        """The names of those of which they are not."""
+        versions = [leaf._version for leaf in self.leaves]
+        if versions == self._versions:
+            return []
+        looks = zip(self.slots, versions, self._versions, strict=True)
+        return [slot[0].name for slot, now, before in looks if now != before]
 
 
 def lie_plainly(tensors: Iterable[torch.Tensor]) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from trainer_cli.checkpoint.format import codec
-from trainer_cli.checkpoint.format.arrangement import Arrangement, Roles, Slot, lie_plainly
+from trainer_cli.checkpoint.format.arrangement import Arrangement, Roles, Slot, Watch, lie_plainly
 from trainer_cli.checkpoint.format.copying import Copying
 from trainer_cli.checkpoint.format.devices import Devices, raw_bytes
 from trainer_cli.checkpoint.format.dtypes import DTYPES
@@ -76,9 +76,7 @@ class TensorsImage:
         self._finite = True
         self._text = b""
         self._late: list[tuple[Slot, Leaf]] = []
-        self._watched: list[Slot] = []
-        self._watched_leaves: list[Any] = []
-        self._versions: list[int] = []
+        self._watch = Watch()
         self._overlapped = True
         self._trained: list[Slot] = []
         self._known: codec.Known = {}
@@ -120,9 +118,8 @@ class TensorsImage:
         expected = self._reach
         self._outgoing = Outgoing(memory, self.size_bytes, refuge, ahead=expected.ahead, soonest_s=expected.soonest_s)
         memory.put(self._arranged.header)
-        self._watched, self._trained = roles.late, roles.trained
-        self._watched_leaves = [leaves[at] for at in roles.late_at]
-        self._versions = [leaf._version for leaf in self._watched_leaves]
+        self._trained = roles.trained
+        watch = self._watch = Watch(roles.late, [leaves[at] for at in roles.late_at])
         # The training waits, so all its threads copy. Behind it one does: more of them cost it more.
         with Copying(memory, torch.get_num_threads()) as copying:
             for at in roles.early_at if overlapped else range(len(slots)):
@@ -132,7 +129,7 @@ class TensorsImage:
         self._sample = None if home is None else home.sample()
         if self.is_homeless:
             # Where a file holds a tensor in another order than memory does, it cannot live there.
-            watched = zip(roles.late, self._watched_leaves, strict=True)
+            watched = zip(watch.slots, watch.leaves, strict=True)
             self._movable = {leaf.data_ptr(): slot for slot, leaf in watched if _lies_plainly(leaf)}
         self._overlapped = overlapped
         self._devices.boundary()
@@ -163,17 +160,13 @@ class TensorsImage:
         at the boundary tells of that too; where tensors are written from where they live, samples of them do.
         """
         self._devices.hold()
-        leaves, self._watched_leaves = self._watched_leaves, []
-        before, self._versions = self._versions, []
-        versions, found = [leaf._version for leaf in leaves], []
-        if versions != before:
-            looks = zip(self._watched, versions, before, strict=True)
-            found = [slot[0].name for slot, now, then in looks if now != then]
+        watch, self._watch = self._watch, Watch()
+        found = watch.moved()
         if not found and self._home is not None and self._sample is not None:
             found = self._home.changed(self._sample)
         if not found and not self._overlapped:
             self._devices.finish()
-            watched = zip(self._watched, leaves, strict=False)  # of none, where it is asked once more
+            watched = zip(watch.slots, watch.leaves, strict=True)
             found = [slot[0].name for slot, leaf in watched if self._differs(leaf, slot)]
         return found
 
@@ -287,7 +280,7 @@ class TensorsImage:
 
     def close(self) -> None:
         """Give the memory back."""
-        self._late, self._watched_leaves, self._text = [], [], b""
+        self._late, self._text = [], b""
         self._arranged.empty()
         self._taken = self._outgoing = self._home = self._built = None
         self._give_back()
@@ -313,7 +306,7 @@ class TensorsImage:
 
     def _give_back(self) -> None:
         memory, self._memory = self._memory, None
-        self._watched_leaves, self._outgoing, self._taken = [], None, None
+        self._watch, self._outgoing, self._taken = Watch(), None, None
         if memory is not None:
             if self._lent_to is not None:
                 self._lent_to.take_back()

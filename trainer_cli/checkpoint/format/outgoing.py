@@ -225,9 +225,9 @@ class Outgoing:
         now = monotonic()
         if self._paced_from is None:
             self._paced_from = self._sent_bytes, now
-        if self._sent_bytes < _TELLING * self._size_bytes:
-            return
         sent_bytes, since = self._paced_from
+        if self._sent_bytes - sent_bytes < (_TELLING - _BEGINNING) * self._size_bytes:
+            return
         pace = (self._sent_bytes - sent_bytes) / max(now - since, 1e-6)
         comes_to = self._sent_bytes + pace * max(self._began_at + self._soonest_s - now, 0.0)
         least = self._size_bytes - int(self._size_bytes * _MOST_AHEAD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 
 from trainer_cli.checkpoint.process.port import Carrier, Work
@@ -27,35 +28,73 @@ class Background:
         return None
 
     def __init__(self, name: str, *, lingers_s: float = 0.0) -> None:
+        self._queue = _Queue(name, lingers_s)
+        # The thread knows only the queue: a checkpointer that nobody holds goes at once, with its memory and process.
+        weakref.finalize(self, self._queue.close).atexit = False
+
+    def submit(self, work: Work) -> None:
+        if not self._queue.put(work):
+            work()
+
+    def settle(self, timeout_s: float | None = None) -> bool:
+        return self._queue.settle(timeout_s)
+
+    def close(self) -> None:
+        """Nothing is held: the thread ends by itself."""
+
+
+class _Queue:
+    """Pieces that wait, and the thread that does them."""
+
+    def __init__(self, name: str, lingers_s: float) -> None:
         self._name = name
         self._lingers_s = lingers_s
         self._waiting: deque[Work] = deque()
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._idle = threading.Event()
         self._idle.set()
 
-    def submit(self, work: Work) -> None:
+    def put(self, work: Work) -> bool:
+        """Have a piece done, after those before it; False where the system gives no thread."""
         with self._news:
+            was_idle = self._idle.is_set()
+            if self._thread is not None and not self._thread.is_alive():
+                # This is a forked child: what waits is its parent's.
+                self._waiting.clear()
+                self._thread = None
             self._waiting.append(work)
-            # In a forked child it is dead.
-            if self._thread is not None and self._thread.is_alive():
-                self._idle.clear()
-                self._news.notify()
-                return
-            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             try:
-                thread.start()
-            except RuntimeError:
-                # The system gives no more threads.
-                here = self._waiting.pop()
-            else:
-                self._thread = thread
-                self._idle.clear()
-                return
-        here()
+                if self._is_seen():
+                    return True
+            except BaseException:
+                # Broken off by a signal's handler: whoever hands it over takes it for not done.
+                self._waiting.remove(work)
+                if was_idle:
+                    self._idle.set()
+                raise
+            self._waiting.pop()
+        return False
 
-    def settle(self, timeout_s: float | None = None) -> bool:
+    def _is_seen(self) -> bool:
+        """Whether a thread, that is started if need be, comes for what waits."""
+        if self._thread is not None:
+            self._idle.clear()
+            self._news.notify()
+            return True
+        thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        # One that is not noted here ends by itself.
+        self._thread = thread
+        self._idle.clear()
+        return True
+
+    def settle(self, timeout_s: float | None) -> bool:
+        """Wait until all is done, and its thread gone."""
         # Where a signal's handler raises in it, a thread's own `join` takes the thread for ended, now and ever after.
         if not self._idle.wait(timeout_s):
             return False
@@ -69,7 +108,10 @@ class Background:
         return True
 
     def close(self) -> None:
-        """Nothing is held: the thread ends by itself."""
+        """Linger no more: nothing will come."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
 
     def _work(self) -> None:
         # Whoever submits goes on first: a thread that begins keeps the interpreter for milliseconds.
@@ -88,9 +130,9 @@ class Background:
         this = threading.current_thread()
         with self._news:
             lingered = not self._waiting
-            if lingered:
+            if lingered and self._thread is this:
                 self._idle.set()
-                self._news.wait_for(lambda: self._waiting or self._thread is not this, self._lingers_s)
+                self._news.wait_for(lambda: self._waiting or self._closed or self._thread is not this, self._lingers_s)
             if self._thread is not this:
                 return None
             if not self._waiting:
