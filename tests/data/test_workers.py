@@ -304,6 +304,27 @@ def test_a_kept_worker_that_dies_between_two_epochs_costs_one_error_and_no_proce
     assert children() == []
 
 
+def test_at_exit_workers_that_are_kept_end_in_silence(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import torch
+
+            from trainer_cli.data.foreign import ForeignLoader
+
+            own = torch.utils.data.DataLoader(range(16), 4, num_workers=2, persistent_workers=True)
+            loaders = [ForeignLoader(own, seed=0)]
+            assert [len(list(loaders[0].iterate(epoch))) for epoch in range(3)] == [4, 4, 4]
+            left = ForeignLoader(torch.utils.data.DataLoader(range(16), 4, num_workers=2), seed=0).iterate(0)
+            next(left)
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_loader_around_one_that_keeps_its_workers_keeps_them_too() -> None:
     class Around:
         def __init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any, cast
 
@@ -118,7 +119,7 @@ class ForeignLoader:
         in_hand = InHand(self.loader, epoch, first)
         persistent = getattr(self.loader, "persistent_workers", False)
         if _one_died(self._kept):
-            self._end_workers(self._keeper, self._kept)
+            self.end_kept_workers()
         # Workers born here keep the parent's signals blocked, for good: they are for this process.
         with kept_random_state(), born_here() as born:
             seed_random(sample_seed(self.seed, epoch, 0))
@@ -126,10 +127,12 @@ class ForeignLoader:
                 # Workers that are kept need no seed. The order comes after it, and must be that of new ones.
                 torch.empty((), dtype=torch.int64).random_(generator=cast(Any, self.loader).generator)
             iterator: Any = in_hand.begin()
-        _end_at_exit(born)
+        _born.update(born)
+        _watch_the_exit()
         workers: list[Any] = []
         if getattr(iterator, "_persistent_workers", False):
             workers, self._keeper = self._kept, iterator
+            _keepers.add(self)
         # What a loader of another kind starts is its own affair.
         workers += born if hasattr(iterator, "_shutdown_workers") else []
         number = first
@@ -159,8 +162,12 @@ class ForeignLoader:
             if workers is not self._kept or _one_died(workers):
                 self._end_workers(iterator, workers)
 
+    def end_kept_workers(self) -> None:
+        """End workers that live over epochs; the next epoch begins with new ones."""
+        self._end_workers(self._keeper, self._kept)
+
     def _end_workers(self, iterator: Any, workers: list[Any]) -> None:
-        """End the workers of a torch iterator, by force if need be; a loader that keeps them begins with new ones."""
+        """End the workers of a torch iterator, by force if need be."""
         try:
             if workers:
                 iterator._shutdown_workers()
@@ -227,15 +234,21 @@ class ForeignLoader:
 _born: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _end_at_exit(workers: Iterable[Any]) -> None:
-    """End them before multiprocessing does, which would wait for ever, since the parent's signals do not reach them."""
-    _born.update(workers)
-    _watch_the_exit()
+_keepers: weakref.WeakSet[ForeignLoader] = weakref.WeakSet()
 
 
 @cache
 def _watch_the_exit() -> None:
-    atexit.register(lambda: end_by_force(list(_born)))
+    """End all before multiprocessing does, which would wait for ever, since the parent's signals do not reach them."""
+
+    def end_all() -> None:
+        for loader in list(_keepers):
+            loader.end_kept_workers()
+        for worker in list(_born):
+            with suppress(RuntimeError):  # torch's own handler, where one that was waited for is killed
+                end_by_force([worker])
+
+    atexit.register(end_all)
 
 
 def _one_died(workers: Iterable[Any]) -> bool:
