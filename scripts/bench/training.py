@@ -120,8 +120,8 @@ def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
 
 
 def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
-    """Seconds a step, until all is at rest, with a save after every fifth, after every step, and, before and after
-    these, without any. The first steps are not counted, nor a first save, which gets the memory for all."""
+    """Seconds a step, until the last save is durable, with one after every fifth, after every step, and, before and
+    after these, without any. The first steps are not counted, nor a first save, which gets the memory for all."""
     steps, folder = _WARM + plan.saves * plan.steps, Path(plan.folder)
     runner = _by_hand if saver in (TORCH, BESIDE) else _by_trainer
     training = Training(plan)
@@ -129,14 +129,14 @@ def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
     for name, every in (("no saves", None), ("every 5", 5), ("every step", 1), ("no saves", None)):
         place = folder / name.replace(" ", "-")
         place.mkdir()
-        began = runner(training, steps, every, place, saver)
-        took.setdefault(name, []).append((time.perf_counter() - began) / (steps - _WARM))
+        began, ended = runner(training, steps, every, place, saver)
+        took.setdefault(name, []).append((ended - began) / (steps - _WARM))
         disk.remove(place)
     return {name: [mean(own)] for name, own in took.items()}
 
 
-def _by_hand(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> float:
-    """A plain loop that keeps the newest checkpoint. When the steps that count began."""
+def _by_hand(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> tuple[float, float]:
+    """A plain loop that keeps the newest checkpoint. When the steps that count began, and when all was durable."""
     save, began, last = SAVERS[saver](), 0.0, done()
     for step in range(1, steps + 1):
         training.step()
@@ -147,19 +147,23 @@ def _by_hand(training: Training, steps: int, every: int | None, folder: Path, sa
         if step == _WARM:
             began = time.perf_counter()
     last.result()
-    return began
+    return began, time.perf_counter()
 
 
-def _by_trainer(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> float:
-    """The Trainer with its CheckpointerCallback, which keeps the newest ephemeral checkpoint; until all is at rest."""
+def _by_trainer(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> tuple[float, float]:
+    """The Trainer with its CheckpointerCallback, which keeps the newest ephemeral checkpoint. What the end of a run
+    deletes once, however many steps it had, comes after that."""
     from trainer_cli import Callback, Trainer, TrainingLoop
 
     class Stopwatch(Callback):
-        began = 0.0
+        began = ended = 0.0
 
         def on_train_step_start(self, trainer: Trainer, model: Any, batch: Any) -> None:
             if trainer.progress.step == _WARM:
                 self.began = time.perf_counter()
+
+        def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+            self.ended = time.perf_counter()
 
     watch = Stopwatch()
     callback = ours.checkpoint_callback(
@@ -172,7 +176,7 @@ def _by_trainer(training: Training, steps: int, every: int | None, folder: Path,
     )  # fmt: skip
     batches: Any = DataLoader([training.batch] * steps, batch_size=None)  # type: ignore[arg-type]
     trainer.fit(batches, ckpt_path=None)
-    return watch.began
+    return watch.began, watch.ended
 
 
 def _wait(handed: Handed, waited: list[float]) -> None:
