@@ -110,18 +110,22 @@ def test_what_an_interrupt_kept_from_being_handed_over_is_not_done_and_waited_fo
     assert done == [2]
 
 
+def exit_of_a_forked_child_by(process: Process) -> int:
+    """The exit code of a child that ends with 7 where the process does what it is given there."""
+    child = os.fork()
+    if child == 0:
+        process.submit(lambda: os._exit(7))
+        time.sleep(30)
+        os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # of Python 3.12 and later
 def test_where_a_thread_waits_a_forked_child_has_one_of_its_own() -> None:
     process, done = Background("lingers", lingers_s=60.0), threading.Event()
     process.submit(done.set)
     assert done.wait(30)
-    child = os.fork()
-    if child == 0:
-        # There the thread is not: another is started.
-        process.submit(lambda: os._exit(7))
-        time.sleep(30)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert exit_of_a_forked_child_by(process) == 7  # there the thread is not: another is started
     assert process.settle(30)
 
 
@@ -131,12 +135,7 @@ def test_what_waits_in_the_parent_no_forked_child_does() -> None:
     process.submit(free.wait)
     process.submit(lambda: os._exit(1) if os.getpid() != parent else None)
     parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        process.submit(lambda: os._exit(7))
-        time.sleep(30)
-        os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert exit_of_a_forked_child_by(process) == 7
     free.set()
     assert process.settle(30)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import signal
 import time
+import weakref
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any, Protocol
 
 PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 GRACE_S = 1.0
@@ -15,12 +18,50 @@ GRACE_S = 1.0
 
 @contextmanager
 def born_here() -> Generator[list[Any], None, None]:
-    """Collects the worker processes that start within; the parent's signals are held back from them meanwhile."""
+    """Collects the worker processes that start within; the parent's signals are held back from them meanwhile.
+
+    What is left of them at exit ends by force.
+    """
     earlier = set(multiprocessing.active_children())
     workers: list[Any] = []
     with blocked_signals(*PARENTS_SIGNALS):
         yield workers
     workers += [child for child in multiprocessing.active_children() if child not in earlier]
+    _born.update(workers)
+    _watch_the_exit()
+
+
+class Keeper(Protocol):
+    """Whoever keeps workers."""
+
+    def end(self) -> None:
+        """End them."""
+        ...
+
+
+def end_at_exit(keeper: Keeper) -> None:
+    """Have its workers end when the interpreter goes, unless it is gone by then."""
+    _keepers.add(keeper)
+    _watch_the_exit()
+
+
+_born: weakref.WeakSet[Any] = weakref.WeakSet()
+_keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+
+
+@cache
+def _watch_the_exit() -> None:
+    """End all that is left before multiprocessing does, which came first and so comes last: it would wait for the
+    workers for ever, since they do not hear SIGTERM."""
+
+    def end_all() -> None:
+        for keeper in list(_keepers):
+            keeper.end()
+        for worker in list(_born):
+            with suppress(RuntimeError):  # torch's own handler, where one that was waited for is killed
+                end_by_force([worker])
+
+    atexit.register(end_all)
 
 
 def end_by_force(workers: Sequence[Any]) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import suppress
-from functools import cache
 from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainer_cli.data.children import born_here, end_by_force
+from trainer_cli.data.children import born_here, end_at_exit, end_by_force
 from trainer_cli.data.inhand import InHand
 from trainer_cli.data.order import sample_seed
 from trainer_cli.data.position import STATE_VERSION, check_same, type_name
@@ -119,7 +115,7 @@ class ForeignLoader:
         in_hand = InHand(self.loader, epoch, first)
         persistent = getattr(self.loader, "persistent_workers", False)
         if _one_died(self._kept):
-            self.end_kept_workers()
+            self.end()
         # Workers born here keep the parent's signals blocked, for good: they are for this process.
         with kept_random_state(), born_here() as born:
             seed_random(sample_seed(self.seed, epoch, 0))
@@ -127,12 +123,10 @@ class ForeignLoader:
                 # Workers that are kept need no seed. The order comes after it, and must be that of new ones.
                 torch.empty((), dtype=torch.int64).random_(generator=cast(Any, self.loader).generator)
             iterator: Any = in_hand.begin()
-        _born.update(born)
-        _watch_the_exit()
         workers: list[Any] = []
         if getattr(iterator, "_persistent_workers", False):
             workers, self._keeper = self._kept, iterator
-            _keepers.add(self)
+            end_at_exit(self)
         # What a loader of another kind starts is its own affair.
         workers += born if hasattr(iterator, "_shutdown_workers") else []
         number = first
@@ -162,7 +156,7 @@ class ForeignLoader:
             if workers is not self._kept or _one_died(workers):
                 self._end_workers(iterator, workers)
 
-    def end_kept_workers(self) -> None:
+    def end(self) -> None:
         """End workers that live over epochs; the next epoch begins with new ones."""
         self._end_workers(self._keeper, self._kept)
 
@@ -229,26 +223,6 @@ class ForeignLoader:
 
     def _generator_states(self) -> list[torch.Tensor]:
         return [generator.get_state() for generator in self._generators]
-
-
-_born: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-_keepers: weakref.WeakSet[ForeignLoader] = weakref.WeakSet()
-
-
-@cache
-def _watch_the_exit() -> None:
-    """End all before multiprocessing does, which would wait for ever, since the parent's signals do not reach them."""
-
-    def end_all() -> None:
-        for loader in list(_keepers):
-            loader.end_kept_workers()
-        for worker in list(_born):
-            with suppress(RuntimeError):  # torch's own handler, where one that was waited for is killed
-                end_by_force([worker])
-
-    atexit.register(end_all)
 
 
 def _one_died(workers: Iterable[Any]) -> bool:

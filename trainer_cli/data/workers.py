@@ -11,7 +11,6 @@ a few requests wait in a pipe, each of some hundred bytes: sending one never blo
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import multiprocessing
 import os
@@ -21,11 +20,11 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
-from trainer_cli.data.children import GRACE_S, PARENTS_SIGNALS, blocked_signals, end_by_force
+from trainer_cli.data.children import GRACE_S, PARENTS_SIGNALS, blocked_signals, end_at_exit, end_by_force
 from trainer_cli.data.transport import receive
 from trainer_cli.data.worker import NOWHERE, Failure, Source, work
 from trainer_cli.errors import TrainError
@@ -63,8 +62,7 @@ class WorkerPool:
         end = partial(_end, os.getpid(), self._processes, self._pipes, self._closing)
         self._finalizer = weakref.finalize(self, end)
         self._finalizer.atexit = False
-        _end_at_exit()
-        _pools.add(self)
+        end_at_exit(self)
         try:
             with blocked_signals(*PARENTS_SIGNALS):
                 for number in range(count):
@@ -206,23 +204,6 @@ class Workers:
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.end()
-
-
-_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
-
-
-@cache
-def _end_at_exit() -> None:
-    """End what is left when the interpreter goes: before multiprocessing, which came first and so comes last.
-
-    It would wait for the workers for ever, since they ignore SIGTERM.
-    """
-
-    def end_all() -> None:
-        for pool in list(_pools):
-            pool.end()
-
-    atexit.register(end_all)
 
 
 def _signal_name(number: int) -> str:
