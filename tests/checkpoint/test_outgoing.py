@@ -29,6 +29,7 @@ SIZE = PIECES * PIECE - 100
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outgoing, "_PIECE_BYTES", PIECE)
+    monkeypatch.setattr(outgoing, "_LARGE_PIECE_BYTES", PIECE)
 
 
 class Places:
@@ -117,13 +118,20 @@ def test_so_much_of_the_end_is_written_from_a_copy_and_the_rest_from_where_it_li
     assert seen == [(addresses[name], start, start + size) for name, start, size in sink.pieces]
 
 
+@pytest.mark.parametrize("soonest_s", [None, 1000])
 @pytest.mark.parametrize("ahead", [0.0, 0.25, 0.5])
-@pytest.mark.parametrize("when", range(PIECES))
+@pytest.mark.parametrize("when", range(6))
 def test_what_is_written_is_of_the_moment_before_whenever_they_leave(
-    here: Memory, refuge: Memory, ahead: float, when: int
+    here: Memory,
+    refuge: Memory,
+    ahead: float,
+    when: int,
+    soonest_s: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(outgoing, "_LARGE_PIECE_BYTES", 3 * PIECE)
     content = bytes(here.view(SIZE))
-    going = Outgoing(here, SIZE, refuge, ahead=ahead)
+    going = Outgoing(here, SIZE, refuge, ahead=ahead, soonest_s=soonest_s)
 
     def change() -> None:
         going.leave()
@@ -267,6 +275,41 @@ def test_the_pace_of_a_disk_is_told_by_what_is_written_while_it_is_looked_at(
     going.send(SIZE, second)
     going.end()
     assert [name for name, _, _ in sink.pieces] == ["here"] * PIECES
+
+
+@pytest.mark.parametrize(
+    ("soonest_s", "ahead", "sizes"),
+    [
+        (None, 0.0, [1] * 16),  # nobody knows when somebody comes
+        (40, 0.0, [4, 4, 4, 4]),  # all is written before
+        (15, 0.0, [4, 4, 4, 1, 1, 1, 1]),  # at 4, 8 and 12 s; somebody may come soon from 10 s on
+        (6, 0.0, [4, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
+        (15, 0.5, [4, 3, 4, 1, 1, 1, 1, 1]),  # a piece is of tensors that live here, or of copies
+    ],
+)
+def test_pieces_are_large_as_long_as_nobody_is_expected(
+    here: Memory,
+    refuge: Memory,
+    soonest_s: float | None,
+    ahead: float,
+    sizes: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four times as large; a small one takes a second."""
+    now = 100.0
+    monkeypatch.setattr(outgoing, "monotonic", lambda: now)
+    monkeypatch.setattr(outgoing, "_LARGE_PIECE_BYTES", 4 * PIECE)
+    going, sink = Outgoing(here, SIZE, refuge, ahead=ahead, soonest_s=soonest_s), Places(here, refuge)
+
+    def second(memory: Memory, start: int, end: int) -> None:
+        nonlocal now
+        now += (end - start) / PIECE
+
+    going.begin(sink)
+    going.send(SIZE, second)
+    going.end()
+    assert sink.content == bytes(here.view(SIZE))
+    assert [-(-size // PIECE) for _, _, size in sink.pieces] == sizes
 
 
 def test_a_save_that_failed_midway_teaches_nothing(here: Memory, refuge: Memory) -> None:

@@ -146,6 +146,34 @@ def test_where_samples_tell_of_writes_the_gate_is_not_waited_for_as_long(
     saving.close()
 
 
+@pytest.mark.parametrize("works", [True, False], ids=["goes on", "is held up"])
+def test_the_writer_judges_by_itself_only_once_the_training_has_gone_on_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    """A write that was under way when the last byte was read has come to a sample by then; one that is held up has
+    not."""
+    monkeypatch.setattr("trainer_cli.checkpoint.staging._LATEST_SAMPLED_S", 600.0)
+    training, saving = Training(), make_async_checkpointer()
+    for step in range(2):
+        state = training.state()
+        under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
+        del state
+        if step == 0:
+            saving.gate()
+            under_way.written.result(60)
+            training.step()
+    assert saving.stager.image.is_lived_in
+    if works:
+        while not under_way.written.done():
+            continue
+    else:
+        with pytest.raises(TimeoutError):
+            under_way.written.result(0.5)
+        saving.gate()
+    under_way.written.result(60)
+    saving.close()
+
+
 def test_weights_that_somebody_else_writes_do_not_move(tmp_path: Path) -> None:
     training, saving = Training(), AsyncCheckpointer()
     for step in range(3):

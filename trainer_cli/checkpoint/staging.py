@@ -31,7 +31,10 @@ _LATEST_S = 1.0
 """So long after the last of it was read the writer waits for the gate before it judges by itself: no single write to a
 tensor, of which a version counter tells at its end, lasts longer."""
 _LATEST_SAMPLED_S = 0.2
-"""And so long where samples tell of a write that is under way, too."""
+"""And so long where samples tell of a write that is under way, too;"""
+_WRITES_S = 0.05
+"""or until the thread that trains had a processor for so long: whatever it writes has come to the next sample by then.
+"""
 
 
 class WeightsMovedError(StateGoneError):
@@ -49,6 +52,7 @@ class Staging:
         self._judged = threading.Event()
         self._judging = threading.Lock()
         self._owner = threading.get_ident()
+        self._used_s = _clock_of_this_thread()
         self._moved: list[str] = []
         self._late = image.copy_late() if overlapped else iter(())
         self._advancing = threading.Lock()
@@ -134,7 +138,7 @@ class Staging:
         if not self.overlapped:
             return
         if threading.get_ident() != self._owner:
-            self._judged.wait(self._longest_s())
+            self._await_the_gate()
         if self.staged.done() and (failure := self.staged.exception()) is not None:
             raise failure
         if moved := self.judge():
@@ -143,11 +147,16 @@ class Staging:
                 cure="Call trainer.before_weights_change() first, or set checkpoint.save_async=false.",
             )
 
-    def _longest_s(self) -> float:
-        """How long the gate is waited for."""
-        if self._image.is_lived_in:
-            return _LATEST_SAMPLED_S
-        return _LATEST_S - (0.0 if self._copied_at is None else time.monotonic() - self._copied_at)
+    def _await_the_gate(self) -> None:
+        """Or until no write can be under way that was when the last of it was read, and is not to be told by now."""
+        now = time.monotonic()
+        if not self._image.is_lived_in:
+            self._judged.wait(_LATEST_S - (0.0 if self._copied_at is None else now - self._copied_at))
+            return
+        until, used_s = now + _LATEST_SAMPLED_S, self._used_s()
+        while not self._judged.wait(_WRITES_S / 2) and time.monotonic() < until:
+            if self._used_s() - used_s >= _WRITES_S:
+                return
 
 
 class Stager:
@@ -255,6 +264,22 @@ class Stager:
         """Give memory back."""
         self._current, self._late, self._is_built, self._to_forget = None, (), False, False
         self.image.close()
+
+
+def _clock_of_this_thread() -> Callable[[], float]:
+    """Tells, in any thread, for how many seconds this one has had a processor; 0 for ever where the system does not
+    offer that, or where this one has ended."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return lambda: 0.0
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def used() -> float:
+        try:
+            return time.clock_gettime(clock)
+        except OSError:
+            return 0.0
+
+    return used
 
 
 def _addresses(tensors: Collection[Tensor]) -> list[int]:

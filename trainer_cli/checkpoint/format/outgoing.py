@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 22
 """So much is handed over at a time while tensors live in what is written, and two or three pieces ahead of the disk."""
+_LARGE_PIECE_BYTES = 1 << 24
+"""And so much while nobody is expected: each piece takes a processor away from the training, several times."""
+_FAR = 2 / 3
+"""Nobody is expected for so much of the time after which somebody leaves at the soonest."""
 _PATIENCE_S = 10.0
 """So long `leave` waits for what is being written at that moment."""
 _MOST_AHEAD = 0.5
@@ -138,10 +142,11 @@ class Outgoing:
             with self._turn:
                 if self._refuge is None:
                     continue
+                piece = self._piece_bytes()
                 if until == self._size_bytes:
                     # Sooner, not all that is copied had arrived.
-                    self._copy_ahead()
-                self._hand_over_a_piece(self._sink, self._refuge, until, look)
+                    self._copy_ahead(piece)
+                self._hand_over_a_piece(self._sink, self._refuge, min(until, self._sent_bytes + piece), look)
                 ends_here = self._written_here is None and self._sent_bytes == self._copies_from
             self._sink.wait(but_last=not ends_here)
             if ends_here:
@@ -187,10 +192,9 @@ class Outgoing:
             copier.close()
 
     def _hand_over_a_piece(
-        self, sink: Sink, refuge: Memory, until: int, look: Callable[[Memory, int, int], object]
+        self, sink: Sink, refuge: Memory, end: int, look: Callable[[Memory, int, int], object]
     ) -> None:
         """In one's turn."""
-        end = min(until, self._sent_bytes + _PIECE_BYTES)
         if self._sent_bytes < self._copies_from:
             self._hand_over(sink, self._memory, min(end, self._copies_from), look)
         else:
@@ -203,19 +207,27 @@ class Outgoing:
         self._sent_bytes = end
         look(memory, start, end)
 
-    def _copy_ahead(self) -> None:
-        """Have so much copied that it keeps pace with what is written, which has one more piece to go at least."""
+    def _piece_bytes(self) -> int:
+        if self._soonest_s is None or self._began_at is None:
+            return _PIECE_BYTES
+        is_far = monotonic() - self._began_at < _FAR * self._soonest_s
+        return _LARGE_PIECE_BYTES if is_far else _PIECE_BYTES
+
+    def _copy_ahead(self, piece: int) -> None:
+        """Have so much copied that it keeps pace with what is written, of which a piece comes next, and one more at
+        least."""
         self._look_ahead()
-        pieces = -(-(self._copies_from - self._ahead_from) // _PIECE_BYTES)
-        turns = max((self._ahead_from - self._sent_bytes) // _PIECE_BYTES, 1)
-        for _ in range(-(-pieces // turns)):
-            # From whole pieces on, as they are written.
-            start, end = (self._copies_from - 1) // _PIECE_BYTES * _PIECE_BYTES, self._copies_from
-            if start <= self._sent_bytes:
-                break
+        left = self._copies_from - self._ahead_from
+        turns = max((self._ahead_from - self._sent_bytes) // piece, 1)
+        if left <= 0:
+            return
+        # From whole pieces on, as they are written.
+        start = (self._copies_from - -(-left // turns)) // _PIECE_BYTES * _PIECE_BYTES
+        start = max(start, (self._sent_bytes // _PIECE_BYTES + 1) * _PIECE_BYTES)
+        if start < self._copies_from:
             if self._copier is None:
                 self._copier = WorkerThread("checkpoint-copy", self._copy)
-            self._copier.hand_over((start, end))
+            self._copier.hand_over((start, self._copies_from))
             self._copies_from = start
 
     def _look_ahead(self) -> None:
