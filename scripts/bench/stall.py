@@ -87,8 +87,8 @@ def _often(settings: Settings, sizes: Sizes) -> Table:
     columns = [Column("step", "s", 3, resolution=0.01)]
     return Table(
         "often", "Saves after every step, and every fifth", f"{TORCH}: no saves", columns, rows, asdict(sizes), skipped,
-        ["Wall time of a training over its steps, until the last save is durable, but for the first steps and a first "
-         "save. "
+        ["Wall time of a training over its steps, until the last save is durable, but for the first twelve steps and "
+         "the saves in them, which get ready what all others use. "
          "`train` is the Trainer with its CheckpointerCallback, beside itself without saves, before and after; "
          "torch.save a plain loop, beside itself. Each keeps the newest checkpoint. A raw write of as many "
          "bytes beside a plain loop is no checkpoint: it is what the disk alone costs the steps on this machine. "

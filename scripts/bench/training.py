@@ -30,8 +30,9 @@ from timing import Skipped, seconds
 from trainer_cli.models.gpt import GPT
 
 Gate = Callable[[], None]
-_WARM = 7
-"""Steps before those that count."""
+_WARM = 12
+"""Steps before those that count: two saves where one is made after every fifth step. The first gets the memory for all,
+and the second is the first that is made with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
 
 def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
     """Seconds a step, until the last save is durable, with one after every fifth, after every step, and, before and
-    after these, without any. The first steps are not counted, nor a first save, which gets the memory for all."""
+    after these, without any. The first steps are not counted, nor their saves, which get ready what all others use."""
     steps, folder = _WARM + plan.saves * plan.steps, Path(plan.folder)
     runner = _by_hand if saver in (TORCH, BESIDE) else _by_trainer
     training = Training(plan)
