@@ -40,5 +40,6 @@ def small_homes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr("trainer_cli.checkpoint.format.image._HOME_BYTES", 1)
     monkeypatch.setattr("trainer_cli.checkpoint.format.outgoing._PIECE_BYTES", PIECE)
+    monkeypatch.setattr("trainer_cli.checkpoint.format.outgoing._LARGE_PIECE_BYTES", PIECE)
     yield
     assert [one.name for one in threading.enumerate() if one.name == "checkpoint-copy"] == []

@@ -46,7 +46,7 @@ class Places:
         assert stays
         address = np.frombuffer(data, np.uint8).ctypes.data
         for name, memory in (("here", self.here), ("refuge", self.refuge)):
-            if memory.address <= address < memory.address + SIZE:
+            if memory.address <= address < memory.address + memory.size_bytes:
                 self.pieces.append((name, address - memory.address, len(data)))
         self.content += bytes(data)
 
@@ -118,9 +118,10 @@ def test_so_much_of_the_end_is_written_from_a_copy_and_the_rest_from_where_it_li
     assert seen == [(addresses[name], start, start + size) for name, start, size in sink.pieces]
 
 
-@pytest.mark.parametrize("soonest_s", [None, 1000])
 @pytest.mark.parametrize("ahead", [0.0, 0.25, 0.5])
-@pytest.mark.parametrize("when", range(6))
+@pytest.mark.parametrize(
+    ("soonest_s", "when"), [*((None, when) for when in range(PIECES)), *((1000, when) for when in range(8))]
+)
 def test_what_is_written_is_of_the_moment_before_whenever_they_leave(
     here: Memory,
     refuge: Memory,
@@ -130,6 +131,7 @@ def test_what_is_written_is_of_the_moment_before_whenever_they_leave(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(outgoing, "_LARGE_PIECE_BYTES", 3 * PIECE)
+    monkeypatch.setattr(outgoing, "_UNDER_WAY", 1)
     content = bytes(here.view(SIZE))
     going = Outgoing(here, SIZE, refuge, ahead=ahead, soonest_s=soonest_s)
 
@@ -145,14 +147,18 @@ def test_what_is_written_is_of_the_moment_before_whenever_they_leave(
     assert sink.content == content
 
 
-def test_the_end_is_not_copied_before_it_has_arrived(here: Memory, refuge: Memory) -> None:
-    content = bytes(here.view(SIZE))
-    here.put(bytes(PIECE), offset=SIZE - PIECE)
+def test_nothing_is_copied_or_written_before_it_has_arrived(
+    here: Memory, refuge: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "_LARGE_PIECE_BYTES", 3 * PIECE)
+    monkeypatch.setattr(outgoing, "_UNDER_WAY", 1)
+    content, arrived = bytes(here.view(SIZE)), 5 * PIECE
+    here.put(bytes(SIZE - arrived), offset=arrived)
     sink = Places(here, refuge)
-    going = Outgoing(here, SIZE, refuge, ahead=0.5)
+    going = Outgoing(here, SIZE, refuge, ahead=0.5, soonest_s=1000)
     going.begin(sink)
-    going.send(4 * PIECE, nothing)
-    here.put(content[-PIECE:], offset=SIZE - PIECE)
+    going.send(arrived, nothing)
+    here.put(content[arrived:], offset=arrived)
     going.send(SIZE, nothing)
     going.end()
     assert sink.content == content
@@ -278,38 +284,55 @@ def test_the_pace_of_a_disk_is_told_by_what_is_written_while_it_is_looked_at(
 
 
 @pytest.mark.parametrize(
-    ("soonest_s", "ahead", "sizes"),
+    ("soonest_s", "sizes"),
     [
-        (None, 0.0, [1] * 16),  # nobody knows when somebody comes
-        (40, 0.0, [4, 4, 4, 4]),  # all is written before
-        (15, 0.0, [4, 4, 4, 1, 1, 1, 1]),  # at 4, 8 and 12 s; somebody may come soon from 10 s on
-        (6, 0.0, [4, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]),
-        (15, 0.5, [4, 3, 4, 1, 1, 1, 1, 1]),  # a piece is of tensors that live here, or of copies
+        (None, [1] * 64),  # nobody knows when somebody comes
+        (200, [1] * 13 + [4] * 12 + [3]),  # three may be under way: so many bytes are no proof of any pace
+        (60, [1] * 17 + [4] * 6 + [1] * 23),  # what is under way at 17 is there by then; from 40 on somebody may come
+        (20, [1] * 64),  # too slow a disk
     ],
 )
 def test_pieces_are_large_as_long_as_nobody_is_expected(
-    here: Memory,
-    refuge: Memory,
-    soonest_s: float | None,
-    ahead: float,
-    sizes: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    soonest_s: float | None, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four times as large; a small one takes a second."""
     now = 100.0
     monkeypatch.setattr(outgoing, "monotonic", lambda: now)
     monkeypatch.setattr(outgoing, "_LARGE_PIECE_BYTES", 4 * PIECE)
-    going, sink = Outgoing(here, SIZE, refuge, ahead=ahead, soonest_s=soonest_s), Places(here, refuge)
+    size = 64 * PIECE
+    here, refuge = Memory(size), Memory(size)
+    here.put(os.urandom(size))
+    going, sink = Outgoing(here, size, refuge, soonest_s=soonest_s), Places(here, refuge)
 
     def second(memory: Memory, start: int, end: int) -> None:
         nonlocal now
         now += (end - start) / PIECE
 
     going.begin(sink)
-    going.send(SIZE, second)
+    going.send(size, second)
     going.end()
-    assert sink.content == bytes(here.view(SIZE))
-    assert [-(-size // PIECE) for _, _, size in sink.pieces] == sizes
+    assert sink.content == bytes(here.view(size))
+    assert [size // PIECE for _, _, size in sink.pieces] == sizes
+
+
+def test_what_is_copied_ahead_keeps_pace_with_what_is_written(
+    here: Memory, refuge: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[tuple[int, int]] = []
+    hand_over = WorkerThread.hand_over
+
+    def noted(thread: WorkerThread[Any], part: tuple[int, int]) -> None:
+        parts.append(part)
+        hand_over(thread, part)
+
+    monkeypatch.setattr(WorkerThread, "hand_over", noted)
+    going, sink = Outgoing(here, SIZE, refuge, ahead=0.5), Places(here, refuge)
+    going.begin(sink)
+    going.send(SIZE, nothing)
+    going.end()
+    assert max(end - start for start, end in parts) <= 2 * PIECE
+    assert [end for _, end in parts] == [SIZE, *(start for start, _ in parts[:-1])]
+    assert parts[-1][0] <= SIZE / 2
 
 
 def test_a_save_that_failed_midway_teaches_nothing(here: Memory, refuge: Memory) -> None:

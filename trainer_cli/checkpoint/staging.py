@@ -148,7 +148,7 @@ class Staging:
             )
 
     def _await_the_gate(self) -> None:
-        """Or until no write can be under way that was when the last of it was read, and is not to be told by now."""
+        """Or until all that the training wrote while the last of it was read is told by a version counter or sample."""
         now = time.monotonic()
         if not self._image.is_lived_in:
             self._judged.wait(_LATEST_S - (0.0 if self._copied_at is None else now - self._copied_at))
@@ -268,7 +268,7 @@ class Stager:
 
 def _clock_of_this_thread() -> Callable[[], float]:
     """Tells, in any thread, for how many seconds this one has had a processor; 0 for ever where the system does not
-    offer that, or where this one has ended."""
+    offer that, or once this one has ended."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return lambda: 0.0
     clock = time.pthread_getcpuclockid(threading.get_ident())

@@ -23,7 +23,9 @@ _PIECE_BYTES = 1 << 22
 _LARGE_PIECE_BYTES = 1 << 24
 """And so much while nobody is expected: each piece takes a processor away from the training, several times."""
 _FAR = 2 / 3
-"""Nobody is expected for so much of the time after which somebody leaves at the soonest."""
+"""Nobody is expected for so much of the time after which somebody leaves at the soonest,"""
+_UNDER_WAY = 3
+"""if so many large pieces, which may be on their way to the disk, are there by then."""
 _PATIENCE_S = 10.0
 """So long `leave` waits for what is being written at that moment."""
 _MOST_AHEAD = 0.5
@@ -74,7 +76,7 @@ class Outgoing:
     by then. Some of it a thread copies before, from the end backwards, at the pace of the disk:
 
         writer   ─ a piece, a piece, … ─>│     what was copied: no disk is waited for any more │
-        copier                           │<─ … a piece, a piece ─                              │
+        copier                           │<─ … a part, a part ───                              │
         gate     `leave`: in its turn, between two pieces; the rest in the middle, by all threads
 
     Whoever has the turn may wait for the copier and, at the gate alone, for the two or three pieces on their way to the
@@ -210,12 +212,15 @@ class Outgoing:
     def _piece_bytes(self) -> int:
         if self._soonest_s is None or self._began_at is None:
             return _PIECE_BYTES
-        is_far = monotonic() - self._began_at < _FAR * self._soonest_s
-        return _LARGE_PIECE_BYTES if is_far else _PIECE_BYTES
+        taken, under_way = monotonic() - self._began_at, _UNDER_WAY * _LARGE_PIECE_BYTES
+        written = self._sent_bytes - under_way
+        is_far = taken < _FAR * self._soonest_s
+        is_quick = written * (self._soonest_s - taken) >= under_way * taken
+        return _LARGE_PIECE_BYTES if written > 0 and is_far and is_quick else _PIECE_BYTES
 
     def _copy_ahead(self, piece: int) -> None:
-        """Have so much copied that it keeps pace with what is written, of which a piece comes next, and one more at
-        least."""
+        """Have so much copied, from the end backwards, that it keeps pace with what is written. What comes next, to the
+        end of a small piece, is left to be written from where it lives."""
         self._look_ahead()
         left = self._copies_from - self._ahead_from
         turns = max((self._ahead_from - self._sent_bytes) // piece, 1)
