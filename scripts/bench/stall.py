@@ -13,6 +13,7 @@ from savers import BESIDE, NONE, RAW, SAVERS, TORCH
 from settings import Settings
 from table import Column, Row, Table, spread
 from timing import HERE, Measure, Samples, Skipped, asked, interleaved
+from training import WARM
 
 OFTEN = (TORCH, BESIDE, "train, sync", "train, async")
 _SHARE = 0.65
@@ -87,8 +88,8 @@ def _often(settings: Settings, sizes: Sizes) -> Table:
     columns = [Column("step", "s", 3, resolution=0.01)]
     return Table(
         "often", "Saves after every step, and every fifth", f"{TORCH}: no saves", columns, rows, asdict(sizes), skipped,
-        ["Wall time of a training over its steps, until the last save is durable, but for the first twelve steps and "
-         "the saves in them, which get ready what all others use. "
+        ["Wall time of a training over its steps, until the last save is durable, but for the first "
+         f"{WARM} steps and the saves in them, which get ready what all others use. "
          "`train` is the Trainer with its CheckpointerCallback, beside itself without saves, before and after; "
          "torch.save a plain loop, beside itself. Each keeps the newest checkpoint. A raw write of as many "
          "bytes beside a plain loop is no checkpoint: it is what the disk alone costs the steps on this machine. "

@@ -30,7 +30,7 @@ from timing import Skipped, seconds
 from trainer_cli.models.gpt import GPT
 
 Gate = Callable[[], None]
-_WARM = 12
+WARM = 12
 """Steps before those that count: two saves where one is made after every fifth step. The first gets the memory for all,
 and the second is the first that is made with it."""
 
@@ -123,7 +123,7 @@ def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
 def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
     """Seconds a step, until the last save is durable, with one after every fifth, after every step, and, before and
     after these, without any. The first steps are not counted, nor their saves, which get ready what all others use."""
-    steps, folder = _WARM + plan.saves * plan.steps, Path(plan.folder)
+    steps, folder = WARM + plan.saves * plan.steps, Path(plan.folder)
     runner = _by_hand if saver in (TORCH, BESIDE) else _by_trainer
     training = Training(plan)
     took: dict[str, list[float]] = {}
@@ -131,7 +131,7 @@ def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
         place = folder / name.replace(" ", "-")
         place.mkdir()
         began, ended = runner(training, steps, every, place, saver)
-        took.setdefault(name, []).append((ended - began) / (steps - _WARM))
+        took.setdefault(name, []).append((ended - began) / (steps - WARM))
         disk.remove(place)
     return {name: [mean(own)] for name, own in took.items()}
 
@@ -145,7 +145,7 @@ def _by_hand(training: Training, steps: int, every: int | None, folder: Path, sa
             last.result()
             last = save(training.state(), folder / f"step{step}").written
             disk.remove(folder / f"step{step - every}")
-        if step == _WARM:
+        if step == WARM:
             began = time.perf_counter()
     last.result()
     return began, time.perf_counter()
@@ -160,7 +160,7 @@ def _by_trainer(training: Training, steps: int, every: int | None, folder: Path,
         began = ended = 0.0
 
         def on_train_step_start(self, trainer: Trainer, model: Any, batch: Any) -> None:
-            if trainer.progress.step == _WARM:
+            if trainer.progress.step == WARM:
                 self.began = time.perf_counter()
 
         def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:

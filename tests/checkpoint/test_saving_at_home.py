@@ -15,6 +15,7 @@ from states import Training
 
 from trainer_cli import make_async_checkpointer
 from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer
+from trainer_cli.checkpoint.checkpointer import Saving
 from trainer_cli.checkpoint.format.outgoing import Outgoing, StateGoneError
 from trainer_cli.checkpoint.process.outliving import Outliving
 from trainer_cli.checkpoint.storage.disk import Disk
@@ -39,6 +40,22 @@ class Held(Disk):
         return super().write(fd, data, offset)
 
 
+def handed_over(training: Training, saving: AsyncCheckpointer, path: Path) -> Saving:
+    """A save under way; nobody else holds its state."""
+    return saving.save(training.state(), path, late=training.late)
+
+
+def at_home(training: Training, saving: AsyncCheckpointer, folder: Path) -> Saving:
+    """A second save under way, which is written from where the state lives since the first."""
+    first = handed_over(training, saving, folder / "step0")
+    saving.gate()
+    first.written.result(60)
+    training.step()
+    second = handed_over(training, saving, folder / "step1")
+    assert saving.stager.image.is_lived_in
+    return second
+
+
 def test_no_weight_changes_while_the_disk_reads_it(tmp_path: Path) -> None:
     disk, training = Held(), Training()
     saving = AsyncCheckpointer(storage=lambda root: LocalStorage(root, disk=disk))
@@ -47,9 +64,7 @@ def test_no_weight_changes_while_the_disk_reads_it(tmp_path: Path) -> None:
             disk.asked.clear()
             disk.may.clear()
         values = [one.detach().clone() for one in training.late]
-        state = training.state()
-        under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
-        del state
+        under_way = handed_over(training, saving, tmp_path / f"step{step}")
         assert saving.stager.image.is_lived_in is (step > 0)
         if step == 2:
             assert disk.asked.wait(60)
@@ -69,9 +84,7 @@ def test_where_the_gate_fails_the_save_does_and_nothing_of_it_is_committed(
     training, saving = Training(), make_async_checkpointer(writer="thread")
     leave = Outgoing.leave
     for step in range(4):
-        state = training.state()
-        under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
-        del state
+        under_way = handed_over(training, saving, tmp_path / f"step{step}")
         if step == 2:
             monkeypatch.setattr(Outgoing, "leave", lambda self: (_ for _ in ()).throw(MemoryError("no room")))
         assert saving.gate() is False
@@ -104,9 +117,7 @@ def test_weights_move_at_an_optimizers_step_where_there_is_room(
     training, saving = Training(), AsyncCheckpointer()
     for step, (asked, living) in enumerate(zip(gates, lives, strict=True)):
         saving.stager._available = lambda: available
-        state = training.state()
-        under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
-        del state
+        under_way = handed_over(training, saving, tmp_path / f"step{step}")
         under_way.written.result(60)
         saving.gate(asked=asked)
         assert moved_in(training, saving) is living
@@ -120,9 +131,7 @@ def test_one_training_after_another_lives_where_its_own_saves_are_written_from(t
     for number in range(3):
         saving = make_async_checkpointer(writer="process")
         for step in range(3):
-            state = training.state()
-            under_way = saving.save(state, tmp_path / f"{number}/step{step}", late=training.late)
-            del state
+            under_way = handed_over(training, saving, tmp_path / f"{number}/step{step}")
             assert saving.stager.image.is_lived_in is (step > 0)
             saving.gate()
             training.step()
@@ -133,17 +142,10 @@ def test_one_training_after_another_lives_where_its_own_saves_are_written_from(t
 def test_where_samples_tell_of_writes_the_gate_is_not_waited_for_as_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("trainer_cli.checkpoint.staging._LATEST_S", 600.0)
     training, saving = Training(), make_async_checkpointer()
-    for step, latest_s in enumerate((0.0, 600.0)):
-        monkeypatch.setattr("trainer_cli.checkpoint.staging._LATEST_S", latest_s)
-        state = training.state()
-        under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
-        del state
-        if step == 0:
-            saving.gate()
-        under_way.written.result(60)
-        training.step()
-    assert saving.stager.image.is_lived_in
+    under_way = at_home(training, saving, tmp_path)
+    under_way.written.result(60)
     saving.close()
 
 
@@ -161,17 +163,9 @@ def test_the_writer_judges_by_itself_only_once_the_training_has_gone_on_for_a_wh
     not."""
     monkeypatch.setattr("trainer_cli.checkpoint.staging._LATEST_SAMPLED_S", 600.0)
     training, saving = Training(), make_async_checkpointer()
-    for step in range(2):
-        state = training.state()
-        under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
-        del state
-        if step == 0:
-            saving.gate()
-            under_way.written.result(60)
-            training.step()
-    assert saving.stager.image.is_lived_in
-    until = time.monotonic() + 60
+    under_way = at_home(training, saving, tmp_path)
     if works:
+        until = time.monotonic() + 60
         spin(lambda: under_way.written.done() or time.monotonic() > until)
     else:
         over = threading.Event()
@@ -189,9 +183,7 @@ def test_the_writer_judges_by_itself_only_once_the_training_has_gone_on_for_a_wh
 def test_weights_that_somebody_else_writes_do_not_move(tmp_path: Path) -> None:
     training, saving = Training(), AsyncCheckpointer()
     for step in range(3):
-        state = training.state()
-        under_way = saving.save(state, tmp_path / f"step{step}", late=training.late)
-        del state
+        under_way = handed_over(training, saving, tmp_path / f"step{step}")
         training.weights[0].detach().numpy()[...] += 1
         saving.gate()
         assert not moved_in(training, saving)
@@ -206,7 +198,7 @@ def test_without_memory_for_a_home_saves_go_on_as_they_were(tmp_path: Path, monk
     monkeypatch.setattr("trainer_cli.checkpoint.format.image.Home", refused)
     training, saving = Training(), AsyncCheckpointer()
     for step in range(3):
-        under_way = saving.save(training.state(), tmp_path / f"step{step}", late=training.late)
+        under_way = handed_over(training, saving, tmp_path / f"step{step}")
         saving.gate()
         training.step()
         under_way.written.result(60)
@@ -255,7 +247,7 @@ def test_a_training_that_changed_its_weights_before_the_gate_loses_that_save_and
 ) -> None:
     training = Training()
     for step in range(3):
-        under_way = saving.save(training.state(), tmp_path / f"step{step}", late=training.late)
+        under_way = handed_over(training, saving, tmp_path / f"step{step}")
         if step == 2:
             training.step()
         assert saving.gate() is (step == 2)
@@ -263,7 +255,7 @@ def test_a_training_that_changed_its_weights_before_the_gate_loses_that_save_and
         failure = under_way.written.exception(60)
         assert (failure is not None) is (step == 2)
     contents = [one.detach().clone() for one in training.late]
-    under_way = saving.save(training.state(), tmp_path / "step9", late=training.late)
+    under_way = handed_over(training, saving, tmp_path / "step9")
     training.step()
     assert under_way.written.result(60) is None
     loaded = saving.load(tmp_path / "step9")
@@ -299,7 +291,7 @@ def test_a_writer_that_dies_once_the_weights_went_on_costs_that_save_and_no_othe
 def test_the_weights_stay_after_the_checkpointer_is_closed(saving: AsyncCheckpointer, tmp_path: Path) -> None:
     training = Training()
     for step in range(2):
-        saving.save(training.state(), tmp_path / f"step{step}", late=training.late)
+        handed_over(training, saving, tmp_path / f"step{step}")
         saving.gate()
     values = [one.detach().clone() for one in training.late]
     saving.close()

@@ -216,16 +216,16 @@ class Outgoing:
         written = self._sent_bytes - under_way
         is_far = taken < _FAR * self._soonest_s
         is_quick = written * (self._soonest_s - taken) >= under_way * taken
-        return _LARGE_PIECE_BYTES if written > 0 and is_far and is_quick else _PIECE_BYTES
+        return _LARGE_PIECE_BYTES if is_far and is_quick else _PIECE_BYTES
 
     def _copy_ahead(self, piece: int) -> None:
         """Have so much copied, from the end backwards, that it keeps pace with what is written. What comes next, to the
         end of a small piece, is left to be written from where it lives."""
         self._look_ahead()
         left = self._copies_from - self._ahead_from
-        turns = max((self._ahead_from - self._sent_bytes) // piece, 1)
         if left <= 0:
             return
+        turns = max((self._ahead_from - self._sent_bytes) // piece, 1)
         # From whole pieces on, as they are written.
         start = (self._copies_from - -(-left // turns)) // _PIECE_BYTES * _PIECE_BYTES
         start = max(start, (self._sent_bytes // _PIECE_BYTES + 1) * _PIECE_BYTES)
