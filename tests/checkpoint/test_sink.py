@@ -285,6 +285,16 @@ def test_memory_that_stays_is_not_waited_for_until_the_end(tmp_path):
     assert (tmp_path / "f").read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize(
+    ("make", "stays", "sizes"),
+    [(SmallBlocks, True, {2 * BLOCK}), (SmallBlocks, False, {BLOCK}), (RefusesBypass, True, {BLOCK})],
+)
+def test_memory_that_stays_is_written_past_the_cache_in_larger_blocks(tmp_path, make, stays, sizes):
+    disk = make()
+    put(folder_on(disk, tmp_path), "f", pieces_of(CONTENT[: 8 * BLOCK], [], aligned=True), stays=stays)
+    assert {int(done.split()[1]) for done in disk.done if done.startswith("write")} - {0} == sizes
+
+
 def test_after_an_error_no_block_that_was_handed_over_is_written(tmp_path):
     class Fails(SmallBlocks):
         def write(self, fd: int, data: memoryview, offset: int) -> int:
@@ -302,7 +312,7 @@ def test_after_an_error_no_block_that_was_handed_over_is_written(tmp_path):
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         hand_all_over()
     # Those that were on their way at once.
-    assert tried in ([BLOCK], [BLOCK, BLOCK])
+    assert tried in ([2 * BLOCK], [2 * BLOCK, 2 * BLOCK])
     assert folder.files == {}
 
 
@@ -330,7 +340,7 @@ def test_a_caller_that_gives_up_waits_for_the_blocks_being_written_alone(tmp_pat
     folder = folder_on(Waits(), tmp_path)
     with pytest.raises(KeyboardInterrupt):
         give_up()
-    assert begun <= {0, BLOCK}
+    assert begun <= {0, 2 * BLOCK}
     assert folder.files == {}
 
 

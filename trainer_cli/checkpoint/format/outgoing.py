@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 22
 """So much is handed over at a time while tensors live in what is written, and two or three pieces ahead of the disk."""
-_LARGE_PIECE_BYTES = 1 << 24
+_LARGE_PIECE_BYTES = 1 << 25
 """And so much while nobody is expected: each piece takes a processor away from the training, several times."""
 _FAR = 2 / 3
 """Nobody is expected for so much of the time after which somebody leaves at the soonest,"""

@@ -22,6 +22,8 @@ PAGE = 4096
 """What a write past the page cache is a multiple of: its place in memory, its place in the file, its size."""
 _LARGE_PIECE = 256 * 1024
 """A smaller piece is gathered with others, wherever it lies: a write of its own would cost more than the copy."""
+_STAYING_BLOCKS = 2
+"""So many are written at a time of memory that stays: nobody waits for it, and each time takes a processor away."""
 _WRITERS = 2
 """So many write past the page cache: while one waits for its turn on a busy processor, the disk has work."""
 
@@ -117,7 +119,7 @@ class LocalSink:
             straight = self._straight(view)
             if straight:
                 self._flush()
-                self._hand_over(view[:straight])
+                self._hand_over(view[:straight], _STAYING_BLOCKS if stays and self._direct else 1)
                 if not stays:
                     self.wait()
                 view = view[straight:]
@@ -195,10 +197,11 @@ class LocalSink:
             self._cut_off = True
         self._write_out((self._block[:end], self._sent_bytes))
 
-    def _hand_over(self, view: memoryview) -> None:
-        """Have bytes written and digested behind, block by block."""
-        for start in range(0, len(view), len(self._block)):
-            block = view[start : start + len(self._block)]
+    def _hand_over(self, view: memoryview, blocks: int = 1) -> None:
+        """Have bytes written and digested behind, so many blocks at a time."""
+        size_bytes = blocks * len(self._block)
+        for start in range(0, len(view), size_bytes):
+            block = view[start : start + size_bytes]
             self._writers[self._handed_over % len(self._writers)].hand_over((block, self._sent_bytes))
             self._digesting[0].hand_over(block)
             self._handed_over += 1
