@@ -13,9 +13,10 @@ from savers import BESIDE, NONE, RAW, SAVERS, TORCH
 from settings import Settings
 from table import Column, Row, Table, spread
 from timing import HERE, Measure, Samples, Skipped, asked, interleaved
-from training import WARM
+from training import EVERY, WARM
 
 OFTEN = (TORCH, BESIDE, "train, sync", "train, async")
+_NONE, _BETWEEN, _EVERY = "no saves", "between", f"every {EVERY}"
 _SHARE = 0.65
 """How much of a step the raw write of a state takes at most where saves after every step are measured."""
 _MOST = 8
@@ -83,15 +84,18 @@ def _often(settings: Settings, sizes: Sizes) -> Table:
     samples, skipped = interleaved(measures, settings.rounds_or(2, 3), warm=0, needed=(TORCH, "train, sync"))
     rows = []
     for name, found in samples.items():
-        base = f"{name}: no saves"
-        rows += [Row(f"{name}: {often}", {"step": own}, base=base) for often, own in _in_order(found)]
+        for often, own in _in_order(found):
+            base = _BETWEEN if often in (_BETWEEN, _EVERY) else _NONE
+            rows.append(Row(f"{name}: {often}", {"step": own}, base=f"{name}: {base}"))
     columns = [Column("step", "s", 3, resolution=0.01)]
     return Table(
         "often", "Saves after every step, and every fifth", f"{TORCH}: no saves", columns, rows, asdict(sizes), skipped,
         ["Wall time of a training over its steps, until the last save is durable, but for the first "
          f"{WARM} steps and the saves in them, which get ready what all others use. "
          "`train` is the Trainer with its CheckpointerCallback, beside itself without saves, before and after; "
-         "torch.save a plain loop, beside itself. Each keeps the newest checkpoint. A raw write of as many "
+         "torch.save a plain loop, beside itself. Each keeps the newest checkpoint. Stretches of many steps differ "
+         f"by more than a save after every {EVERY} costs: a step of these is therefore compared with the third and the "
+         "fourth after each save (`between`), by when that is durable. A raw write of as many "
          "bytes beside a plain loop is no checkpoint: it is what the disk alone costs the steps on this machine. "
          f"Where it can, a whole-sized run takes so many sequences a step (`batch`, {_MOST} at most) that such a write "
          f"alone takes {_SHARE} of one: else saves after every step would tell of the disk."],
@@ -99,7 +103,7 @@ def _often(settings: Settings, sizes: Sizes) -> Table:
 
 
 def _in_order(found: Samples) -> list[tuple[str, list[float]]]:
-    return [(often, found[often]) for often in ("no saves", "every 5", "every step")]
+    return [(often, found[often]) for often in (_NONE, _BETWEEN, _EVERY, "every step")]
 
 
 def _process(settings: Settings, sizes: Sizes, name: str, *, often: bool) -> Measure:

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +30,8 @@ from timing import Skipped, seconds
 from trainer_cli.models.gpt import GPT
 
 Gate = Callable[[], None]
+EVERY = 5
+"""Steps to a save, where not each has one."""
 WARM = 12
 """Steps before those that count: two saves where one is made after every fifth step. The first gets the memory for all,
 and the second is the first that is made with it."""
@@ -122,62 +124,71 @@ def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
 
 def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
     """Seconds a step, until the last save is durable, with one after every fifth, after every step, and, before and
-    after these, without any. The first steps are not counted, nor their saves, which get ready what all others use."""
-    steps, folder = WARM + plan.saves * plan.steps, Path(plan.folder)
+    after these, without any. The first steps are not counted, nor their saves, which get ready what all others use.
+
+    `between`: a step of those with one after every fifth that comes when it has long been written.
+    """
+    folder, training = Path(plan.folder), Training(plan)
     runner = _by_hand if saver in (TORCH, BESIDE) else _by_trainer
-    training = Training(plan)
     took: dict[str, list[float]] = {}
-    for name, every in (("no saves", None), ("every 5", 5), ("every step", 1), ("no saves", None)):
+    for name, every in (("no saves", None), (f"every {EVERY}", EVERY), ("every step", 1), ("no saves", None)):
+        # What one save in several steps costs is little: it takes more of them to tell.
+        steps = WARM + plan.saves * plan.steps * (2 if every == EVERY else 1)
         place = folder / name.replace(" ", "-")
         place.mkdir()
-        began, ended = runner(training, steps, every, place, saver)
-        took.setdefault(name, []).append((ended - began) / (steps - WARM))
+        times = runner(training, steps, every, place, saver)
+        took.setdefault(name, []).append((times[steps] - times[WARM]) / (steps - WARM))
+        if every == EVERY:
+            took["between"] = between(times)
         disk.remove(place)
     return {name: [mean(own)] for name, own in took.items()}
 
 
-def _by_hand(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> tuple[float, float]:
-    """A plain loop that keeps the newest checkpoint. When the steps that count began, and when all was durable."""
-    save, began, last = SAVERS[saver](), 0.0, done()
+def between(times: Sequence[float]) -> list[float]:
+    """Of the steps that count, with a save after every fifth, how long the third and the fourth after each took; from
+    when each step began, and when all was durable."""
+    return [times[step] - times[step - 1] for step in range(WARM + 1, len(times)) if step % EVERY in (3, 4)]
+
+
+def _by_hand(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> list[float]:
+    """A plain loop that keeps the newest checkpoint. When each step began, and when all was durable."""
+    save, times, last = SAVERS[saver](), [], done()
     for step in range(1, steps + 1):
+        times.append(time.perf_counter())
         training.step()
         if every is not None and step % every == 0:
             last.result()
             last = save(training.state(), folder / f"step{step}").written
             disk.remove(folder / f"step{step - every}")
-        if step == WARM:
-            began = time.perf_counter()
     last.result()
-    return began, time.perf_counter()
+    return [*times, time.perf_counter()]
 
 
-def _by_trainer(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> tuple[float, float]:
+def _by_trainer(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> list[float]:
     """The Trainer with its CheckpointerCallback, which keeps the newest ephemeral checkpoint. What the end of a run
     deletes once, however many steps it had, comes after that."""
     from trainer_cli import Callback, Trainer, TrainingLoop
 
-    class Stopwatch(Callback):
-        began = ended = 0.0
+    times: list[float] = []
 
+    class Stopwatch(Callback):
         def on_train_step_start(self, trainer: Trainer, model: Any, batch: Any) -> None:
-            if trainer.progress.step == WARM:
-                self.began = time.perf_counter()
+            times.append(time.perf_counter())
 
         def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
-            self.ended = time.perf_counter()
+            times.append(time.perf_counter())
 
-    watch = Stopwatch()
     callback = ours.checkpoint_callback(
         folder, asynchronous=saver == "train, async", enabled=every is not None, save_interval=None,
         ephemeral_save_interval=every, pre_train_checkpoint=False, save_final=False,
     )  # fmt: skip
     trainer = Trainer(
-        model=training.model, optimizer=training.optimizer, checkpoint=callback, callbacks=[watch],
+        model=training.model, optimizer=training.optimizer, checkpoint=callback, callbacks=[Stopwatch()],
         loop=TrainingLoop(max_duration=steps, eval_interval=None), console="off",
     )  # fmt: skip
     batches: Any = DataLoader([training.batch] * steps, batch_size=None)  # type: ignore[arg-type]
     trainer.fit(batches, ckpt_path=None)
-    return watch.began, watch.ended
+    return times
 
 
 def _wait(handed: Handed, waited: list[float]) -> None:

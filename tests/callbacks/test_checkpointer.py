@@ -42,6 +42,16 @@ def manifest(folder: Path, step: int) -> Any:
     return json.loads((folder / f"step{step}" / "manifest.json").read_text())
 
 
+def test_every_file_of_tensors_is_laid_out_alike_whenever_metrics_were_told_last(tmp_path: Path) -> None:
+    """Else weights that live where saves are written from would have to move."""
+    attempt(tmp_path, 7, save_interval=1, pre_train_checkpoint=False)
+    headers = set()
+    for step in steps(tmp_path):
+        content = (tmp_path / f"step{step}" / "rank0.safetensors").read_bytes()
+        headers.add(content[: 8 + int.from_bytes(content[:8], "little")])
+    assert len(headers) == 1
+
+
 @pytest.mark.parametrize(
     ("rules", "left"),
     [

@@ -106,6 +106,47 @@ def test_a_mean_begun_goes_on_after_a_resume() -> None:
     assert one.means() == two.means() == {"loss": 1.25, "a/b": 3.0}
 
 
+def form(state: dict[str, Any]) -> list[tuple[str, str, Any]]:
+    """Of what a file has a place for each: its name, type and shape."""
+    entries = [(part, name, one) for part in ("sums", "weights") for name, one in state[part].items()]
+    return [
+        (part, name, (one.dtype, one.shape) if isinstance(one, torch.Tensor) else int) for part, name, one in entries
+    ]
+
+
+@pytest.mark.parametrize("weight", [3, torch.tensor(3.0)], ids=["number", "tensor"])
+def test_a_state_has_one_form_whenever_the_mean_was_told_last(weight: Any) -> None:
+    meter, forms = Meter(CPU), []
+    for told in (False, True, False, False, True):
+        meter.add(torch.tensor(1.5), {"a": 2.0}, weight)
+        if told:
+            meter.reset()
+        forms.append(form(meter.state_dict()))
+    assert forms == [forms[0]] * 5
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("weight", [2, torch.tensor(2.0)], ids=["number", "tensor"])
+def test_after_a_reset_the_mean_is_of_what_came_since(weight: Any, resumed: bool) -> None:
+    meter = Meter(CPU)
+    meter.add(torch.tensor(float("nan")), {"a": 1.0}, weight)
+    meter.reset()
+    if resumed:
+        state, meter = meter.state_dict(), Meter(CPU)
+        meter.load_state_dict(state)
+    assert (meter.empty, meter.means()) == (True, {})
+    meter.add(torch.tensor(5.0), {"b": 1.0}, weight)
+    meter.add(torch.tensor(7.0), {}, weight)
+    assert meter.means() == {"loss": 6.0, "b": 1.0}
+    assert list(meter.means()) == ["loss", "b"]
+
+
+def test_a_state_of_the_first_form_held_nothing_but_what_was_counted() -> None:
+    meter = Meter(CPU)
+    meter.load_state_dict({"sums": {"loss": torch.tensor(6.0)}, "weights": {"loss": 4}})
+    assert meter.means() == {"loss": 1.5}
+
+
 def test_both_kinds_of_clipping_are_refused() -> None:
     with pytest.raises(UserError, match=r"clip_norm and precision\.clip_value are both set"):
         Precision(clip_norm=1.0, clip_value=1.0)

@@ -135,13 +135,18 @@ _NOT_METRICS = frozenset({"loss", "weight", "tokens"})
 
 
 class Meter:
-    """Weighted means of scalars, summed on the device; the host waits only in `means`."""
+    """Weighted means of scalars, summed on the device; the host waits only in `means`.
+
+    What was counted once stays in its state, as zero: that keeps the form which saves have got ready for.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._dtype = torch.float32 if device.type == "mps" else torch.float64
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, Number | Tensor] = {}
+        self._counted: dict[str, None] = {}
+        """Names since the last reset, in the order in which they came."""
 
     def add(self, loss: Tensor, outputs: Mapping[str, Any], weight: Number | Tensor) -> None:
         """Count one batch: its loss, and every other scalar of its outputs."""
@@ -160,6 +165,7 @@ class Meter:
         if total is None:
             total = self._sums[name] = torch.zeros((), dtype=self._dtype, device=self._device)
             self._weights[name] = 0
+        self._counted[name] = None
         if value.ndim:
             value = value.reshape(())
         if isinstance(weight, Tensor):
@@ -172,23 +178,26 @@ class Meter:
     @property
     def empty(self) -> bool:
         """True where nothing has been counted."""
-        return not self._sums
+        return not self._counted
 
     def means(self) -> dict[str, float]:
         """The means so far; one wait for the device, however many there are."""
-        if not self._sums:
+        if not self._counted:
             return {}
-        means = torch.stack([total / self._weights[name] for name, total in self._sums.items()])
-        return dict(zip(self._sums, means.tolist(), strict=True))
+        means = torch.stack([self._sums[name] / self._weights[name] for name in self._counted])
+        return dict(zip(self._counted, means.tolist(), strict=True))
 
     def reset(self) -> None:
         """Forget everything counted."""
-        self._sums.clear()
-        self._weights.clear()
+        self._counted.clear()
+        for name, total in self._sums.items():
+            total.zero_()
+            weight = self._weights[name]
+            self._weights[name] = torch.zeros_like(weight) if isinstance(weight, Tensor) else 0
 
     def state_dict(self) -> dict[str, Any]:
         """The sums and weights, so that a mean begun before a stop ends as if there had been none."""
-        return {"sums": dict(self._sums), "weights": dict(self._weights)}
+        return {"sums": dict(self._sums), "weights": dict(self._weights), "counted": list(self._counted)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back saved sums."""
@@ -197,6 +206,8 @@ class Meter:
             name: weight.to(self._device) if isinstance(weight, Tensor) else weight
             for name, weight in state["weights"].items()
         }
+        # The first states held nothing but what was counted.
+        self._counted = dict.fromkeys(state.get("counted", self._sums))
 
 
 class Forward:
