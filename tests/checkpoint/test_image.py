@@ -213,8 +213,13 @@ def test_only_the_trained_tensors_are_asked_to_be_finite(dtype: torch.dtype, val
         assert image.is_finite() is finite
 
 
-def test_large_finite_numbers_are_finite() -> None:
-    values = torch.full((1000,), 60_000.0, dtype=torch.float16)
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(torch.float16, 60_000.0), (torch.bfloat16, 3e38), (torch.float32, 3e38), (torch.float64, 1e308)],
+)
+def test_large_finite_numbers_are_finite(dtype: torch.dtype, value: float) -> None:
+    """Though their sum is not."""
+    values = torch.full((1000,), value, dtype=dtype)
     image = TensorsImage()
     image.plan({"a": values})
     image.take(trained=addresses(values))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.memory import Memory
 
 _CHUNK = 1 << 18
-"""Elements that are turned into others at a time: as many as fit the processor's caches."""
+"""Elements of which others are made at a time: as many as fit the processor's caches."""
 
 
 class Finite:
@@ -40,16 +40,17 @@ class Finite:
 
 
 def _are_finite(values: torch.Tensor) -> bool:
-    """One pass where all is well, since a sum of numbers with NaN or infinity is none of them finite."""
     if not values.is_floating_point() and not values.is_complex():
         return True
     if values.dtype in (torch.float32, torch.float64):
         # Of numpy, which takes no second thread away from the training; in one call, without the interpreter's lock.
         with np.errstate(all="ignore"):
-            return bool(np.isfinite(values.numpy().sum())) or bool(torch.isfinite(values).all())
-    for start in range(0, values.numel(), _CHUNK):
-        piece = values[start : start + _CHUNK]
-        piece = piece if piece.is_complex() else piece.float()
-        if not bool(torch.isfinite(piece.sum())) and not bool(torch.isfinite(piece).all()):
-            return False
-    return True
+            if np.isfinite(values.numpy().sum()):
+                return True
+    return all(_is_finite(values[start : start + _CHUNK]) for start in range(0, values.numel(), _CHUNK))
+
+
+def _is_finite(chunk: torch.Tensor) -> bool:
+    """One pass where all is well, since a sum of numbers with NaN or infinity is none of them finite."""
+    wide = chunk.float() if chunk.itemsize < 4 else chunk
+    return bool(torch.isfinite(wide.sum())) or bool(torch.isfinite(wide).all())

@@ -31,7 +31,7 @@ class Disk:
     """The real one. Nothing else in checkpointing touches files."""
 
     block_bytes = 16 * 1024 * 1024
-    """What is written at once; files smaller than this are written the plain way."""
+    """What is gathered and written at once; files smaller than this are written the plain way."""
 
     def mkdir(self, path: Path) -> None:
         """Make one directory; its parent exists, it does not."""
