@@ -81,15 +81,17 @@ def nothing(memory: Memory, start: int, end: int) -> None:
         ([0.8], 0.28),
         ([0.1], 0.5),
         ([0.0], 0.5),
-        ([2.0, 0.8], 0.28),
+        ([2.0, 0.8], 0.0),
         ([0.8, 2.0, 2.0, 2.0], 0.0),
-        ([2.0, 0.8, 2.0, 0.8], 0.28),
+        ([2.0, 0.8, 2.0, 0.8], 0.0),
+        ([2.0, 0.8, 0.8, 0.8], 0.28),
         ([0.8, 0.8, 0.8, 2.0, 2.0, 2.0], 0.0),
-        ([2.0, 0.8, None], 0.28),
+        ([2.0, 2.0, 2.0, 0.8, 0.8, 0.8], 0.28),
+        ([0.8, None], 0.28),
     ],
     ids=str,
 )
-def test_what_most_of_the_last_four_saves_did_not_come_to_is_copied_ahead_and_half_at_most(
+def test_what_the_better_half_of_the_last_four_saves_did_not_come_to_is_copied_ahead_and_half_at_most(
     reached: list[float | None], ahead: float
 ) -> None:
     reach = Reach()
@@ -225,36 +227,38 @@ def test_how_far_a_save_came_or_would_have_come_is_told(
 
 
 @pytest.mark.parametrize(
-    ("ahead", "soonest_s", "slower_from", "here_at_most"),
+    ("ahead", "soonest_s", "slow", "here_at_most"),
     [
-        (0.0, None, 0, 16),  # nobody knows when
-        (0.0, 40, 0, 16),
-        (0.0, 18, 0, 16),  # 16.2 will be written by then, all but surely
-        (0.0, 17, 0, 15),
-        (0.0, 12, 0, 10),
-        (0.25, 40, 0, 11),  # as was thought: what is copied already is not uncopied
-        (0.25, 12, 0, 10),
-        (0.0, 20, 8, 12),  # a disk that slows down midway: 8 in as many seconds, and 4 in the others
-        (0.0, 2, 0, 7),  # half at most
+        (0.0, None, range(0), 16),  # nobody knows when
+        (0.0, 40, range(0), 16),
+        (0.0, 18, range(0), 16),  # 16.6 will be written by then, surely
+        (0.0, 17, range(0), 15),
+        (0.0, 12, range(0), 11),
+        (0.25, 40, range(0), 11),  # as was thought: what is copied already is not uncopied
+        (0.5, 60, range(0), 9),  # a better disk than was thought, as the first four pieces tell
+        (0.25, 12, range(0), 11),
+        (0.0, 20, range(8, 16), 12),  # a disk that slows down midway: 8 in as many seconds, and 4 in the others
+        (0.0, 26, range(4), 13),  # one that is slow at first: when the sixth is written, there is time for the others
+        (0.0, 2, range(0), 7),  # half at most
     ],
 )
-def test_where_the_disk_is_slower_than_thought_more_is_copied_ahead(
+def test_what_the_disk_does_not_come_to_by_then_is_copied_ahead(
     here: Memory,
     refuge: Memory,
     ahead: float,
     soonest_s: float | None,
-    slower_from: int,
+    slow: range,
     here_at_most: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A piece a second from where tensors live, later three seconds each."""
+    """A piece a second from where tensors live, or three seconds each."""
     now = 100.0
     monkeypatch.setattr(outgoing, "monotonic", lambda: now)
     going = Outgoing(here, SIZE, refuge, ahead=ahead, soonest_s=soonest_s)
 
     def look(memory: Memory, start: int, end: int) -> None:
         nonlocal now
-        now += 3 if slower_from and start >= slower_from * PIECE else 1
+        now += 3 if start // PIECE in slow else 1
 
     sink = Places(here, refuge)
     going.begin(sink)

@@ -196,6 +196,8 @@ class CheckpointerCallback(Callback):
             # Where the save before comes to no end, that was told, and this one is left out.
             if flights.current is None:
                 self._try(lambda: self._save_behind(trainer, decision, flights))
+        elif decision is not None and flights is not None and flights.has_memory:
+            self._try(lambda: self._save_at_the_end(trainer, decision, flights, finished), last=last)
         elif decision is not None:
             self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
         elif occasion is Occasion.step:
@@ -286,13 +288,26 @@ class CheckpointerCallback(Callback):
         self.retention.retire(self._last_saved_step)
         return path
 
-    def _save_behind(self, trainer: Trainer, decision: Decision, flights: Flights) -> None:
+    def _save_at_the_end(self, trainer: Trainer, decision: Decision, flights: Flights, finished: str | None) -> None:
+        """With the memory of the saves before; what writes it outlives a kill of this process."""
+        try:
+            self._save_behind(trainer, decision, flights, finished)
+            self._land(trainer, wait=True)
+        except SaveError as error:
+            if flights.current is not None:
+                raise
+            log.error("%s It is tried once more, on the spot.", error)
+        if self._last_saved_step != trainer.progress.step:
+            # No step comes that could make up for it.
+            self.save(trainer, decision, finished=finished)
+
+    def _save_behind(self, trainer: Trainer, decision: Decision, flights: Flights, finished: str | None = None) -> None:
         """Begin to save this step; `_land` tells what became of it."""
         path = self.folder / self._name(trainer)
         with uncollected():
             state = trainer.checkpoint_state()
             trainer.journal.hand_over()
-            facts = self._facts_of(trainer, decision, None)
+            facts = self._facts_of(trainer, decision, finished)
             flights.begin(
                 trainer,
                 path,

@@ -348,7 +348,12 @@ def is_finite(model: nn.Module) -> bool:
 
 
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """True where no element of any of them is NaN or infinite; one wait for the device."""
+    """True where no element of any of them is NaN or infinite; one wait for the device, or two."""
+    # A sum is finite where all elements are, unless it leaves the range of its type; it takes a tenth of the time.
+    values = [one.detach() for one in tensors if one.numel()]
+    sums = [torch.isfinite(one.sum()) for one in values]
+    if not sums or bool(torch.stack(sums).all()):
+        return True
     # The largest magnitude is NaN where any element is, and takes no memory of the tensor's size.
-    peaks = [torch.linalg.vector_norm(one.detach(), ord=torch.inf).float() for one in tensors if one.numel()]
-    return not peaks or bool(torch.isfinite(torch.stack(peaks)).all())
+    peaks = [torch.isfinite(torch.linalg.vector_norm(one, ord=torch.inf)) for one in values]
+    return bool(torch.stack(peaks).all())

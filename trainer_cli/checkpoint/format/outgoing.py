@@ -31,12 +31,12 @@ _PATIENCE_S = 10.0
 _MOST_AHEAD = 0.5
 """No more of all is copied ahead, by one thread: what else there is to copy all of them share, in less time."""
 _SURELY = 0.9
-"""Of what the last saves came to, the next one comes to so much."""
+"""Of what comes at the pace of before, so much comes surely."""
 _REMEMBERED = 4
-_TELLING = 0.25
-"""So much has to be written before the pace of a disk is told from it,"""
+_TELLING = 0.22
+"""The pace of a disk is told by so much, the last that was written,"""
 _BEGINNING = 0.03
-"""and not from so much at first: a file is got ready meanwhile, and pieces are handed over that wait for the disk."""
+"""and not by so much at first: a file is got ready meanwhile, and pieces are handed over that wait for the disk."""
 
 
 class StateGoneError(SaveError):
@@ -64,8 +64,8 @@ class Reach:
     @property
     def ahead(self) -> float:
         """How much of the next one, of 1, is better copied ahead from the beginning on."""
-        # One slow save among them is no reason to copy more for the next ones: each tells by itself where it is slow.
-        usual = sorted(self._reached)[(len(self._reached) - 1) // 2] if self._reached else 0.0
+        # Rather the better half: each save finds out by itself where it is slow, but not where it need not have copied.
+        usual = sorted(self._reached)[len(self._reached) // 2] if self._reached else 0.0
         return min(max(1 - _SURELY * usual, 0.0), _MOST_AHEAD)
 
 
@@ -85,8 +85,8 @@ class Outgoing:
     Args:
         refuge: where tensors live in `memory`, that other one, of the same size.
         ahead: how much of all, of 1, is copied there before.
-        soonest_s: how long after it is begun somebody leaves it. Where at the pace of its first part less will be
-            written by then than was thought, more is copied before.
+        soonest_s: how long after it is begun somebody leaves it. Once the pace of the disk is known, what will not be
+            written by then is copied before, whatever was thought.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Outgoing:
         """What comes from here on the copier has, or will have."""
         self._ahead_from = size_bytes - int(size_bytes * ahead)
         self._soonest_s = soonest_s
-        self._paced_from: tuple[int, float] | None = None
-        """How much was written when the pace began to tell, and when that was."""
+        self._marks: deque[tuple[int, float]] = deque()
+        """How much was written, and when, over as much as tells the pace."""
         self._copier: WorkerThread[tuple[int, int]] | None = None
         self._began_at: float | None = None
         self._written_here: tuple[int, float] | None = None
@@ -131,7 +131,8 @@ class Outgoing:
             if self._lost_bytes:
                 raise StateGoneError("its writer failed midway, and by then the weights had gone on")
             if self._refuge is not None:
-                self._began_at, self._written_here, self._paced_from = monotonic(), None, None
+                self._began_at, self._written_here = monotonic(), None
+                self._marks.clear()
 
     def send(self, until: int, look: Callable[[Memory, int, int], object]) -> None:
         """Write what comes before a place. Each piece is shown to `look` meanwhile: its memory, beginning and end."""
@@ -239,16 +240,16 @@ class Outgoing:
         """Reckon anew with the pace so far: disks do not keep that of the last save."""
         if self._soonest_s is None or self._began_at is None or self._sent_bytes < _BEGINNING * self._size_bytes:
             return
-        now = monotonic()
-        if self._paced_from is None:
-            self._paced_from = self._sent_bytes, now
-        sent_bytes, since = self._paced_from
-        if self._sent_bytes - sent_bytes < (_TELLING - _BEGINNING) * self._size_bytes:
+        now, telling = monotonic(), int(_TELLING * self._size_bytes)
+        self._marks.append((self._sent_bytes, now))
+        while len(self._marks) > 1 and self._sent_bytes - self._marks[1][0] >= telling:
+            self._marks.popleft()
+        sent_bytes, since = self._marks[0]
+        if self._sent_bytes - sent_bytes < telling:
             return
         pace = (self._sent_bytes - sent_bytes) / max(now - since, 1e-6)
-        comes_to = self._sent_bytes + pace * max(self._began_at + self._soonest_s - now, 0.0)
-        least = self._size_bytes - int(self._size_bytes * _MOST_AHEAD)
-        self._ahead_from = min(self._ahead_from, max(int(_SURELY * comes_to), least))
+        comes_to = self._sent_bytes + int(_SURELY * pace * max(self._began_at + self._soonest_s - now, 0.0))
+        self._ahead_from = max(comes_to, self._size_bytes - int(self._size_bytes * _MOST_AHEAD))
 
     def _copy(self, part: tuple[int, int]) -> None:
         start, end = part
