@@ -67,7 +67,7 @@ class CheckpointerCallback(Callback):
 
     A save after which the training goes on is written behind it, one at a time. It counts as made from the beginning,
     so that no rule saves twice; once it is written others may go for it, and at the next step's end it is taken up.
-    A save at an end is made on the spot.
+    The one at an end is waited for.
 
     Args:
         folder: where checkpoints live, each in a directory of its own. `settings["folder"]` goes before it.
