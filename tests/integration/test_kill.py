@@ -195,4 +195,4 @@ def test_the_last_save_is_finished_though_the_training_is_killed_while_it_waits_
     assert left == ["step0", "step3"]
     assert LocalStorage(tmp_path).await_writers(60, anybody=True)
     verified = make_sync_checkpointer().verify(tmp_path / "step4")
-    assert verified.finished == "max_duration"
+    assert verified.finished == "max_duration of 4 steps reached"
