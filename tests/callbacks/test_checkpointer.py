@@ -609,7 +609,7 @@ class FullFor(Disk):
         ({"on_save_error": "warn", "max_save_errors": 1}, (2, 3), None),
         ({"on_save_error": "warn", "max_save_errors": 0}, (2,), None),
         # Nothing comes after the last one that could make up for it.
-        ({"on_save_error": "warn"}, (5, 6), None),
+        ({"on_save_error": "warn"}, (5,), None),
     ],
 )
 def test_a_failed_save_ends_the_training_or_is_passed_over(

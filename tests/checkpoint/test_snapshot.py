@@ -13,6 +13,7 @@ from torch import nn
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.optimizers import capture_optimizer, restore_optimizer
 from trainer_cli.checkpoint.snapshot import (
+    are_finite,
     capture_model,
     capture_rng,
     clean_name,
@@ -339,3 +340,27 @@ def test_random_states_of_missing_gpus_are_told(caplog):
         pytest.skip("would set the state of a GPU")
     restore_rng(state)
     assert "random states of 1 GPUs, but there are 0 here" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [
+        ([], True),
+        ([1.0, 2.0], True),
+        (["max", "max", "max"], True),  # whose sum leaves the range
+        ([1.0, "nan"], False),
+        (["inf", 1.0], False),
+        (["-inf", 1.0], False),
+        (["inf", "-inf"], False),
+        (["max", "max", "nan"], False),
+    ],
+    ids=str,
+)
+def test_weights_are_finite_where_each_of_their_numbers_is(
+    dtype: torch.dtype, values: list[float | str], finite: bool
+) -> None:
+    numbers = [torch.finfo(dtype).max if value == "max" else float(value) for value in values]
+    tensor = torch.tensor(numbers, dtype=torch.float64).to(dtype)
+    assert are_finite([torch.ones(2), tensor, torch.ones(1, dtype=torch.bfloat16)]) is finite
+    assert are_finite([tensor]) is finite

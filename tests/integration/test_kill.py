@@ -10,8 +10,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,10 +19,7 @@ import pytest
 from command import SMALL, Running, running, trained
 from compare import assert_same_run, metrics
 
-from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.naming import Hidden, HiddenName
-from trainer_cli.checkpoint.process.outliving import Outliving
-from trainer_cli.checkpoint.storage.local import LocalStorage
 
 KILLS = int(os.environ.get("TRAIN_KILLS", "3"))
 SEED = int(os.environ.get("TRAIN_KILLS_SEED", "0"))
@@ -144,55 +139,3 @@ def test_a_start_waits_for_a_save_that_a_killed_training_handed_over(tmp_path: P
         result = started.end()
     assert result.code == 0, result.err
     assert "resuming at step 10" in result.err
-
-
-KILLED_AT_THE_END = """
-import os, signal, sys
-import torch
-from trainer_cli import CheckpointerCallback, Trainer, TrainingLoop
-from trainer_cli.checkpoint.process.outliving import WriterProcess
-from trainer_cli.data.digits import Digits
-from trainer_cli.models.mlp import MLP
-
-begin, end, saves = WriterProcess.begin, WriterProcess.end, []
-
-
-def stopped(process):
-    begin(process)
-    saves.append(trainer.progress.step)
-    if len(saves) == 3:
-        # From here on it does nothing of what it is told.
-        os.kill(process.pid, signal.SIGSTOP)
-
-
-def killed(process):
-    if len(saves) == 3:
-        print(process.pid, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    end(process)
-
-
-trainer = Trainer(
-    model=MLP(),
-    optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3),
-    loop=TrainingLoop(max_duration=4),
-    checkpoint=CheckpointerCallback(sys.argv[1], save_interval=3, save_async=True),
-)
-WriterProcess.begin, WriterProcess.end = stopped, killed
-trainer.fit(Digits().train)
-"""
-
-
-@pytest.mark.skipif(not Outliving.is_offered(), reason="no process can outlive a training here")
-def test_the_last_save_is_finished_though_the_training_is_killed_while_it_waits_for_it(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED_AT_THE_END, str(tmp_path)], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    writer = int(done.stdout)
-    left = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
-    os.kill(writer, signal.SIGCONT)
-    assert left == ["step0", "step3"]
-    assert LocalStorage(tmp_path).await_writers(60, anybody=True)
-    verified = make_sync_checkpointer().verify(tmp_path / "step4")
-    assert verified.finished == "max_duration of 4 steps reached"

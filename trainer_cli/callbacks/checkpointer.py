@@ -67,7 +67,7 @@ class CheckpointerCallback(Callback):
 
     A save after which the training goes on is written behind it, one at a time. It counts as made from the beginning,
     so that no rule saves twice; once it is written others may go for it, and at the next step's end it is taken up.
-    The one at an end is waited for.
+    A save at an end is made on the spot.
 
     Args:
         folder: where checkpoints live, each in a directory of its own. `settings["folder"]` goes before it.
@@ -196,8 +196,6 @@ class CheckpointerCallback(Callback):
             # Where the save before comes to no end, that was told, and this one is left out.
             if flights.current is None:
                 self._try(lambda: self._save_behind(trainer, decision, flights))
-        elif decision is not None and flights is not None and flights.has_memory:
-            self._try(lambda: self._save_at_the_end(trainer, decision, flights, finished), last=last)
         elif decision is not None:
             self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
         elif occasion is Occasion.step:
@@ -288,26 +286,13 @@ class CheckpointerCallback(Callback):
         self.retention.retire(self._last_saved_step)
         return path
 
-    def _save_at_the_end(self, trainer: Trainer, decision: Decision, flights: Flights, finished: str | None) -> None:
-        """With the memory of the saves before; what writes it outlives a kill of this process."""
-        try:
-            self._save_behind(trainer, decision, flights, finished)
-            self._land(trainer, wait=True)
-        except SaveError as error:
-            if flights.current is not None:
-                raise
-            log.error("%s It is tried once more, on the spot.", error)
-        if self._last_saved_step != trainer.progress.step:
-            # No step comes that could make up for it.
-            self.save(trainer, decision, finished=finished)
-
-    def _save_behind(self, trainer: Trainer, decision: Decision, flights: Flights, finished: str | None = None) -> None:
+    def _save_behind(self, trainer: Trainer, decision: Decision, flights: Flights) -> None:
         """Begin to save this step; `_land` tells what became of it."""
         path = self.folder / self._name(trainer)
         with uncollected():
             state = trainer.checkpoint_state()
             trainer.journal.hand_over()
-            facts = self._facts_of(trainer, decision, finished)
+            facts = self._facts_of(trainer, decision, None)
             flights.begin(
                 trainer,
                 path,

@@ -58,7 +58,6 @@ class Flights:
         self.checkpointer = checkpointer
         self.current: Flight | None = None
         self.prepared = False
-        self._has_begun = False
         self._spoilt = False
         self._hurried = False
 
@@ -66,11 +65,6 @@ class Flights:
     def is_to_prepare(self) -> bool:
         """Whether nothing is got ready yet, and nothing is in the way of that."""
         return not self.prepared and self.current is None
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether there is memory for a copy of the state, or will be soon."""
-        return self.prepared or self._has_begun
 
     def hurry(self) -> None:
         """Somebody wants the end at once: do not wait long any more."""
@@ -95,7 +89,7 @@ class Flights:
         after_commit: Callable[[], object],
     ) -> None:
         """Begin to save this step; `trainer` is told to look up once it is written."""
-        self._hurried, self._has_begun = False, True
+        self._hurried = False
         saving = self.checkpointer.save(
             state,
             path,

@@ -340,7 +340,7 @@ def refuse(rows_of: Mapping[str, Sequence[str]], title: str, where: str | None =
 
 
 def is_finite(model: nn.Module) -> bool:
-    """True where no parameter that is trained holds NaN or infinity; one wait for the device.
+    """True where no parameter that is trained holds NaN or infinity.
 
     What is not trained may hold them for good: a mask of minus infinity, the start of a running minimum.
     """
@@ -348,12 +348,15 @@ def is_finite(model: nn.Module) -> bool:
 
 
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """True where no element of any of them is NaN or infinite; one wait for the device, or two."""
-    # A sum is finite where all elements are, unless it leaves the range of its type; it takes a tenth of the time.
+    """True where no element of any of them is NaN or infinite. One wait for the device, and a second where a sum says
+    that some may be."""
     values = [one.detach() for one in tensors if one.numel()]
-    sums = [torch.isfinite(one.sum()) for one in values]
-    if not sums or bool(torch.stack(sums).all()):
-        return True
-    # The largest magnitude is NaN where any element is, and takes no memory of the tensor's size.
-    peaks = [torch.isfinite(torch.linalg.vector_norm(one, ord=torch.inf)) for one in values]
-    return bool(torch.stack(peaks).all())
+    # A sum is finite only where all elements are, and takes a tenth of the time; beyond the range of its type it is
+    # not, whatever they are. The largest magnitude tells, in no memory of the tensor's size.
+    return _all_finite([one.sum() for one in values]) or _all_finite(
+        [torch.linalg.vector_norm(one, ord=torch.inf) for one in values]
+    )
+
+
+def _all_finite(numbers: Sequence[torch.Tensor]) -> bool:
+    return not numbers or bool(torch.stack([torch.isfinite(number) for number in numbers]).all())
