@@ -140,6 +140,32 @@ def test_what_waits_in_the_parent_no_forked_child_does() -> None:
     assert process.settle(30)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # of Python 3.12 and later
+def test_a_child_forked_at_any_moment_has_work_done_and_waits_for_it() -> None:
+    process, held, free = Background("busy"), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with process._queue._news:
+            held.set()
+            free.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        settled = process.settle(10)
+        done: list[int] = []
+        process.submit(lambda: done.append(1))
+        settled = process.settle(10) and settled
+        process._queue.close()
+        os._exit(7 if settled and done else 1)
+    free.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
 def test_many_may_submit_and_settle_at_once() -> None:
     process = Background("lingers", lingers_s=0.001)
     done: list[tuple[int, int]] = []

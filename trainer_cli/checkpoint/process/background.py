@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -49,6 +50,10 @@ class _Queue:
     def __init__(self, name: str, lingers_s: float) -> None:
         self._name = name
         self._lingers_s = lingers_s
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
         self._waiting: deque[Work] = deque()
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -56,14 +61,17 @@ class _Queue:
         self._idle = threading.Event()
         self._idle.set()
 
+    def _own(self) -> threading.Condition:
+        """What guards all of it. In a forked child nothing is as it was: what waits is its parent's, and a thread that
+        is not there may have held the lock."""
+        if self._pid != os.getpid():
+            self._begin()
+        return self._news
+
     def put(self, work: Work) -> bool:
         """Have a piece done, after those before it; False where the system gives no thread."""
-        with self._news:
+        with self._own():
             was_idle = self._idle.is_set()
-            if self._thread is not None and not self._thread.is_alive():
-                # This is a forked child: what waits is its parent's.
-                self._waiting.clear()
-                self._thread = None
             self._waiting.append(work)
             try:
                 if self._is_seen():
@@ -95,6 +103,7 @@ class _Queue:
 
     def settle(self, timeout_s: float | None) -> bool:
         """Wait until all is done, and its thread gone."""
+        self._own()
         # Where a signal's handler raises in it, a thread's own `join` takes the thread for ended, now and ever after.
         if not self._idle.wait(timeout_s):
             return False
@@ -109,7 +118,7 @@ class _Queue:
 
     def close(self) -> None:
         """Linger no more: nothing will come."""
-        with self._news:
+        with self._own():
             self._closed = True
             self._news.notify()
 
