@@ -110,6 +110,22 @@ def test_what_an_interrupt_kept_from_being_handed_over_is_not_done_and_waited_fo
     assert done == [2]
 
 
+@pytest.mark.filterwarnings("ignore:Exception in thread test")
+def test_what_waits_behind_a_piece_that_ends_its_thread_is_done_all_the_same() -> None:
+    process, free = Background("test"), threading.Event()
+    done: list[int] = []
+
+    def ends() -> None:
+        free.wait()
+        raise SystemExit
+
+    process.submit(ends)
+    process.submit(lambda: done.append(1))
+    free.set()
+    assert process.settle(30)
+    assert done == [1]
+
+
 def exit_of_a_forked_child_by(process: Process) -> int:
     """The exit code of a child that ends with 7 where the process does what it is given there."""
     child = os.fork()

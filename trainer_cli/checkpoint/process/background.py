@@ -130,7 +130,10 @@ class _Queue:
                 work()
             except BaseException:
                 with self._news:
-                    self._end()
+                    self._thread = None
+                    # Another thread does the rest, where one can be had.
+                    if not (self._waiting and self._is_seen()):
+                        self._end()
                 raise
             del work
 
