@@ -121,8 +121,10 @@ def test_what_waits_behind_a_piece_that_ends_its_thread_is_done_all_the_same() -
 
     process.submit(ends)
     process.submit(lambda: done.append(1))
+    [ending] = threads("test")
     free.set()
     assert process.settle(30)
+    ending.join(30)
     assert done == [1]
 
 
