@@ -16,6 +16,9 @@ from trainer_cli.checkpoint.process.background import Background
 from trainer_cli.checkpoint.process.inline import Inline
 from trainer_cli.checkpoint.process.port import Process
 
+forks_beside_threads = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+"""Which Python 3.12 and later warn of."""
+
 
 @pytest.mark.parametrize(
     "make",
@@ -138,7 +141,7 @@ def exit_of_a_forked_child_by(process: Process) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # of Python 3.12 and later
+@forks_beside_threads
 def test_where_a_thread_waits_a_forked_child_has_one_of_its_own() -> None:
     process, done = Background("lingers", lingers_s=60.0), threading.Event()
     process.submit(done.set)
@@ -147,7 +150,7 @@ def test_where_a_thread_waits_a_forked_child_has_one_of_its_own() -> None:
     assert process.settle(30)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # of Python 3.12 and later
+@forks_beside_threads
 def test_what_waits_in_the_parent_no_forked_child_does() -> None:
     process, free = Background("busy"), threading.Event()
     process.submit(free.wait)
@@ -158,7 +161,7 @@ def test_what_waits_in_the_parent_no_forked_child_does() -> None:
     assert process.settle(30)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # of Python 3.12 and later
+@forks_beside_threads
 def test_a_child_forked_at_any_moment_has_work_done_and_waits_for_it() -> None:
     process, held, free = Background("busy"), threading.Event(), threading.Event()
 

@@ -35,8 +35,8 @@ def test_it_tells_versions_devices_paths_and_listed_variables(
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     told = facts(capsys)
-    # Some builds tell of a device after the version: that is no part of what is installed by name.
-    assert told["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    # Some builds tell of a device after a version that is installed without it.
+    assert told["versions"]["torch"] in (torch.__version__, torch.__version__.partition("+")[0])
     assert told["torch"]["threads"] == torch.get_num_threads()
     assert told["torch"]["devices"][0] == "cpu"  # type: ignore[index]
     assert told["paths"]["configs"][0] == str(made / "configs")  # type: ignore[index]

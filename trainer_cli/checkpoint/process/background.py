@@ -133,7 +133,7 @@ class _Queue:
                     self._thread = None
                     # Another thread does the rest, where one can be had.
                     if not (self._waiting and self._is_seen()):
-                        self._end()
+                        self._idle.set()
                 raise
             del work
 
@@ -148,13 +148,10 @@ class _Queue:
             if self._thread is not this:
                 return None
             if not self._waiting:
-                self._end()
+                self._thread = None
+                self._idle.set()
                 return None
             work = self._waiting.popleft()
         if lingered:
             time.sleep(_YIELD_S)  # as at the beginning
         return work
-
-    def _end(self) -> None:
-        self._thread = None
-        self._idle.set()
