@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-    from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer, make_async_checkpointer
+    from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
     from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
     from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
     from trainer_cli.data.loader import Loader
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.validation import ValidationLoop
 
 _HOMES = {
-    "AsyncCheckpointer": "trainer_cli.checkpoint.asynchronous",
+    "AsyncCheckpointer": "trainer_cli.checkpoint.async_checkpointer",
     "Callback": "trainer_cli.trainer.hooks",
     "Checkpointer": "trainer_cli.checkpoint.checkpointer",
     "CheckpointerCallback": "trainer_cli.callbacks.checkpointer",
@@ -31,7 +31,7 @@ _HOMES = {
     "latest_checkpoint": "trainer_cli.checkpoint.find",
     "Loader": "trainer_cli.data.loader",
     "Logger": "trainer_cli.loggers.base",
-    "make_async_checkpointer": "trainer_cli.checkpoint.asynchronous",
+    "make_async_checkpointer": "trainer_cli.checkpoint.async_checkpointer",
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
     "Precision": "trainer_cli.trainer.step",
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",

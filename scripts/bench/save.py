@@ -49,14 +49,12 @@ def savers(tree: Tree) -> dict[str, Save]:
         "DCP, sync": lambda path: dcp_save(tree, checkpoint_id=path, no_dist=True),
         "train, sync": partial(keeper.save, tree),
     }
-    if ours.has_async():
-        behind = ours.async_checkpointer("process")
+    behind = ours.async_checkpointer()
 
-        def awaited(path: Path) -> None:
-            _, written = behind.save(tree, path)
-            written.result()
+    def awaited(path: Path) -> None:
+        behind.save(tree, path).written.result()
 
-        found["train, async, awaited"] = awaited
+    found["train, async, awaited"] = awaited
     return found
 
 

@@ -41,7 +41,7 @@ def measure(settings: Settings) -> list[Table]:
 
 
 def _single(settings: Settings, sizes: Sizes) -> Table:
-    names = [NONE, TORCH, "train, sync", "train, async", "train, async, thread"] if settings.quick else list(SAVERS)
+    names = [NONE, TORCH, "train, sync", "train, async"] if settings.quick else list(SAVERS)
     measures = {name: _process(settings, sizes, name, often=False) for name in names}
     samples, skipped = interleaved(measures, settings.rounds_or(2, 3), warm=0, needed=[NONE, TORCH, "train, sync"])
     absent = samples.pop(NONE)

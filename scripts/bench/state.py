@@ -11,15 +11,6 @@ Tree = dict[str, dict[str, Tensor]]
 VOCABULARY, CONTEXT = 32_768, 64
 
 
-class LiveState(dict[str, dict[str, Tensor]]):
-    """The state of a training, as it is told to those who save it."""
-
-    def __init__(self, tree: Tree, late: list[Tensor]) -> None:
-        super().__init__(tree)
-        self.late = late
-        """The optimizer's own tensors, which nothing but its step changes: parameters and moments."""
-
-
 def gpt_shapes(layers: int = 12, width: int = 768, vocabulary: int = VOCABULARY) -> dict[str, tuple[int, ...]]:
     """Of each parameter; 110 million numbers as called without arguments."""
     shapes: dict[str, tuple[int, ...]] = {"tokens": (vocabulary, width), "positions": (CONTEXT, width)}

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 import disk
 import ours
 from savers import BESIDE, SAVERS, TORCH, Handed, done
-from state import CONTEXT, VOCABULARY, LiveState, Tree
+from state import CONTEXT, VOCABULARY, Tree
 from timing import Skipped, seconds
 from trainer_cli.models.gpt import GPT
 
@@ -77,15 +77,14 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def state(self) -> LiveState:
+    def state(self) -> Tree:
         """The live tensors: weights and both moments."""
         kept = self.optimizer.state
         moments: Tree = {
             moment: {name: kept[one][moment] for name, one in self._named.items()}
             for moment in ("exp_avg", "exp_avg_sq")
         }
-        late = [*self._named.values(), *(one for own in moments.values() for one in own.values())]
-        return LiveState({"model": {name: one.detach() for name, one in self._named.items()}, **moments}, late)
+        return {"model": {name: one.detach() for name, one in self._named.items()}, **moments}
 
 
 def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trainer_cli.callbacks.flight import ORDINARY, Flights, same_metrics, saves_behind
+from trainer_cli.callbacks.in_flight import ORDINARY, BackgroundSaves, same_metrics, save_error
 from trainer_cli.callbacks.retention import Retention
-from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer, outliving_writer
+from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.format.outgoing import StateGoneError
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import (
     Decision,
@@ -25,22 +25,17 @@ from trainer_cli.checkpoint.policy import (
     next_save_step,
     why_save,
 )
-from trainer_cli.checkpoint.process.background import Background
-from trainer_cli.checkpoint.process.port import Process
 from trainer_cli.checkpoint.rules import retention_rules, save_rules, typed
 from trainer_cli.checkpoint.snapshot import is_finite
 from trainer_cli.checkpoint.soundness import catalog_of, newest_sound
-from trainer_cli.checkpoint.storage.local import WRITERS_S, LocalStorage
+from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.writer import Facts
-from trainer_cli.config.garbage import uncollected
-from trainer_cli.config.schema import CheckpointConfig, OnSaveError, SaveWriter
+from trainer_cli.checkpoint.writer_thread import WriterThread
+from trainer_cli.config.schema import CheckpointConfig, OnSaveError
 from trainer_cli.errors import ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
     from trainer_cli.trainer.loops import TrainingLoop
     from trainer_cli.trainer.trainer import Trainer
 
@@ -48,7 +43,8 @@ log = logging.getLogger(__name__)
 
 AFTER_EXCEPTION = "exception"
 """Folder, below that of the checkpoints, of the one saved when the training failed. No resume looks there."""
-_CLEARING_S = 60.0
+_DELETING_S = 60.0
+"""The end of a training waits this long for removed checkpoints to be deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +61,14 @@ class RunIdentity:
 class CheckpointerCallback(Callback):
     """Saves at intervals, at fixed steps, at the end and on a stop; keeps and removes by rule.
 
-    A save after which the training goes on is written behind it, one at a time. It counts as made from the beginning,
-    so that no rule saves twice; once it is written others may go for it, and at the next step's end it is taken up.
-    A save at an end is made on the spot.
+    A save after which the training goes on is copied at the step's boundary and written by a thread, one at a time. It
+    counts as made from its copy on, so that no rule saves twice. Older checkpoints are removed once it is committed;
+    its outcome is reported at the next step's end. The save at an end is synchronous.
 
     Args:
         folder: where checkpoints live, each in a directory of its own. `settings["folder"]` goes before it.
         identity: the run they belong to. By default a new run, or the one that `folder` already holds.
-        process: where the bytes of removed checkpoints are freed; by default behind the training.
-        behind: where a save behind the training is written; by default as `settings["writer"]` says.
+        thread: writes saves behind the training and deletes removed checkpoints; by default one of its own.
         settings: the fields of `CheckpointConfig` by name, for example `save_interval=250`.
     """
 
@@ -82,25 +77,21 @@ class CheckpointerCallback(Callback):
         folder: str | Path = "checkpoints",
         *,
         identity: RunIdentity | None = None,
-        process: Process | None = None,
-        behind: Process | None = None,
+        thread: WriterThread | None = None,
         **settings: Any,
     ) -> None:
         self.settings = CheckpointConfig(**typed(settings))
         self.folder = Path(folder if self.settings.folder is None else self.settings.folder)
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
-        self.process = process or Background("checkpoint-removal")
-        self.storage = self._new_storage(self.folder, recycle=True)
+        self.thread = thread or WriterThread("checkpoint-writer")
+        self.storage = self._new_storage(self.folder)
         self.retention = Retention(self.folder, self.storage, self.identity.run_id)
         self.checkpointer = make_sync_checkpointer(storage=self._storage_at, digest=self.settings.digest)
-        self._flights: Flights | None = None
-        if saves_behind(self.settings.save_async):
-            if behind is None and self.settings.writer is SaveWriter.process:
-                behind = outliving_writer()
-            self._flights = Flights(
-                AsyncCheckpointer(storage=self._storage_at, digest=self.settings.digest, process=behind)
+        self._background: BackgroundSaves | None = None
+        if _saves_in_background(self.settings.save_async):
+            self._background = BackgroundSaves(
+                AsyncCheckpointer(storage=self._storage_at, digest=self.settings.digest, thread=self.thread)
             )
-        self._owed: Decision | None = None
         self._failed_step: int | None = None
         self._naming = Naming(self.settings.name, self.settings.suffix)
         self._held: set[str] = set()
@@ -126,7 +117,6 @@ class CheckpointerCallback(Callback):
         Raises:
             CheckpointError: there are some, and none is sound.
         """
-        self.storage.await_writers(WRITERS_S)
         entry = newest_sound(self.retention.catalog, self.identity.run_id, str(self.folder))
         return None if entry is None else self.folder / entry.name
 
@@ -137,9 +127,8 @@ class CheckpointerCallback(Callback):
         self.retention.rules = retention_rules(self.settings, loop.saving_cadence)
         if not self.settings.enabled:
             return
-        self.checkpointer.format.trial(trainer.checkpoint_state())
+        self.checkpointer.format.plan(trainer.checkpoint_state())
         self._name(trainer)
-        self.storage.await_writers(WRITERS_S)
         self.storage.sweep()
         own = self.retention.own()
         if own and not self._is_gone_on_from(trainer):
@@ -148,7 +137,7 @@ class CheckpointerCallback(Callback):
                 "does not go on from them, and they would not be replaced",
                 cure="Leave ckpt_path out to go on from the newest, or save into another folder.",
             )
-        if self._flights is not None:
+        if self._background is not None:
             log.info("saves are written behind the training (checkpoint.save_async=false turns this off)")
         self.retention.leave_branch(trainer.progress.step, self.settings.newer)
         self._last_saved_step = max((one.step for one in own if one.step <= trainer.progress.step), default=None)
@@ -157,64 +146,48 @@ class CheckpointerCallback(Callback):
     def next_step(self, trainer: Trainer) -> int | None:
         if not self.settings.enabled or self._rules is None:
             return None
-        if self.asked or self._owed is not None:
+        if self.asked:
             return trainer.progress.step + 1
         step = next_save_step(self._rules, trainer.progress)
-        if step is not None and self._flights is not None and self._flights.is_to_prepare:
+        if step is not None and self._background is not None and not self._background.prepared:
             return trainer.progress.step + 1
         return step
-
-    def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
-        if self._flights is not None:
-            self._flights.gate()
-
-    def gate(self) -> None:
-        """Come here before weights are written elsewhere: waits until a save in flight has its copy of them."""
-        if self._flights is not None:
-            self._flights.gate(asked=True)
 
     def on_checkpoint(self, trainer: Trainer, occasion: Occasion) -> None:
         if not self.settings.enabled or self._rules is None:
             return
-        best, flights = self._rules.keep_best, self._flights
-        if flights is not None:
-            wait = flights.must_land(trainer, occasion, None if best is None else best.metric)
-            self._try(lambda: self._land(trainer, wait=wait))
+        background, best = self._background, self._rules.keep_best
+        if background is not None:
+            wait = background.must_wait(trainer, occasion, None if best is None else best.metric)
+            self._try(lambda: self._poll(trainer, wait=wait))
         decision = self._why_save(trainer, occasion)
-        if decision is not None and flights is not None and flights.current is not None:
-            self._try(lambda: self._land(trainer, wait=True))
+        if decision is not None and background is not None and background.current is not None:
+            self._try(lambda: self._poll(trainer, wait=True))
             decision = self._why_save(trainer, occasion)
         finished = trainer.stop_reason if occasion is Occasion.final else None
         step, last = trainer.progress.step, occasion not in ORDINARY
-        if flights is not None and flights.current is not None and flights.current.step == step:
+        if background is not None and background.current is not None and background.current.step == step:
             if self.asked:
-                flights.ask()
+                background.request()
             self.asked = False
         elif self._last_saved_step == step:
             self._try(lambda: self._amend(self._moment(trainer, occasion), finished), last=last)
-        elif decision is not None and occasion in ORDINARY and flights is not None:
-            # Where the save before comes to no end, that was told, and this one is left out.
-            if flights.current is None:
-                self._try(lambda: self._save_behind(trainer, decision, flights))
+        elif decision is not None and occasion in ORDINARY and background is not None:
+            # A save before it that does not end was reported, and this one is left out.
+            if background.current is None:
+                self._try(lambda: self._save_in_background(trainer, decision, background))
         elif decision is not None:
             self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
-        elif occasion is Occasion.step:
-            self._get_ready(trainer)
-
-    def _get_ready(self, trainer: Trainer) -> None:
-        """Once, after the first step, where a save behind the training will come."""
-        flights = self._flights
-        if flights is None or not flights.is_to_prepare or self._rules is None:
-            return
-        if next_save_step(self._rules, trainer.progress) is not None:
-            flights.prepare(trainer)
+        elif occasion is Occasion.step and background is not None and not background.prepared:
+            # The state is complete after the first step; the first save would wait for its memory otherwise.
+            background.prepare(trainer)
 
     def _why_save(self, trainer: Trainer, occasion: Occasion) -> Decision | None:
         assert self._rules is not None
         step = trainer.progress.step
         if step == self._last_saved_step or (step == self._failed_step and occasion is Occasion.step):
             return None
-        return why_save(self._rules, self._moment(trainer, occasion)) or self._owed
+        return why_save(self._rules, self._moment(trainer, occasion))
 
     def _moment(self, trainer: Trainer, occasion: Occasion) -> Moment:
         assert self._rules is not None
@@ -232,14 +205,14 @@ class CheckpointerCallback(Callback):
         )
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
-        self._try(lambda: self._land(trainer, wait=True))
+        self._try(lambda: self._poll(trainer, wait=True))
 
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
         """Keep what there is, apart from the checkpoints: it is of no step's end, so no resume may take it."""
-        if self._flights is not None and isinstance(exception, KeyboardInterrupt):
-            self._flights.hurry()
+        if self._background is not None and isinstance(exception, KeyboardInterrupt):
+            self._background.interrupt()
         try:
-            self._land(trainer, wait=True)
+            self._poll(trainer, wait=True)
         except SaveError as error:
             log.error("%s", error)
         if not isinstance(exception, Exception) or isinstance(exception, SaveError | UserError):
@@ -256,15 +229,17 @@ class CheckpointerCallback(Callback):
         self._write(trainer, storage.root / name, decision, None, exact=False)
         log.warning("the state after the failure is kept in %s; no resume takes it", storage.root / name)
 
-    def settle(self) -> None:
-        """Wait until the save in flight is written; the training takes it up at the end of the step."""
-        if self._flights is not None:
-            self._flights.checkpointer.settle()
+    def drain(self) -> None:
+        """Wait until the save in flight is written; its outcome is reported at the end of the step."""
+        if self._background is not None:
+            self._background.checkpointer.drain()
 
     def finalize(self) -> None:
-        if self._flights is not None:
-            self._flights.close()
-        if not self.storage.settle(_CLEARING_S):
+        deleted = self.storage.settle(_DELETING_S)
+        if self._background is not None:
+            self._background.close()
+        self.thread.close(_DELETING_S)
+        if not deleted:
             log.warning(
                 "removed checkpoints in %s are still being deleted; the next start goes on with it", self.folder
             )
@@ -275,60 +250,52 @@ class CheckpointerCallback(Callback):
         Raises:
             SaveError: nothing was committed; older checkpoints are intact.
         """
-        self._land(trainer, wait=True)
+        self._poll(trainer, wait=True)
         path = self.folder / self._name(trainer)
         self._write(trainer, path, decision, finished)
         self._last_saved_step = trainer.progress.step
-        self.asked, self._owed = False, None
+        self.asked = False
         self._failures = 0
         _say_committed(trainer.progress.step, decision)
         trainer.hooks.call("on_after_save_checkpoint", trainer, path)
         self.retention.retire(self._last_saved_step)
         return path
 
-    def _save_behind(self, trainer: Trainer, decision: Decision, flights: Flights) -> None:
-        """Begin to save this step; `_land` tells what became of it."""
+    def _save_in_background(self, trainer: Trainer, decision: Decision, background: BackgroundSaves) -> None:
+        """Copy this step and have it written; `_poll` reports the outcome."""
         path = self.folder / self._name(trainer)
-        with uncollected():
-            state = trainer.checkpoint_state()
-            trainer.journal.hand_over()
-            facts = self._facts_of(trainer, decision, None)
-            flights.begin(
-                trainer,
-                path,
-                decision,
-                facts,
-                state=state,
-                asked=self.asked,
-                last_saved_step=self._last_saved_step,
-                # The writer's own work, before the save counts as done: nobody else looks at the disk meanwhile.
-                after_commit=partial(self._is_committed, facts.step, decision),
-            )
+        trainer.journal.hand_over()
+        facts = self._facts_of(trainer, decision, None)
+        background.begin(
+            trainer,
+            path,
+            decision,
+            facts,
+            requested=self.asked,
+            last_saved_step=self._last_saved_step,
+            # In the writing thread, before the save counts as done: nothing else looks at the disk meanwhile.
+            after_commit=partial(self._is_committed, facts.step, decision),
+        )
         self._last_saved_step = facts.step
-        self.asked, self._owed = False, None
+        self.asked = False
 
-    def _land(self, trainer: Trainer, *, wait: bool) -> None:
-        """Take up the save in flight, if it has come to its end, or once it has.
+    def _poll(self, trainer: Trainer, *, wait: bool) -> None:
+        """Report the outcome of the save in flight, if it has ended, or once it has.
 
         Raises:
             SaveError: it has failed, and counts no more.
         """
-        landed = self._flights.land(wait=wait) if self._flights is not None else None
-        if landed is None:
+        ended = self._background.poll(wait=wait) if self._background is not None else None
+        if ended is None:
             return
-        flight, failure = landed
+        save, failure = ended
         if failure is None:
             self._failures = 0
-            trainer.hooks.call("on_after_save_checkpoint", trainer, flight.path)
+            trainer.hooks.call("on_after_save_checkpoint", trainer, save.path)
             return
-        self._last_saved_step, self._failed_step = flight.last_saved_step, flight.step
-        if not isinstance(failure, StateGoneError) or self._failures:
-            self.asked = self.asked or flight.asked
-            raise failure
-        # No fault of the disk: the next step makes up for it, once.
-        self._failures += 1
-        self._owed = flight.decision
-        log.error("step %d: %s", flight.step, failure)
+        self._last_saved_step, self._failed_step = save.last_saved_step, save.step
+        self.asked = self.asked or save.requested
+        raise failure
 
     def _is_committed(self, step: int, decision: Decision) -> None:
         """Say so, and remove what may go for it; in the thread that wrote it."""
@@ -361,7 +328,14 @@ class CheckpointerCallback(Callback):
         state = trainer.checkpoint_state()
         trainer.journal.make_durable()
         facts = self._facts_of(trainer, decision, finished, exact=exact)
-        self.checkpointer.save(state, path, facts=replace(facts, finite=is_finite(trainer.model)))
+        try:
+            self.checkpointer.save(state, path, facts=replace(facts, finite=is_finite(trainer.model)))
+        except UserError:
+            raise
+        except Exception as error:
+            failure = save_error(facts.step, path, error)
+            assert failure is not None
+            raise failure from error.__cause__
 
     def _facts_of(self, trainer: Trainer, decision: Decision, finished: str | None, *, exact: bool = True) -> Facts:
         progress, identity = trainer.progress, self.identity
@@ -424,21 +398,19 @@ class CheckpointerCallback(Callback):
 
     def _found_run_id(self) -> str | None:
         catalog = catalog_of(self.folder)
-        catalog.storage.await_writers(WRITERS_S, anybody=True)
         newest = catalog.newest_valid()
         return newest.manifest.run_id if newest is not None and newest.manifest is not None else None
 
     def _storage_at(self, root: Path) -> LocalStorage:
         return self.storage if root == self.folder.absolute() else self._new_storage(root)
 
-    def _new_storage(self, root: Path, *, recycle: bool = False) -> LocalStorage:
+    def _new_storage(self, root: Path) -> LocalStorage:
         return LocalStorage(
             root,
             run_id=self.identity.run_id,
             attempt=self.identity.attempt,
-            later=self.process.submit,
-            wait=self.process.settle,
-            recycle=recycle,
+            later=self.thread.submit,
+            wait=self.thread.drain,
         )
 
 
@@ -449,3 +421,11 @@ def _say_committed(step: int, decision: Decision) -> None:
 def _asked_late(occasion: Occasion) -> Occasion:
     """The moment before a new attempt's first step is that of the step which it goes on from."""
     return Occasion.step if occasion is Occasion.pre_train else occasion
+
+
+def _saves_in_background(save_async: bool | None) -> bool:
+    """Whether saves are written behind the training: as configured, else where more than one CPU is usable."""
+    if save_async is not None:
+        return save_async
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable > 1

@@ -89,9 +89,6 @@ class EMA(Callback):
         """The average by parameter name; none before it begins."""
         return {"average": dict(self._average)}
 
-    def late_tensors(self) -> Iterable[Tensor]:
-        return self._average.values()
-
     def check_state(self, state: dict[str, Any]) -> Iterable[str]:
         trained = self._trained()
         saved = {plain_name(name, trained): value for name, value in (state.get("average") or {}).items()}

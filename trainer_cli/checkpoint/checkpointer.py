@@ -247,13 +247,8 @@ class SyncCheckpointer(FolderCheckpointer):
 
     def save(self, state_dict: Mapping[str, Any], path: str | Path, *, facts: Facts | None = None) -> None:
         storage, name = self._place(path)
-        self.writer.write(
-            storage,
-            name,
-            facts or facts_of(name),
-            lambda folder: self.format.write(folder, state_dict),
-            needs=lambda: self.format.trial(state_dict),
-        )
+        layout = self.format.plan(state_dict)
+        self.writer.write(storage, name, facts or facts_of(name), layout.write, needs=lambda: layout.total_bytes)
 
 
 def make_sync_checkpointer(

@@ -50,11 +50,6 @@ class Newer(StrEnum):
 OnSaveError = StrEnum("OnSaveError", {"raise": "raise", "warn": "warn"})
 
 
-class SaveWriter(StrEnum):
-    process = "process"
-    thread = "thread"
-
-
 class DigestAlgorithm(StrEnum):
     xxh3_128 = "xxh3_128"
     sha256 = "sha256"
@@ -240,8 +235,6 @@ class CheckpointConfig:
     """Save when a signal or loop.max_time stops the run."""
     save_async: Optional[bool] = None
     """Write checkpoints behind the training (not those at its end); null: where more than one CPU is usable."""
-    writer: SaveWriter = SaveWriter.process
-    """Who writes behind the training: a process, which a kill of the training does not stop (Linux), or a thread."""
     remove: Removal = Removal.ephemeral_only
     """What may be removed: ephemeral_only, all_non_permanent or never."""
     max_checkpoints: Optional[int] = at_least(1)

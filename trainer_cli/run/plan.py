@@ -40,13 +40,10 @@ if TYPE_CHECKING:
 
 
 class Untouched(LocalStorage):
-    """A storage for one who only looks: what is unsound is passed over and left where it is, nothing is waited for."""
+    """A storage that is only read: what is not valid is passed over and left where it is."""
 
     def set_aside(self, name: str, why: str) -> str:
         return name
-
-    def await_writers(self, timeout_s: float = 0.0, *, anybody: bool = False) -> bool:
-        return True
 
 
 @dataclass(frozen=True, slots=True)

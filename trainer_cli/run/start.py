@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.naming import CONFIG_FILE
-from trainer_cli.checkpoint.storage.local import WRITERS_S, LocalStorage
+from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, from_yaml
 from trainer_cli.config.difference import Change
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
@@ -89,7 +89,6 @@ def of_existing(
     run_id = run.run_id
     attempt = len(run.attempts) + 1
     catalog = Catalog(storage(folder, run_id=run_id, attempt=attempt))
-    catalog.storage.await_writers(WRITERS_S)
     if holds_training(run, folder):
         refuse_changes(changes, config.resume_allow, run.path, composed.origins)
     summary = run.read_summary()

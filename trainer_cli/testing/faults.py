@@ -73,17 +73,11 @@ class FaultyDisk(Disk):
     def open_to_lock(self, path: StrPath) -> int:
         return self._do("open", path, lambda: super(FaultyDisk, self).open_to_lock(path))
 
-    def open_old(self, path: Path) -> int:
-        return self._do("open_old", path, lambda: super(FaultyDisk, self).open_old(path))
-
     def bypass_cache(self, fd: int, *, on: bool) -> None:
         self._do("bypass_cache", fd, lambda: super(FaultyDisk, self).bypass_cache(fd, on=on))
 
     def truncate(self, fd: int, size_bytes: int) -> None:
         self._do("truncate", fd, lambda: super(FaultyDisk, self).truncate(fd, size_bytes))
-
-    def is_alone(self, fd: int) -> bool:
-        return self._do("is_alone", fd, lambda: super(FaultyDisk, self).is_alone(fd))
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         def half() -> int:

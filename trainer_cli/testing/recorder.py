@@ -192,5 +192,5 @@ class Recorder(Callback):
         self._trace.stopped(step=progress.step, epoch=progress.epoch, batch=progress.batch, micro=self._batch)
         if number is signal.SIGKILL and isinstance(trainer.checkpoint, CheckpointerCallback):
             # What the next process goes on from must not depend on how fast the disk is.
-            trainer.checkpoint.settle()
+            trainer.checkpoint.drain()
         os.kill(os.getpid(), number)

@@ -91,11 +91,6 @@ class Callback:
         """Metrics of an evaluation that it cannot do without, each by the name of the setting that names it."""
         return {}
 
-    def late_tensors(self) -> Iterable[Tensor]:
-        """Tensors of its state that change in `on_after_optimizer_step` alone, so that a save may copy them while the
-        next batch goes forward and backward. All else of its state is copied before training goes on."""
-        return ()
-
     def pre_setup(self, trainer: Trainer) -> None:
         """Before model and optimizer exist, in the constructor."""
 
@@ -248,7 +243,7 @@ class Callback:
         """Take back what `on_save_checkpoint` added; model, optimizer and progress are restored."""
 
 
-_NO_HOOKS = ("state_dict", "load_state_dict", "check_state", "late_tensors", "asked", "evaluates", "wanted_metrics")
+_NO_HOOKS = ("state_dict", "load_state_dict", "check_state", "asked", "evaluates", "wanted_metrics")
 VOCABULARY: tuple[str, ...] = tuple(
     name for name in vars(Callback) if not name.startswith("_") and name not in _NO_HOOKS
 )

@@ -240,15 +240,6 @@ class Trainer:
         self.evaluation_asked = True
         self.attention = True
 
-    def before_weights_change(self) -> None:
-        """Call this before you write weights, or what the optimizer keeps of them, outside the optimizer's step.
-
-        Waits until a save under way has its copy of them; free where there is none.
-        """
-        gate = getattr(self.checkpoint, "gate", None)
-        if gate is not None:
-            gate()
-
     def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
         """Add to the record of the current step; nothing is dropped. Tensors wait for the device at the flush."""
         self.journal.add({**(metrics or {}), **named})
@@ -277,8 +268,6 @@ class Trainer:
         return True
 
     def _evaluate_all(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> None:
-        # An average of the weights may take their place now.
-        self.before_weights_change()
         rng = snapshot.capture_rng()
         if self.rng is not None:
             # An evaluation that an earlier attempt owes: it draws what it would have drawn there.
@@ -327,7 +316,6 @@ class Trainer:
             keep_settings: optimizer settings (such as `lr`) that stay as they are configured now.
         """
         path = Path(path)
-        self.before_weights_change()
         whole = tuple(states) == ("all",)
         with self._reading(path, None if whole else [*states, "progress"]) as pending:
             if whole:
@@ -388,7 +376,6 @@ class Trainer:
 
     def _validate_one(self, loaders: Mapping[str, Any], path: str | Path | None) -> list[Evaluation]:
         if path is not None:
-            self.before_weights_change()
             evaluating = any(callback.evaluates for callback in self.callbacks.values())
             parts = ["model", "progress", *(["callbacks"] if evaluating else [])]
             with self._reading(Path(path), parts) as pending:

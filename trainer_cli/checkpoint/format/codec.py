@@ -23,9 +23,6 @@ Leaf = torch.Tensor | np.ndarray[Any, Any]
 _VERSION = 1
 _TAG = "$"
 _DEEPEST = 64
-_IN_PARTS = 5
-"""Levels down to which mappings are written one by one."""
-_quoted = json.encoder.encode_basestring_ascii
 _SMALL_INT = 2**53
 _KEYS = (str, int, float, bool, type(None), bytes, tuple)
 
@@ -38,26 +35,19 @@ class Undecodable(ValueError):
     """The text is not what `encode` writes."""
 
 
-_Keys = list[list[str]]
-Known = dict[tuple[str, ...], tuple[_Keys, list[str], str]]
-"""Of mappings of tensors alone, by their place: the keys, the tensors' names, and the text."""
-
-
-def encode(tree: Mapping[str, Any], known: Known | None = None) -> tuple[bytes, dict[str, Leaf]]:
+def encode(tree: Mapping[str, Any]) -> tuple[bytes, dict[str, Leaf]]:
     """The JSON text of a tree and its tensors by name, in the order of the tree. Tensors are not copied.
-
-    `known` remembers, from one call to the next, what was found of mappings that are the same but for their values.
 
     Raises:
         UnsavableState: naming the owner, as `callbacks/ema/decay is a set`.
     """
-    encoder = _Encoder({} if known is None else known)
-    parts = []
+    encoder = _Encoder()
+    state = {}
     for key, value in tree.items():
         if type(key) is not str:
             raise UnsavableState(f"the state has the top-level key {key!r}, which is no text")
-        parts.append(f"{_quoted(key)}:{encoder.text(value, (key,))}")
-    text = f'{{"version":{_VERSION},"state":{{{",".join(parts)}}}}}'
+        state[key] = encoder.value(value, (key,))
+    text = json.dumps({"version": _VERSION, "state": state}, allow_nan=False, separators=(",", ":"))
     return text.encode("ascii"), encoder.tensors
 
 
@@ -153,32 +143,8 @@ class Decoder:
 
 
 class _Encoder:
-    def __init__(self, known: Known) -> None:
+    def __init__(self) -> None:
         self.tensors: dict[str, Leaf] = {}
-        self._known = known
-
-    def text(self, value: Any, path: tuple[str, ...]) -> str:
-        """The text of a value; large mappings in parts, since of those most are known."""
-        if type(value) is not dict or not value or len(path) > _IN_PARTS:
-            return _dumped(self.value(value, path))
-        of_tensors = _of_tensors(value)
-        if of_tensors is not None:
-            return self._known_text(value, path, *of_tensors)
-        if not _is_plain_mapping(value):
-            return _dumped(self.value(value, path))
-        return "{" + ",".join([f"{_quoted(key)}:{self.text(one, (*path, key))}" for key, one in value.items()]) + "}"
-
-    def _known_text(
-        self, value: dict[Any, Any], path: tuple[str, ...], keys: _Keys, tensors: list[torch.Tensor]
-    ) -> str:
-        found = self._known.get(path)
-        if found is not None and found[0] == keys and self.tensors.keys().isdisjoint(found[1]):
-            self.tensors.update(zip(found[1], tensors, strict=True))
-            return found[2]
-        before = len(self.tensors)
-        text = _dumped(self.value(value, path))
-        self._known[path] = (keys, list(self.tensors)[before:], text)
-        return text
 
     def value(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > _DEEPEST:
@@ -233,22 +199,6 @@ class _Encoder:
             name = f"{plain}#{serial}"
         self.tensors[name] = leaf
         return name
-
-
-def _of_tensors(value: dict[Any, Any]) -> tuple[_Keys, list[torch.Tensor]] | None:
-    """The keys and tensors of a mapping of tensors alone, or of mappings of tensors alone; None of another."""
-    nested = set(map(type, value.values())) == {dict}
-    parts = list(value.values()) if nested else [value]
-    tensors = [one for part in parts for one in part.values()]
-    keys = [list(value), *(list(part) for part in parts if nested)]
-    # Keys of other types may be equal and yet written otherwise, as 1 and True are.
-    if set(map(type, tensors)) != {torch.Tensor} or {type(key) for own in keys for key in own} != {str}:
-        return None
-    return keys, tensors
-
-
-def _dumped(encoded: Any) -> str:
-    return json.dumps(encoded, allow_nan=False, separators=(",", ":"))
 
 
 def _is_plain_mapping(value: dict[Any, Any]) -> bool:

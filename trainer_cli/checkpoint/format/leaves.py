@@ -5,14 +5,19 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
 from trainer_cli.checkpoint.format.dtypes import DTYPES
-from trainer_cli.checkpoint.format.layout import LINE, TensorEntry
+from trainer_cli.checkpoint.format.layout import LINE, TensorEntry, rendered_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.port import FormatRecord
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.storage.port import WritableFolder
 
 _CODES = {dtype: (code, dtype.itemsize) for code, dtype in DTYPES.items()}
 _NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
@@ -20,6 +25,71 @@ _ARRAY_CODES = {
     np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in DTYPES.items() if code not in _NOT_ARRAYS
 }
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpan:
+    """A tensor with at least one byte, and where it lies in the tensor file."""
+
+    leaf: Leaf
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """What the files of one rank hold, and where: known before any tensor is read."""
+
+    text: bytes
+    """The file of small states."""
+    header: bytes
+    """The beginning of the tensor file."""
+    spans: list[TensorSpan]
+    """The rest of it, in order and without holes."""
+    aliases: dict[str, str]
+    """Names of tied tensors, and the name under which each is stored."""
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The size of the tensor file."""
+        return self.spans[-1].offset + self.spans[-1].size_bytes if self.spans else len(self.header)
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of both files."""
+        return len(self.text) + self.tensor_bytes
+
+    def write(self, folder: WritableFolder, image: memoryview | None = None, rank: int = 0) -> FormatRecord:
+        """Write both files: the tensor file from `image`, a copy of all of it, or else from the tensors themselves."""
+        with folder.create(tensor_file(rank)) as file:
+            if image is not None:
+                file.write(image)
+            else:
+                file.write(self.header)
+                for span in self.spans:
+                    file.write(bytes_of(span.leaf).data)
+        with folder.create(state_file(rank)) as file:
+            file.write(self.text)
+        return FormatRecord({tensor_file(rank): self.aliases} if self.aliases else {})
+
+
+def lay_out(text: bytes, tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> FileLayout:
+    """The layout of a state's files, from its text and its tensors by name.
+
+    Args:
+        shapes_only: tensors on the device `meta`, which have no bytes to write, are accepted.
+
+    Raises:
+        UnsavableState: naming what a file cannot hold.
+    """
+    entries, aliases = laid_out(tensors, shapes_only=shapes_only)
+    header = rendered_header(entries)
+    spans, offset = [], len(header)
+    for entry in entries:
+        if entry.size_bytes:
+            spans.append(TensorSpan(tensors[entry.name], offset, entry.size_bytes))
+        offset += entry.size_bytes
+    return FileLayout(text, header, spans, aliases)
 
 
 def laid_out(tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> tuple[list[TensorEntry], dict[str, str]]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from os import stat_result
 from pathlib import Path
 
@@ -17,12 +15,7 @@ StrPath = str | Path
 """Where thousands of names are looked at, texts are several times quicker than paths."""
 REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 """A file system's answers to what it does not offer."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""A file system's answers where there is no room, or none for this user."""
 _NOT_OFFERED = (*REFUSED, errno.ENOLCK)
-_LEASE = getattr(fcntl, "F_SETLEASE", None)
-_LEASE_SIGNAL = getattr(fcntl, "F_SETSIG", 0)
-_ADVISE = getattr(os, "posix_fadvise", None)
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _NO_CACHE = getattr(fcntl, "F_NOCACHE", None)
 
@@ -40,10 +33,6 @@ class Disk:
     def open_new(self, path: Path) -> int:
         """Open a file that must not exist yet, for writing."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-
-    def open_old(self, path: Path) -> int:
-        """Open a file that exists, for writing over what is in it."""
-        return os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def open(self, path: StrPath) -> int:
         """Open a file for reading, without waiting for a writer where it is a pipe."""
@@ -78,12 +67,6 @@ class Disk:
             fcntl.fcntl(fd, _NO_CACHE, int(on))
         elif on:
             raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
-
-    def write_back(self, fd: int, start: int, size_bytes: int) -> None:
-        """Begin to bring a part of a file to rest, and drop from the page cache what is; a hint, no promise."""
-        if _ADVISE is not None:
-            with suppress(OSError):
-                _ADVISE(fd, start, size_bytes, os.POSIX_FADV_DONTNEED)
 
     def truncate(self, fd: int, size_bytes: int) -> None:
         """Cut a file to a size."""
@@ -153,28 +136,6 @@ class Disk:
             if error.errno not in _NOT_OFFERED:
                 raise
         return True
-
-    def is_alone(self, fd: int) -> bool:
-        """True where this opening of a file is its only one anywhere, mapped memory included, and its name too.
-
-        False where the system cannot tell.
-        """
-        if os.fstat(fd).st_nlink != 1 or _LEASE is None:
-            return False
-        try:
-            # Whoever opened it while the lease is held would have a signal sent that ends this process by default.
-            fcntl.fcntl(fd, _LEASE_SIGNAL, signal.SIGURG)
-            fcntl.fcntl(fd, _LEASE, fcntl.F_WRLCK)
-            fcntl.fcntl(fd, _LEASE, fcntl.F_UNLCK)
-        except OSError:
-            return False
-        return True
-
-    def settle(self) -> None:
-        """Wait until whatever was asked for is done. OSError: the first of it that failed."""
-
-    def let_go(self) -> None:
-        """Nothing more is to come: let go of what was opened and locked for it."""
 
     def free_bytes(self, path: Path) -> int:
         """How many bytes this user can still write there."""

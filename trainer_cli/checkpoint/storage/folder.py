@@ -15,8 +15,7 @@ from pathlib import Path
 from trainer_cli.checkpoint.manifest import FileEntry
 from trainer_cli.checkpoint.naming import is_plain
 from trainer_cli.checkpoint.storage.disk import Disk, StrPath
-from trainer_cli.checkpoint.storage.sink import Blocks, LocalSink
-from trainer_cli.checkpoint.storage.spare import Spare
+from trainer_cli.checkpoint.storage.file_writer import BlockPool, LocalFileWriter
 from trainer_cli.config.schema import DigestAlgorithm
 
 _MOST_BUFFERS = 1000
@@ -26,41 +25,30 @@ _MOST_BUFFERS = 1000
 class LocalWritableFolder:
     """A staged folder and the files finished in it."""
 
-    def __init__(self, path: Path, blocks: Blocks, digest: DigestAlgorithm, spare: Spare | None = None) -> None:
+    def __init__(self, path: Path, pool: BlockPool, digest: DigestAlgorithm) -> None:
         self.path = path
         self.files: dict[str, FileEntry] = {}
-        self._blocks = blocks
+        self._pool = pool
         self._digest = digest
-        self._spare = spare
-        self._begun: set[str] = set()
 
     @contextmanager
-    def create(self, file: str) -> Iterator[LocalSink]:
+    def create(self, file: str) -> Iterator[LocalFileWriter]:
         if not is_plain(file):
             raise ValueError(f"{file!r} is not a plain name of a file")
-        disk = self._blocks.disk
-        old = self._old(file)
-        fd = disk.open_new(self.path / file) if old is None else old
+        disk = self._pool.disk
+        fd = disk.open_new(self.path / file)
         _watch_forks()
         _being_written.add(fd)
         try:
-            on_full = (lambda: False) if self._spare is None else self._spare.give_up
-            sink = LocalSink(fd, self._blocks, self._digest, overwrites=old is not None, on_full=on_full)
+            writer = LocalFileWriter(fd, self._pool, self._digest)
             try:
-                yield sink
-                self.files[file] = sink.finish()
+                yield writer
+                self.files[file] = writer.finish()
             finally:
-                sink.close()
+                writer.close()
         finally:
             _being_written.discard(fd)
             disk.close(fd)
-
-    def _old(self, file: str) -> int | None:
-        """A file of that name to write over."""
-        if self._spare is None or file in self._begun:
-            return None
-        self._begun.add(file)
-        return self._spare.take(file, self.path / file)
 
 
 _being_written: set[int] = set()
@@ -72,7 +60,7 @@ def _watch_forks() -> None:
 
 
 def _close_files() -> None:
-    """A forked data worker would hold a file, and what was removed of it, for as long as it lives."""
+    """A forked data worker would keep the file open, and its blocks allocated after it is removed."""
     while _being_written:
         os.close(_being_written.pop())
 

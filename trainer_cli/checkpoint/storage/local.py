@@ -6,14 +6,11 @@ import errno
 import logging
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from copy import copy
+from contextlib import contextmanager
 from functools import partial
 from operator import call
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.naming import (
     MANIFEST_FILE,
@@ -25,23 +22,14 @@ from trainer_cli.checkpoint.naming import (
     parse_hidden,
     removed_marker,
 )
-from trainer_cli.checkpoint.storage.carried import CarriedDisk
 from trainer_cli.checkpoint.storage.disk import Disk, StrPath
+from trainer_cli.checkpoint.storage.file_writer import BlockPool
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
-from trainer_cli.checkpoint.storage.sink import Blocks
-from trainer_cli.checkpoint.storage.spare import Spare
 from trainer_cli.config.schema import DigestAlgorithm
-
-if TYPE_CHECKING:
-    from trainer_cli.checkpoint.process.port import Carrier
 
 logger = logging.getLogger(__name__)
 
 _LARGEST_PEEK = 64 * 1024 * 1024
-_LOOK_EVERY_S = 0.05
-_TELL_AFTER_S = 1.0
-WRITERS_S = 120.0
-"""So long a start waits for what a killed attempt handed over to be written."""
 
 
 class LocalStorage:
@@ -52,9 +40,7 @@ class LocalStorage:
     parent fsynced. A removal's: manifest renamed away, folder fsynced, folder renamed, its parent fsynced,
     files unlinked. A kill between any two of these leaves every other checkpoint as it was.
 
-    Unlinking is given to `later`, which may do it behind the training, and `wait` waits for that. With
-    `recycle`, the large files of the newest removed folder wait for the next save to write over them, and
-    whoever is done calls `settle`, which deletes them.
+    Unlinking is given to `later`, which may do it behind the training, and `wait` waits for that.
     """
 
     def __init__(
@@ -66,7 +52,6 @@ class LocalStorage:
         attempt: int = 0,
         later: Callable[[Callable[[], object]], object] = call,
         wait: Callable[[float | None], bool] = lambda timeout_s: True,
-        recycle: bool = False,
     ) -> None:
         if not is_run_id(run_id):
             raise ValueError(f"run id {run_id!r} cannot be part of a folder's name")
@@ -75,8 +60,7 @@ class LocalStorage:
         self.attempt = attempt
         self._later, self._wait = later, wait
         self._disk = disk or Disk()
-        self._blocks = Blocks(self._disk)
-        self._spare = Spare(self._blocks, self._discard_in_time) if recycle else None
+        self._pool = BlockPool(self._disk)
         self._staged: set[str] = set()
         self._undeleted: set[Path] = set()
         self._told_links: set[str] = set()
@@ -89,12 +73,7 @@ class LocalStorage:
 
     @disk.setter
     def disk(self, disk: Disk) -> None:
-        self._disk = self._blocks.disk = disk
-
-    def carried_by(self, carrier: Carrier) -> LocalStorage:
-        other = copy(self)
-        other._blocks = Blocks(CarriedDisk(carrier, self.disk.block_bytes))
-        return other
+        self._disk = self._pool.disk = disk
 
     def names(self) -> list[str]:
         try:
@@ -115,25 +94,18 @@ class LocalStorage:
         self._refuse_existing(final)
         staging = self._hidden(Hidden.tmp, name)
         self._staged.add(staging.name)
-        disk = self._blocks.disk
         try:
-            disk.mkdir(staging)
-            yield LocalWritableFolder(staging, self._blocks, digest, self._spare)
-            disk.fsync_dir(staging)
+            self.disk.mkdir(staging)
+            yield LocalWritableFolder(staging, self._pool, digest)
+            self.disk.fsync_dir(staging)
             self._clear_the_way(name)
-            disk.rename(staging, final)
-            disk.fsync_dir(self.root)
-            disk.settle()
+            self.disk.rename(staging, final)
+            self.disk.fsync_dir(self.root)
         except BaseException:
-            with suppress(OSError):
-                # Nobody may be at work on what is removed.
-                disk.settle()
             self._discard_quietly(staging)
             raise
         finally:
             self._staged.discard(staging.name)
-            with suppress(OSError):
-                disk.let_go()
 
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
@@ -201,7 +173,7 @@ class LocalStorage:
             self.disk.close(fd)
         for path in tuple(self._undeleted):
             self._later(partial(self._discard_in_time, path))
-        self._later(partial(self._discard_in_time if self._spare is None else self._spare.keep, trash))
+        self._later(partial(self._discard_in_time, trash))
         return True
 
     def clear(self, name: str) -> bool:
@@ -231,8 +203,6 @@ class LocalStorage:
         self.disk.fsync_dir(path)
 
     def settle(self, timeout_s: float | None = None) -> bool:
-        if self._spare is not None:
-            self._later(self._spare.give_up)
         return self._wait(timeout_s)
 
     def set_aside(self, name: str, why: str) -> str:
@@ -246,20 +216,6 @@ class LocalStorage:
     def bring_to_rest(self) -> None:
         self.disk.fsync_dir(self.root)
 
-    def await_writers(self, timeout_s: float = WRITERS_S, *, anybody: bool = False) -> bool:
-        began, told = time.monotonic(), False
-        while held := self._being_written(anybody=anybody):
-            waited = time.monotonic() - began
-            if waited >= timeout_s:
-                for name in held if not anybody else ():
-                    self._disown(name)
-                return False
-            if waited >= _TELL_AFTER_S and not told:
-                told = True
-                logger.info("waiting for a checkpoint that an attempt before this one handed over to be written")
-            time.sleep(_LOOK_EVERY_S)
-        return True
-
     def sweep(self) -> list[str]:
         try:
             found = self.disk.listdir(self.root)
@@ -268,7 +224,7 @@ class LocalStorage:
         swept: list[str] = []
         for name in found:
             try:
-                if self._is_remains(name) and not self._is_held(name):
+                if self._is_remains(name):
                     self._discard(self.root / name)
                 elif self._is_half_removed(name):
                     self._discard(self._to_trash(name))
@@ -354,36 +310,6 @@ class LocalStorage:
         try:
             return os.path.samestat(os.fstat(fd), self.disk.stat(path))
         except FileNotFoundError:
-            return False
-
-    def _being_written(self, *, anybody: bool) -> list[HiddenName]:
-        """The checkpoints that processes which outlived an attempt of this run, or of any run, still write."""
-        try:
-            found = self.disk.listdir(self.root)
-        except FileNotFoundError:
-            return []
-        hidden = [one for name in found if name not in self._staged and (one := parse_hidden(name)) is not None]
-        staged = [one for one in hidden if one.kind is Hidden.tmp and (anybody or one.run_id == self.run_id)]
-        return [one for one in staged if self._is_held(str(one))]
-
-    def _disown(self, hidden: HiddenName) -> None:
-        """Have what is still being written come to nothing: it could win against what is made from now on."""
-        try:
-            self.disk.rename(self.root / str(hidden), self._hidden(Hidden.trash, hidden.name))
-        except FileNotFoundError:
-            return
-        self.disk.fsync_dir(self.root)
-        logger.warning("%s comes too late, and will be no checkpoint", self.root / str(hidden))
-
-    def _is_held(self, name: str) -> bool:
-        """True where a process holds a folder. Where nobody can tell, it counts as dead: whoever writes will fail."""
-        try:
-            fd = self.disk.open(self.root / name)
-            try:
-                return not self.disk.lock(fd, exclusive=True)
-            finally:
-                self.disk.close(fd)
-        except OSError:
             return False
 
     def _is_remains(self, name: str) -> bool:

@@ -5,30 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from trainer_cli.checkpoint.manifest import FileEntry
 from trainer_cli.config.schema import DigestAlgorithm
 
-if TYPE_CHECKING:
-    from trainer_cli.checkpoint.process.port import Carrier
-
 Bytes = bytes | bytearray | memoryview
 
 
-class Sink(Protocol):
+class FileWriter(Protocol):
     """One file being written, from its first byte to its last."""
 
-    def write(self, data: Bytes, *, stays: bool = False) -> None:
-        """Append bytes. They are taken before this returns, or where the caller says that memory `stays` as it is, by
-        the end of `create`; where a process carries it out, those in memory lent to it by the end of `writing`."""
-        ...
-
-    def wait(self, *, but_last: bool = False, timeout_s: float | None = None) -> None:
-        """Return once memory that stays may change; `but_last`: but for the last block of it. From any thread.
-
-        Raises what failed, and TimeoutError, without a number, where that takes longer than it may.
-        """
+    def write(self, data: Bytes) -> None:
+        """Append bytes, which are taken before this returns."""
         ...
 
 
@@ -40,7 +29,7 @@ class WritableFolder(Protocol):
         """The files finished so far."""
         ...
 
-    def create(self, file: str) -> AbstractContextManager[Sink]:
+    def create(self, file: str) -> AbstractContextManager[FileWriter]:
         """A new file; among `files` on clean exit, and at rest before the folder has its name."""
         ...
 
@@ -136,19 +125,8 @@ class Storage(Protocol):
         """Give a partial or damaged folder a hidden name, so that a save can take its place. The new name."""
         ...
 
-    def carried_by(self, carrier: Carrier) -> Storage:
-        """The same place, whose saves are carried out by a process that outlives this one."""
-        ...
-
     def bring_to_rest(self) -> None:
         """Return once the names of all that is there survive a power cut."""
-        ...
-
-    def await_writers(self, timeout_s: float, *, anybody: bool = False) -> bool:
-        """Wait while such a process of an earlier attempt of this run, or of anybody's, is at work.
-
-        False where that took longer: then what it writes of this run will be no checkpoint any more.
-        """
         ...
 
     def sweep(self) -> list[str]:

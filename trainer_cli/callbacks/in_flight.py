@@ -1,0 +1,177 @@
+"""The save that is being written while the training goes on: at most one, from its copy to its outcome."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
+from trainer_cli.checkpoint.policy import Decision, Occasion
+from trainer_cli.checkpoint.writer import Facts
+from trainer_cli.errors import SaveError
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 600.0
+"""A save in flight is waited for at least this long,"""
+_SLOWEST_BYTES_PER_S = 2_000_000
+"""or as long as it takes at this rate."""
+_INTERRUPTED_PATIENCE_S = 10.0
+"""After a second Ctrl-C it is waited for no longer than this."""
+_REPORTED_WAIT_S = 5.0
+"""A wait is reported from this length on."""
+ORDINARY = (Occasion.pre_train, Occasion.step)
+"""Occasions after which the training goes on, so that a save may be written behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightSave:
+    """One save whose outcome the training does not know yet."""
+
+    step: int
+    path: Path
+    decision: Decision
+    written: Future[None]
+    metrics: Mapping[str, float]
+    requested: bool
+    """Whether somebody asked for this save; a failed one is then asked for again."""
+    last_saved_step: int | None
+    """The step saved before it, which is the newest again if this save fails."""
+
+
+class BackgroundSaves:
+    """Saves behind the training, at most one at a time. The training's thread alone calls its methods."""
+
+    def __init__(self, checkpointer: AsyncCheckpointer) -> None:
+        self.checkpointer = checkpointer
+        self.current: InFlightSave | None = None
+        self.prepared = False
+        self._interrupted = False
+
+    def interrupt(self) -> None:
+        """Wait no longer than a few seconds from now on."""
+        self._interrupted = True
+
+    def prepare(self, trainer: Trainer) -> None:
+        """Reserve memory for saves of this training's state, which is complete after the first step."""
+        self.prepared = True
+        self.checkpointer.prepare(trainer.checkpoint_state())
+
+    def begin(
+        self,
+        trainer: Trainer,
+        path: Path,
+        decision: Decision,
+        facts: Facts,
+        *,
+        requested: bool,
+        last_saved_step: int | None,
+        after_commit: Callable[[], object],
+    ) -> None:
+        """Copy the state of this step and have it written; the trainer polls once it is."""
+        self._interrupted = False
+        saving = self.checkpointer.save(
+            trainer.checkpoint_state(),
+            path,
+            facts=facts,
+            trained=[parameter for parameter in trainer.model.parameters() if parameter.requires_grad],
+            before_commit=trainer.journal.make_durable,
+            after_commit=after_commit,
+        )
+        self.current = InFlightSave(
+            facts.step, path, decision, saving.written, facts.metrics, requested, last_saved_step
+        )
+
+        def request_poll(written: Future[None]) -> None:
+            trainer.attention = True
+
+        saving.written.add_done_callback(request_poll)
+
+    def request(self) -> None:
+        """The save in flight serves a request, too."""
+        assert self.current is not None
+        self.current = replace(self.current, requested=True)
+
+    def must_wait(self, trainer: Trainer, occasion: Occasion, best_metric: str | None) -> bool:
+        """Whether what is decided now depends on the outcome of the save in flight, so that it never depends on how
+        fast the disk is.
+
+        Args:
+            best_metric: the metric that ranks checkpoints, if one does.
+        """
+        save, metrics = self.current, trainer.journal.last
+        if save is None:
+            return False
+        if occasion not in ORDINARY:
+            return True
+        if save.step == trainer.progress.step:
+            # The same step again: only an evaluation since then makes a difference.
+            return not same_metrics(save.metrics, metrics)
+        return best_metric in metrics
+
+    def poll(self, *, wait: bool) -> tuple[InFlightSave, SaveError | None] | None:
+        """The save in flight and why it failed, if it did, once it has ended; None while it has not.
+
+        Args:
+            wait: return only once it has ended.
+
+        Raises:
+            SaveError: it does not end.
+        """
+        save = self.current
+        if save is None or not (wait or save.written.done()):
+            return None
+        if not save.written.done() and not self._drained(save):
+            raise SaveError(
+                f"the save of step {save.step} has not ended after {self._patience_s:.0f} s", where=str(save.path)
+            )
+        self.current = None
+        return save, save_error(save.step, save.path, save.written.exception())
+
+    def close(self) -> None:
+        """Wait for the save in flight, and give its memory back."""
+        self.checkpointer.close(self._patience_s)
+
+    @property
+    def _patience_s(self) -> float:
+        held_bytes = self.checkpointer.buffer.held_bytes
+        return _INTERRUPTED_PATIENCE_S if self._interrupted else max(_PATIENCE_S, held_bytes / _SLOWEST_BYTES_PER_S)
+
+    def _drained(self, save: InFlightSave) -> bool:
+        try:
+            if self.checkpointer.drain(min(_REPORTED_WAIT_S, self._patience_s)):
+                return True
+            log.info("waiting for the save of step %d to be written", save.step)
+            return self.checkpointer.drain(self._patience_s)
+        except BaseException:
+            # An interrupt of this wait is meant for the next one, too.
+            self.interrupt()
+            raise
+
+
+def save_error(step: int, path: Path, error: BaseException | None) -> SaveError | None:
+    """A failed save as a SaveError that names it, whatever was raised; None where nothing was."""
+    if error is None or isinstance(error, SaveError):
+        return error
+    failure = SaveError(
+        f"step {step} could not be saved: {type(error).__name__}: {error}",
+        where=str(path),
+        cure="Older checkpoints are intact.",
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+    """Equal metrics; NaN equals NaN here."""
+    return first.keys() == second.keys() and all(
+        value == second[name] or (math.isnan(value) and math.isnan(second[name])) for name, value in first.items()
+    )

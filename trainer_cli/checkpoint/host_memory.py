@@ -1,0 +1,130 @@
+"""Page-aligned host memory for the copy of a state, and how much memory this process can still get."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class HostMemory:
+    """`size_bytes` of private memory that begins at a page, so that it can be written past the page cache.
+
+    Args:
+        pinned: register it with CUDA, so that a GPU copies into it while the host goes on.
+
+    Raises:
+        OSError: the system has no such memory.
+    """
+
+    def __init__(self, size_bytes: int, *, pinned: bool = False) -> None:
+        self.size_bytes = max(-(-size_bytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
+        self._map = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # DONTFORK: a page that is written after a fork would otherwise be duplicated for each data worker.
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            if hasattr(mmap, advice):
+                self._map.madvise(getattr(mmap, advice))
+        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+        _keep_in_children()
+        _maps.add(self._map)
+        self._pinned = pinned and _cudart().cudaHostRegister(self.tensor.data_ptr(), self.size_bytes, 0) == 0
+
+    def view(self, size_bytes: int) -> memoryview:
+        """The first bytes."""
+        return memoryview(self._map)[:size_bytes]
+
+    def touch(self) -> None:
+        """Have the system find every page now; what the memory held is lost. Without the interpreter's lock."""
+        self.tensor.zero_()
+
+    def close(self) -> None:
+        """Unpin it. The memory is returned to the system with the last view of it."""
+        if self._pinned:
+            self._pinned = False
+            _cudart().cudaHostUnregister(self.tensor.data_ptr())
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+_maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+_kept: list[mmap.mmap] = []
+
+
+@cache
+def _keep_in_children() -> None:
+    """In a forked child the range is not mapped. Unmapping it there, when its object is collected, could hit memory
+    that the child got at the same address since, so a child never collects it."""
+    os.register_at_fork(after_in_child=lambda: _kept.extend(_maps))
+
+
+def available_bytes() -> int | None:
+    """The memory that this process can still get without swapping, within its control groups' limits; None where the
+    system does not say."""
+    return min([value for value in (_of_the_machine(), *_of_the_groups()) if value is not None], default=None)
+
+
+def _of_the_machine() -> int | None:
+    try:
+        return _table(Path("/proc/meminfo").read_text(encoding="ascii"))["MemAvailable:"] * 1024
+    except (OSError, KeyError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The files of a control group that hold its limit, its use, and how much of that is page cache."""
+
+    limit: str
+    used: str
+    cached: str
+
+
+_V2 = _Names("memory.max", "memory.current", "inactive_file")
+_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _of_the_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
+    """What is left in each control group that holds this process: those of a container, a batch job, a service."""
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    for line in [*lines, "0::/"]:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        names, base = (_V1, root / "memory") if controllers else (_V2, root)
+        # A container may read its path as it is outside, and find its own group at the base.
+        group = base / path.lstrip("/")
+        for folder in (group, *(above for above in group.parents if above.is_relative_to(base))):
+            left = _left_in(folder, names)
+            if left is not None:
+                yield left
+
+
+def _left_in(group: Path, names: _Names) -> int | None:
+    try:
+        limit = int((group / names.limit).read_text(encoding="ascii"))
+        used = int((group / names.used).read_text(encoding="ascii"))
+        cached = _table((group / "memory.stat").read_text(encoding="ascii"))[names.cached]
+    except (OSError, ValueError, KeyError):
+        return None
+    return max(limit - used + cached, 0)
+
+
+def _table(text: str) -> dict[str, int]:
+    rows = (line.split() for line in text.splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1}

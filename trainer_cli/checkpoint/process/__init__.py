@@ -1,1 +1,0 @@
-"""Where slow work is done: here and now, or behind the training."""

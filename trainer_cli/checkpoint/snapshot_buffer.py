@@ -1,0 +1,126 @@
+"""One copy of a state in host memory, laid out as its tensor file, and reused from save to save.
+
+`capture` runs at a step's boundary, in the training's thread. When it returns, nothing that the training does changes
+the copy: tensors in host memory are copied by then, and of those on a GPU the copy is queued on a side stream that the
+compute stream waits for before it runs anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trainer_cli.checkpoint.host_memory import HostMemory
+from trainer_cli.checkpoint.snapshot import are_finite
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.format.codec import Leaf
+    from trainer_cli.checkpoint.format.leaves import FileLayout
+    from trainer_cli.checkpoint.format.port import FormatRecord
+    from trainer_cli.checkpoint.storage.port import WritableFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The copy of one state; its bytes stay until the next `capture` of the same buffer."""
+
+    layout: FileLayout
+    _image: memoryview
+    _trained: list[torch.Tensor]
+    _copied: list[torch.cuda.Event]
+
+    def wait(self) -> None:
+        """Return once copies from GPUs have arrived."""
+        for event in self._copied:
+            event.synchronize()
+
+    def is_finite(self) -> bool:
+        """Whether the copies of the trained tensors hold neither NaN nor infinity."""
+        return are_finite(self._trained)
+
+    def write(self, folder: WritableFolder) -> FormatRecord:
+        """Write the files of this state, byte for byte those that the format writes from the state itself."""
+        return self.layout.write(folder, image=self._image)
+
+
+class SnapshotBuffer:
+    """Host memory for one snapshot at a time. It grows when a state does, and holds one state, never two."""
+
+    def __init__(self) -> None:
+        self._memory: HostMemory | None = None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """The size of the memory that is held now."""
+        return 0 if self._memory is None else self._memory.size_bytes
+
+    def reserve(self, layout: FileLayout) -> HostMemory:
+        """Memory for a state of this layout; what was captured before is gone if it was too small.
+
+        Raises:
+            OSError: the system has no such memory.
+        """
+        if self._memory is None or self._memory.size_bytes < layout.tensor_bytes:
+            self.close()
+            on_gpu = any(isinstance(span.leaf, torch.Tensor) and span.leaf.is_cuda for span in layout.spans)
+            self._memory = HostMemory(layout.tensor_bytes, pinned=on_gpu)
+        return self._memory
+
+    def capture(self, layout: FileLayout, trained: Iterable[torch.Tensor] = ()) -> Snapshot:
+        """Copy every tensor of a state. It may change once this returns.
+
+        Args:
+            layout: where each tensor goes.
+            trained: tensors of the state whose copies `Snapshot.is_finite` examines.
+
+        Raises:
+            OSError: the system has no memory for the copy.
+        """
+        memory = self.reserve(layout)
+        image = memory.view(layout.tensor_bytes)
+        image[: len(layout.header)] = layout.header
+        leaves = [span.leaf for span in layout.spans]
+        streams = self._streams_of(leaves)
+        examined = {one.data_ptr() for one in trained}
+        copies: list[torch.Tensor] = []
+        with torch.no_grad():
+            for span in layout.spans:
+                raw = memory.tensor[span.offset : span.offset + span.size_bytes]
+                if isinstance(span.leaf, np.ndarray):
+                    raw.copy_(torch.from_numpy(np.ascontiguousarray(span.leaf).reshape(-1).view(np.uint8)))
+                    continue
+                # Torch copies large tensors with all its threads, and any layout into contiguous order.
+                copy = raw.view(span.leaf.dtype).view(span.leaf.shape)
+                if span.leaf.is_cuda:
+                    with torch.cuda.stream(streams[span.leaf.device]):
+                        copy.copy_(span.leaf, non_blocking=True)
+                else:
+                    copy.copy_(span.leaf)
+                if span.leaf.data_ptr() in examined:
+                    copies.append(copy)
+        copied = []
+        for device, stream in streams.items():
+            event = stream.record_event()
+            torch.cuda.current_stream(device).wait_event(event)
+            copied.append(event)
+        return Snapshot(layout, image, copies, copied)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    def _streams_of(self, leaves: Collection[Leaf]) -> dict[torch.device, Any]:
+        """A side stream for each GPU that holds a tensor; it begins after all that is queued there now."""
+        devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda}
+        for device in devices:
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._streams[device].wait_stream(torch.cuda.current_stream(device))
+        return {device: self._streams[device] for device in devices}
