@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, trainer
+from trainer_cli.checkpoint.storage.carried import CarriedDisk
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
-from trainer_cli.checkpoint.storage.carried import CarriedDisk
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.errors import CheckpointError, ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback

@@ -19,7 +19,7 @@ from oracle import NOTHING_DONE, Folder, Oracle, RefusedError, Seen
 
 from trainer_cli.callbacks.checkpointer import AFTER_EXCEPTION, CheckpointerCallback, RunIdentity
 from trainer_cli.checkpoint.policy import Occasion
-from trainer_cli.checkpoint.process.inline import Inline
+from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import CheckpointError, SaveError, UserError
 from trainer_cli.testing.faults import FaultyDisk
 from trainer_cli.trainer.duration import Duration
@@ -33,6 +33,13 @@ ELSEWHERE = Path("elsewhere") / "step7"
 """A checkpoint of another run, to begin from."""
 FAULTS = {"mkdir": "mkdir", "write": "write", "fsync": "fsync", "names": "fsync_dir", "rename": "rename", "rest": ""}
 """Where a save fails, and at which operation on its hidden folder; `rest`: its name is not brought to rest."""
+
+
+class InlineThread(WriterThread):
+    """Runs each job before `submit` returns."""
+
+    def _is_running(self) -> bool:
+        return False
 
 
 class KilledError(BaseException):
@@ -148,7 +155,7 @@ class Attempts:
     def _callback(self, settings: Mapping[str, Any]) -> CheckpointerCallback:
         identity = RunIdentity(run_id="ours", attempt=self.number)
         self.callback = CheckpointerCallback(
-            self.root, identity=identity, process=Inline(), behind=Inline(), save_async=self.behind, **settings
+            self.root, identity=identity, thread=InlineThread("inline"), save_async=self.behind, **settings
         )
         self.callback.storage.disk = self.disk
         return self.callback
@@ -293,7 +300,7 @@ class Attempts:
                 # As the loop does: the save that was written behind it is taken up before the next step.
                 self.trainer.attention = False
                 self.callback.on_checkpoint(self.trainer, Occasion.step)  # type: ignore[arg-type]
-            self.callback.gate()
+            self.callback.drain()
         except SaveError:
             assert result == "raised", f"the callback gives up, but {result} is right"
             self.alive = False

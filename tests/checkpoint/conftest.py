@@ -31,15 +31,3 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-
-
-@pytest.fixture
-def small_homes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Small states are lived in, too, and written in small pieces; no thread that copies stays."""
-    from states import PIECE
-
-    monkeypatch.setattr("trainer_cli.checkpoint.format.image._HOME_BYTES", 1)
-    monkeypatch.setattr("trainer_cli.checkpoint.format.outgoing._PIECE_BYTES", PIECE)
-    monkeypatch.setattr("trainer_cli.checkpoint.format.outgoing._LARGE_PIECE_BYTES", PIECE)
-    yield
-    assert [one.name for one in threading.enumerate() if one.name == "checkpoint-copy"] == []

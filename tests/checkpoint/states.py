@@ -1,4 +1,4 @@
-"""A small state with every kind of value, ways to compare such states, and a training of a larger one."""
+"""A small state with every kind of value, and ways to compare such states."""
 
 from __future__ import annotations
 
@@ -39,30 +39,3 @@ def small_state(seed: int = 0) -> dict[str, Any]:
         "progress": {"step": seed, "loss": math.nan, "seen": {1: "a", (2, None): b"\x00\xff"}},
         "rng": np.arange(seed, seed + 10, dtype=np.uint32),
     }
-
-
-WIDE = 1 << 15
-PIECE = 1 << 16
-"""In bytes: half of the smallest tensor of that width."""
-
-
-class Training:
-    """Two weights and a buffer; `step` changes all of them, as an optimizer does the weights."""
-
-    def __init__(self) -> None:
-        self.weights = [torch.nn.Parameter(torch.randn(WIDE)), torch.nn.Parameter(torch.randn(WIDE, 2))]
-        self.moment = torch.randn(WIDE)
-        self.buffer, self.bias = torch.randn(WIDE), torch.nn.Parameter(torch.randn(3))
-
-    @property
-    def late(self) -> list[torch.Tensor]:
-        return [*self.weights, self.moment, self.bias]
-
-    def state(self) -> dict[str, Any]:
-        named = {"a": self.weights[0].detach(), "b": self.weights[1].detach(), "bias": self.bias.detach()}
-        return {"model": {**named, "buffer": self.buffer}, "optimizer": {"moment": self.moment}}
-
-    def step(self) -> None:
-        with torch.no_grad():
-            for one in self.late:
-                one.add_(1)

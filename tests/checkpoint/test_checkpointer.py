@@ -10,7 +10,7 @@ import pytest
 import torch
 from states import same, small_state
 
-from trainer_cli.checkpoint.asynchronous import AsyncCheckpointer
+from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.checkpointer import Checkpointer, Facts, SyncCheckpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.format.codec import UnsavableState
 from trainer_cli.checkpoint.format.pending import Pending

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trainer_cli.callbacks.in_flight import ORDINARY, BackgroundSaves, same_metrics, save_error
+from trainer_cli.callbacks.in_flight import ORDINARY, BackgroundSaves, errors_of_save, same_metrics
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
@@ -178,9 +178,9 @@ class CheckpointerCallback(Callback):
                 self._try(lambda: self._save_in_background(trainer, decision, background))
         elif decision is not None:
             self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
-        elif occasion is Occasion.step and background is not None and not background.prepared:
-            # The state is complete after the first step; the first save would wait for its memory otherwise.
-            background.prepare(trainer)
+        elif occasion is Occasion.step and background is not None and background.needs_memory:
+            if next_save_step(self._rules, trainer.progress) is not None:
+                background.prepare(trainer)
 
     def _why_save(self, trainer: Trainer, occasion: Occasion) -> Decision | None:
         assert self._rules is not None
@@ -235,11 +235,9 @@ class CheckpointerCallback(Callback):
             self._background.checkpointer.drain()
 
     def finalize(self) -> None:
-        deleted = self.storage.settle(_DELETING_S)
         if self._background is not None:
             self._background.close()
-        self.thread.close(_DELETING_S)
-        if not deleted:
+        elif not self.thread.close(_DELETING_S):
             log.warning(
                 "removed checkpoints in %s are still being deleted; the next start goes on with it", self.folder
             )
@@ -266,16 +264,17 @@ class CheckpointerCallback(Callback):
         path = self.folder / self._name(trainer)
         trainer.journal.hand_over()
         facts = self._facts_of(trainer, decision, None)
-        background.begin(
-            trainer,
-            path,
-            decision,
-            facts,
-            requested=self.asked,
-            last_saved_step=self._last_saved_step,
-            # In the writing thread, before the save counts as done: nothing else looks at the disk meanwhile.
-            after_commit=partial(self._is_committed, facts.step, decision),
-        )
+        with errors_of_save(facts.step, path):
+            background.begin(
+                trainer,
+                path,
+                decision,
+                facts,
+                requested=self.asked,
+                last_saved_step=self._last_saved_step,
+                # In the writing thread, before the save counts as done: nothing else looks at the disk meanwhile.
+                after_commit=partial(self._is_committed, facts.step, decision),
+            )
         self._last_saved_step = facts.step
         self.asked = False
 
@@ -328,14 +327,8 @@ class CheckpointerCallback(Callback):
         state = trainer.checkpoint_state()
         trainer.journal.make_durable()
         facts = self._facts_of(trainer, decision, finished, exact=exact)
-        try:
+        with errors_of_save(facts.step, path):
             self.checkpointer.save(state, path, facts=replace(facts, finite=is_finite(trainer.model)))
-        except UserError:
-            raise
-        except Exception as error:
-            failure = save_error(facts.step, path, error)
-            assert failure is not None
-            raise failure from error.__cause__
 
     def _facts_of(self, trainer: Trainer, decision: Decision, finished: str | None, *, exact: bool = True) -> Facts:
         progress, identity = trainer.progress, self.identity

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.policy import Decision, Occasion
 from trainer_cli.checkpoint.writer import Facts
-from trainer_cli.errors import SaveError
+from trainer_cli.errors import SaveError, UserError
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -60,8 +61,14 @@ class BackgroundSaves:
         """Wait no longer than a few seconds from now on."""
         self._interrupted = True
 
+    @property
+    def needs_memory(self) -> bool:
+        """Whether `prepare` is due: the memory is still reserved for no state, and no save uses it."""
+        return not self.prepared and self.current is None
+
     def prepare(self, trainer: Trainer) -> None:
-        """Reserve memory for saves of this training's state, which is complete after the first step."""
+        """Reserve memory for saves of this training's state, which is complete after the first step. The first save
+        would wait for it otherwise."""
         self.prepared = True
         self.checkpointer.prepare(trainer.checkpoint_state())
 
@@ -134,7 +141,12 @@ class BackgroundSaves:
                 f"the save of step {save.step} has not ended after {self._patience_s:.0f} s", where=str(save.path)
             )
         self.current = None
-        return save, save_error(save.step, save.path, save.written.exception())
+        try:
+            with errors_of_save(save.step, save.path):
+                save.written.result()
+        except SaveError as failure:
+            return save, failure
+        return save, None
 
     def close(self) -> None:
         """Wait for the save in flight, and give its memory back."""
@@ -157,17 +169,19 @@ class BackgroundSaves:
             raise
 
 
-def save_error(step: int, path: Path, error: BaseException | None) -> SaveError | None:
-    """A failed save as a SaveError that names it, whatever was raised; None where nothing was."""
-    if error is None or isinstance(error, SaveError):
-        return error
-    failure = SaveError(
-        f"step {step} could not be saved: {type(error).__name__}: {error}",
-        where=str(path),
-        cure="Older checkpoints are intact.",
-    )
-    failure.__cause__ = error
-    return failure
+@contextmanager
+def errors_of_save(step: int, path: Path) -> Iterator[None]:
+    """Raise whatever goes wrong as a SaveError that names the save. Mistakes of the user's stay what they are."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise SaveError(
+            f"step {step} could not be saved: {type(error).__name__}: {error}",
+            where=str(path),
+            cure="Older checkpoints are intact.",
+        ) from error
 
 
 def same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> bool:

@@ -138,7 +138,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         if self.thread.close(timeout_s):
             self.buffer.close()
         else:
-            log.warning("a save is still being written after %.0f s; without a manifest it is never loaded", timeout_s)
+            log.warning("a checkpoint is still being written or deleted after %.0f s; no resume takes it", timeout_s)
         super().close()
 
     def _captured(self, layout: FileLayout, trained: list[torch.Tensor]) -> Snapshot | None:

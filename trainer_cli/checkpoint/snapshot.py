@@ -350,7 +350,8 @@ def is_finite(model: nn.Module) -> bool:
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """True where no element of any of them is NaN or infinite. One wait for the device, and a second where a sum says
     that some may be."""
-    values = [one.detach() for one in tensors if one.numel()]
+    # Torch sums no elements of 8 bits.
+    values = [one.detach().float() if one.dtype.itemsize == 1 else one.detach() for one in tensors if one.numel()]
     # A sum is finite only where all elements are, and takes a tenth of the time; beyond the range of its type it is
     # not, whatever they are. The largest magnitude tells, in no memory of the tensor's size.
     return _all_finite([one.sum() for one in values]) or _all_finite(

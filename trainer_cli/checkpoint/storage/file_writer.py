@@ -134,22 +134,26 @@ class LocalFileWriter:
 
     def _write_out(self, view: memoryview, digested_bytes: int | None = None) -> None:
         """Digest and write; the digest leaves out what pads the last page."""
-        view_to_digest = view[:digested_bytes]
-        if len(view) < DIGEST_THREAD_BYTES:
-            self._digest.update(view_to_digest)
-            self._write_blocks(view)
-            return
-        digesting = Thread(target=self._digest.update, args=(view_to_digest,), name="digest")
-        digesting.start()
+        digesting = self._start_digest(view[:digested_bytes])
         try:
-            self._write_blocks(view)
+            for start in range(0, len(view), WRITE_BYTES):
+                self._write_block(view[start : start + WRITE_BYTES])
         finally:
             # The caller may reuse the memory as soon as this returns or raises.
-            digesting.join()
+            if digesting is not None:
+                digesting.join()
 
-    def _write_blocks(self, view: memoryview) -> None:
-        for start in range(0, len(view), WRITE_BYTES):
-            self._write_block(view[start : start + WRITE_BYTES])
+    def _start_digest(self, view: memoryview) -> Thread | None:
+        """Digest small memory at once, and large memory in a thread, which is returned."""
+        if len(view) >= DIGEST_THREAD_BYTES:
+            thread = Thread(target=self._digest.update, args=(view,), name="digest")
+            try:
+                thread.start()
+                return thread
+            except RuntimeError as error:
+                logger.debug("the digest is computed before the write: %s", error)
+        self._digest.update(view)
+        return None
 
     def _write_block(self, block: memoryview) -> None:
         while block:

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from mmap import mmap
@@ -17,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
+from trainer_cli.checkpoint.storage import file_writer
 from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.file_writer import PAGE, BlockPool
 from trainer_cli.checkpoint.storage.folder import LocalWritableFolder
-from trainer_cli.checkpoint.storage.sink import PAGE, Blocks
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.testing.faults import FaultyDisk
 
@@ -95,17 +97,15 @@ def pieces_of(content: bytes, cuts: list[int], *, aligned: bool) -> Iterator[mem
         start = end
 
 
-def put(
-    folder: LocalWritableFolder, file: str, pieces: list[memoryview] | Iterator[memoryview], *, stays: bool = False
-) -> FileEntry:
-    with folder.create(file) as sink:
+def put(folder: LocalWritableFolder, file: str, pieces: list[memoryview] | Iterator[memoryview]) -> FileEntry:
+    with folder.create(file) as writer:
         for piece in pieces:
-            sink.write(piece, stays=stays)
+            writer.write(piece)
     return folder.files[file]
 
 
 def folder_on(disk: Disk, path: Path, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> LocalWritableFolder:
-    return LocalWritableFolder(path, Blocks(disk), digest)
+    return LocalWritableFolder(path, BlockPool(disk), digest)
 
 
 def entry_of(content: bytes, algorithm: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> FileEntry:
@@ -114,18 +114,24 @@ def entry_of(content: bytes, algorithm: DigestAlgorithm = DigestAlgorithm.xxh3_1
     return FileEntry(len(content), f"{algorithm.value}:{digest.hexdigest()}")
 
 
-@pytest.mark.parametrize("stays", [True, False], ids=["stays", "changes"])
+@pytest.fixture(params=["inline", "in a thread"], autouse=True)
+def digests(request, monkeypatch):
+    """Large memory is digested in a thread of its own, small memory is not."""
+    if request.param == "in a thread":
+        monkeypatch.setattr(file_writer, "DIGEST_THREAD_BYTES", PAGE)
+
+
 @pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
 @pytest.mark.parametrize("cut", [[], [PAGE], [BLOCK], [5], [PAGE, PAGE + 3]], ids=str)
 @pytest.mark.parametrize("make", [SmallBlocks, RefusesBypass, RefusesWrite, lambda: Greedy(1)])
-def test_the_file_is_what_was_handed_over_at_every_size_about_a_page_and_a_block(tmp_path, make, cut, aligned, stays):
+def test_the_file_is_what_was_handed_over_at_every_size_about_a_page_and_a_block(tmp_path, make, cut, aligned):
     disk = make()
     folder = folder_on(disk, tmp_path)
     sizes = [0, 1, *(whole + more for whole in (PAGE, BLOCK, 2 * BLOCK, 3 * BLOCK + PAGE) for more in (-1, 0, 1))]
     for size in sizes:
         content = CONTENT[:size]
         pieces = pieces_of(content, cut, aligned=aligned)
-        assert put(folder, f"f{size}", pieces, stays=stays) == entry_of(content), size
+        assert put(folder, f"f{size}", pieces) == entry_of(content), size
         assert (tmp_path / f"f{size}").read_bytes() == content, size
 
 
@@ -136,15 +142,12 @@ def test_the_file_is_what_was_handed_over_at_every_size_about_a_page_and_a_block
     aligned=st.booleans(),
     greedy=st.one_of(st.none(), st.integers(0, 99)),
     algorithm=st.sampled_from(DigestAlgorithm),
-    stays=st.booleans(),
 )
-def test_pieces_of_any_size_and_place_make_the_same_file(
-    tmp_path_factory, size, cuts, aligned, greedy, algorithm, stays
-):
+def test_pieces_of_any_size_and_place_make_the_same_file(tmp_path_factory, size, cuts, aligned, greedy, algorithm):
     path = tmp_path_factory.mktemp("pieces")
     disk = SmallBlocks() if greedy is None else Greedy(greedy)
     content = CONTENT[:size]
-    entry = put(folder_on(disk, path, algorithm), "f", pieces_of(content, cuts, aligned=aligned), stays=stays)
+    entry = put(folder_on(disk, path, algorithm), "f", pieces_of(content, cuts, aligned=aligned))
     assert entry == entry_of(content, algorithm)
     assert (path / "f").read_bytes() == content
 
@@ -165,10 +168,10 @@ def test_memory_that_lies_as_the_file_does_is_written_from_where_it_is(tmp_path)
             return super().write(fd, data, offset)
 
     image, seen = mmap(-1, 3 * BLOCK + PAGE), {}
-    with folder_on(Addresses(), tmp_path).create("f") as sink:
-        sink.write(CONTENT[:PAGE])
-        sink.write(memoryview(image))
-    assert seen == {0: False, **{PAGE + number * BLOCK: True for number in range(4)}}
+    with folder_on(Addresses(), tmp_path).create("f") as writer:
+        writer.write(memoryview(image))
+        writer.write(CONTENT[:PAGE])
+    assert seen == {0: True, 3 * BLOCK + PAGE: False}
 
 
 def test_a_small_file_is_written_the_plain_way(tmp_path):
@@ -187,25 +190,23 @@ def test_a_file_system_is_not_asked_again_whether_its_cache_may_be_bypassed(tmp_
         put(folder, file, pieces_of(CONTENT, [9], aligned=True))
         assert (tmp_path / file).read_bytes() == CONTENT
         refused.append(disk.done.count("refused"))
-    # Two blocks of the first file are on their way at once.
-    assert refused[0] in ((1, 2) if make is RefusesWrite else (1,))
-    assert refused[1:] == refused[:1] * 2
+    assert refused == [1, 1, 1]
     assert {record.levelname for record in caplog.records} == {"DEBUG"}
-    assert caplog.text.count("through the page cache") == refused[0]
+    assert caplog.text.count("through the page cache") == 1
 
 
-def test_files_use_the_same_two_blocks_of_memory_one_after_the_other(tmp_path, monkeypatch):
+def test_files_use_the_same_block_of_memory_one_after_the_other(tmp_path, monkeypatch):
     taken: list[int] = []
 
     def counting(fd: int, size: int) -> mmap:
         taken.append(size)
         return mmap(fd, size)
 
-    monkeypatch.setattr("trainer_cli.checkpoint.storage.sink.mmap", counting)
+    monkeypatch.setattr("trainer_cli.checkpoint.storage.file_writer.mmap", counting)
     folder = folder_on(SmallBlocks(), tmp_path)
     for number in range(5):
         put(folder, f"f{number}", pieces_of(CONTENT, list(range(0, len(CONTENT), 999)), aligned=False))
-    assert taken == [BLOCK, BLOCK]
+    assert taken == [BLOCK]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
@@ -217,15 +218,11 @@ def test_an_error_while_a_block_is_written_is_the_callers_and_leaves_no_thread(t
         with pytest.raises(OSError, match=os.strerror(number)):
             put(folder, f"f{at}", pieces_of(CONTENT, [9], aligned=False))
         assert folder.files == {}, operation
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-")]
+        assert not [thread for thread in threading.enumerate() if thread.name == "digest"]
 
 
-@pytest.mark.parametrize("disk", [SmallBlocks, RefusesBypass])
-def test_where_no_thread_can_be_had_blocks_are_written_here_and_now(tmp_path, no_threads, disk):
-    assert put(folder_on(disk(), tmp_path), "f", pieces_of(CONTENT, [9, BLOCK, 5 * PAGE], aligned=False)) == entry_of(
-        CONTENT
-    )
-    assert (tmp_path / "f").read_bytes() == CONTENT
+def test_where_no_thread_can_be_had_the_digest_is_the_same(tmp_path, no_threads):
+    assert put(folder_on(SmallBlocks(), tmp_path), "f", pieces_of(CONTENT, [], aligned=True)) == entry_of(CONTENT)
 
 
 def test_a_process_that_is_forked_meanwhile_holds_no_file_that_is_being_written(tmp_path):
@@ -236,8 +233,8 @@ def test_a_process_that_is_forked_meanwhile_holds_no_file_that_is_being_written(
                 found = found or os.path.samestat(os.fstat(fd), here)
         return found
 
-    with folder_on(SmallBlocks(), tmp_path).create("f") as sink:
-        sink.write(CONTENT[: 2 * BLOCK])
+    with folder_on(SmallBlocks(), tmp_path).create("f") as writer:
+        writer.write(CONTENT[: 2 * BLOCK])
         child = os.fork()
         if child == 0:
             os._exit(int(holds()))
@@ -258,107 +255,38 @@ def test_a_disk_that_takes_nothing_is_an_error(tmp_path):
 def test_what_the_caller_does_to_its_memory_afterwards_does_not_matter(tmp_path):
     memory = memoryview(mmap(-1, 8 * BLOCK))
     digest = new_digest(DigestAlgorithm.xxh3_128)
-    with folder_on(SmallBlocks(), tmp_path).create("f") as sink:
+    with folder_on(SmallBlocks(), tmp_path).create("f") as writer:
         for number, size in enumerate([3 * BLOCK, 7, 2 * BLOCK, PAGE, 5 * BLOCK + 3]):
             memory[:size] = bytes([number + 1]) * size
             digest.update(memory[:size])
-            sink.write(memory[:size])
+            writer.write(memory[:size])
             memory[:size] = bytes(size)
     written = new_digest(DigestAlgorithm.xxh3_128)
     written.update((tmp_path / "f").read_bytes())
     assert written.hexdigest() == digest.hexdigest()
 
 
-def test_memory_that_stays_is_not_waited_for_until_the_end(tmp_path):
-    class Waits(SmallBlocks):
-        def write(self, fd: int, data: memoryview, offset: int) -> int:
-            assert goes_on.wait(60)
-            return super().write(fd, data, offset)
-
-    goes_on = threading.Event()
-    folder = folder_on(Waits(), tmp_path)
-    with folder.create("f") as sink:
-        for piece in pieces_of(CONTENT, [3 * BLOCK, 7 * BLOCK], aligned=True):
-            sink.write(piece, stays=True)
-        goes_on.set()
-    assert folder.files["f"] == entry_of(CONTENT)
-    assert (tmp_path / "f").read_bytes() == CONTENT
+def test_a_large_piece_is_written_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_writer, "WRITE_BYTES", 3 * BLOCK)
+    disk = SmallBlocks()
+    put(folder_on(disk, tmp_path), "f", pieces_of(CONTENT[: 8 * BLOCK], [], aligned=True))
+    assert disk.done == ["bypass True", f"write {3 * BLOCK}", f"write {3 * BLOCK}", f"write {2 * BLOCK}"]
 
 
-@pytest.mark.parametrize(
-    ("make", "stays", "sizes"),
-    [(SmallBlocks, True, {2 * BLOCK}), (SmallBlocks, False, {BLOCK}), (RefusesBypass, True, {BLOCK})],
-)
-def test_memory_that_stays_is_written_past_the_cache_in_larger_blocks(tmp_path, make, stays, sizes):
-    disk = make()
-    put(folder_on(disk, tmp_path), "f", pieces_of(CONTENT[: 8 * BLOCK], [], aligned=True), stays=stays)
-    assert {int(done.split()[1]) for done in disk.done if done.startswith("write")} - {0} == sizes
+def test_after_an_error_the_memory_is_read_no_more(tmp_path, monkeypatch):
+    """Whoever handed it over may reuse it at once."""
 
-
-def test_after_an_error_no_block_that_was_handed_over_is_written(tmp_path):
     class Fails(SmallBlocks):
         def write(self, fd: int, data: memoryview, offset: int) -> int:
-            assert all_there.wait(60)
-            tried.append(len(data))
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def hand_all_over() -> None:
-        with folder.create("f") as sink:
-            sink.write(next(pieces_of(CONTENT, [], aligned=True)), stays=True)
-            all_there.set()
+    class Slow:
+        def update(self, data: memoryview) -> None:
+            time.sleep(0.05)
+            digested.append(len(data))
 
-    all_there, tried = threading.Event(), []
-    folder = folder_on(Fails(), tmp_path)
+    digested: list[int] = []
+    monkeypatch.setattr(file_writer, "new_digest", lambda algorithm: Slow())
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        hand_all_over()
-    # Those that were on their way at once.
-    assert tried in ([2 * BLOCK], [2 * BLOCK, 2 * BLOCK])
-    assert folder.files == {}
-
-
-def test_a_caller_that_gives_up_waits_for_the_blocks_being_written_alone(tmp_path, monkeypatch):
-    class Waits(SmallBlocks):
-        def write(self, fd: int, data: memoryview, offset: int) -> int:
-            begun.add(offset)
-            one_begun.set()
-            assert gave_up.wait(60)
-            return super().write(fd, data, offset)
-
-    def give_up() -> None:
-        with folder.create("f") as sink:
-            sink.write(next(pieces_of(CONTENT, [], aligned=True)), stays=True)
-            assert one_begun.wait(60)
-            raise KeyboardInterrupt
-
-    def join(thread: threading.Thread) -> None:
-        gave_up.set()
-        really_join(thread)
-
-    begun, one_begun, gave_up = set(), threading.Event(), threading.Event()
-    really_join = threading.Thread.join
-    monkeypatch.setattr(threading.Thread, "join", join)
-    folder = folder_on(Waits(), tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        give_up()
-    assert begun <= {0, 2 * BLOCK}
-    assert folder.files == {}
-
-
-def test_a_file_of_which_a_write_failed_is_never_finished(tmp_path):
-    class FailsOnce(SmallBlocks):
-        def write(self, fd: int, data: memoryview, offset: int) -> int:
-            self.done.append("write")
-            if len(self.done) == 2:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return super().write(fd, data, offset)
-
-    def go_on_after_the_error() -> None:
-        with folder.create("f") as sink:
-            with suppress(OSError):
-                sink.write(next(pieces_of(CONTENT, [], aligned=True)))
-            sink.write(b"more")
-
-    folder = folder_on(FailsOnce(), tmp_path)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        go_on_after_the_error()
-    assert folder.files == {}
+        put(folder_on(Fails(), tmp_path), "f", pieces_of(CONTENT, [], aligned=True))
+    assert digested == [len(CONTENT)]

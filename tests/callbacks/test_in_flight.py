@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +16,11 @@ from tiny import Noisy, StopAt, everything, loader, same, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.callbacks.ema import EMA
-from trainer_cli.callbacks.flight import Flights
-from trainer_cli.checkpoint.format.home import Home
-from trainer_cli.checkpoint.process.background import Background
+from trainer_cli.callbacks.in_flight import BackgroundSaves
+from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import SaveError
 from trainer_cli.trainer.hooks import Callback
 
@@ -34,8 +33,6 @@ def fit(folder: Path, *callbacks: Callback, length: int = 9, disk: Disk | None =
             "identity": RunIdentity(run_id="ours"),
             "save_interval": 1,
             "save_async": True,
-            # A disk of the test's own is in this process.
-            "writer": "process" if disk is None else "thread",
             **settings,
         },
     )
@@ -63,26 +60,6 @@ def on_disk(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(params=[False, True], ids=["copied", "lived in"])
-def _lived_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whether states are written from where they live, as large ones are."""
-    moved: list[str] = []
-    move_in = Home.move_in
-
-    def counting(home: Home, moves: Any) -> None:
-        move_in(home, moves)
-        moved.extend(home.tenants)
-
-    monkeypatch.setattr(Home, "move_in", counting)
-    if request.param:
-        monkeypatch.setattr("trainer_cli.checkpoint.format.image._HOME_BYTES", 1)
-        monkeypatch.setattr("trainer_cli.checkpoint.format.image._HOME_SHARE", 0)
-        monkeypatch.setattr("trainer_cli.checkpoint.format.home._WORTH_BYTES", 1)
-    yield
-    assert bool(moved) is request.param
-
-
-@pytest.mark.usefixtures("_lived_in")
 @pytest.mark.parametrize(
     "rules",
     [
@@ -93,21 +70,15 @@ def _lived_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     ],
 )  # fmt: skip
 def test_the_disk_is_byte_for_byte_as_if_every_save_had_been_waited_for(tmp_path: Path, rules: dict[str, Any]) -> None:
-    for name in ("process", "thread", "in_the_way"):
-        fit(
-            tmp_path / name,
-            **rules,
-            save_async=name != "in_the_way",
-            writer="process" if name == "process" else "thread",
-        )
-    process, thread, in_the_way = (on_disk(tmp_path / name) for name in ("process", "thread", "in_the_way"))
-    assert list(process) == list(thread) == list(in_the_way)
-    assert process == thread == in_the_way
+    for save_async in (True, False):
+        fit(tmp_path / str(save_async), **rules, save_async=save_async)
+    background, waited_for = on_disk(tmp_path / "True"), on_disk(tmp_path / "False")
+    assert list(background) == list(waited_for)
+    assert background == waited_for
 
 
-@pytest.mark.parametrize("writer", ["process", "thread"])
 def test_what_may_go_is_removed_by_the_writer_and_not_in_the_way_of_the_training(
-    tmp_path: Path, writer: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removed: list[tuple[str, str]] = []
 
@@ -117,10 +88,9 @@ def test_what_may_go_is_removed_by_the_writer_and_not_in_the_way_of_the_training
 
     taken = LocalStorage.remove
     monkeypatch.setattr(LocalStorage, "remove", remove)
-    fit(tmp_path, length=4, save_interval=None, ephemeral_save_interval=1, pre_train_checkpoint=False, writer=writer)
-    by_the_writer = [("step1", "checkpoint-writer"), ("step2", "checkpoint-writer")]
-    # The last save is on the spot, and what goes for it too.
-    assert removed == [*by_the_writer, ("step3", "MainThread")]
+    fit(tmp_path, length=4, save_interval=None, ephemeral_save_interval=1, pre_train_checkpoint=False)
+    # The last save is synchronous, and so is the removal that follows it.
+    assert removed == [("step1", "checkpoint-writer"), ("step2", "checkpoint-writer"), ("step3", "MainThread")]
     assert [path.name for path in tmp_path.glob("step*")] == ["step4"]
 
 
@@ -147,7 +117,6 @@ def test_what_counts_as_finite_is_the_same_behind_the_training_and_in_its_way(tm
     assert found[True] == found[False] == dict.fromkeys(["step0", "step1", "step2"], False)
 
 
-@pytest.mark.usefixtures("_lived_in")
 def test_a_resume_from_what_was_saved_behind_is_as_if_there_had_been_no_stop(tmp_path: Path) -> None:
     straight = everything(fit(tmp_path / "straight", save_async=False))
     for step in (2, 5):
@@ -229,21 +198,21 @@ class Interrupted(Callback):
 def test_an_end_that_is_wanted_at_once_waits_for_no_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainer_cli.callbacks.flight._HURRIED_S", 0.1)
-    disk, writer = Blocks(), Background("writer")
+    monkeypatch.setattr("trainer_cli.callbacks.in_flight._INTERRUPTED_PATIENCE_S", 0.1)
+    disk, writer = Blocks(), WriterThread("writer")
     with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path, Interrupted(disk), disk=disk, behind=writer, save_interval=3, pre_train_checkpoint=False)
-    assert "the save of step 3 has not come to an end" in caplog.text
+        fit(tmp_path, Interrupted(disk), disk=disk, thread=writer, save_interval=3, pre_train_checkpoint=False)
+    assert "the save of step 3 has not ended after" in caplog.text
     assert [path.name for path in tmp_path.glob("step*")] == []
     disk.go_on.set()
-    assert writer.settle(60)
+    assert writer.drain(60)
 
 
 def test_where_a_save_comes_to_no_end_and_errors_are_passed_over_the_next_is_left_out_and_the_first_still_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainer_cli.callbacks.flight._DRAINING_S", 0.1)
-    monkeypatch.setattr("trainer_cli.callbacks.flight._TOLD_S", 0.01)
+    monkeypatch.setattr("trainer_cli.callbacks.in_flight._PATIENCE_S", 0.1)
+    monkeypatch.setattr("trainer_cli.callbacks.in_flight._REPORTED_WAIT_S", 0.01)
     caplog.set_level(logging.INFO, "trainer_cli")
     disk, notes = Blocks(), Notes()
 
@@ -251,28 +220,33 @@ def test_where_a_save_comes_to_no_end_and_errors_are_passed_over_the_next_is_lef
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if trainer.progress.step == 7 and not disk.go_on.is_set():
                 disk.go_on.set()
-                trainer.checkpoint.settle()
+                trainer.checkpoint.drain()
 
     fit(tmp_path, Mends(), notes, disk=disk, save_interval=3, pre_train_checkpoint=False, on_save_error="warn")
     assert [name for name, _, _ in notes.seen] == ["step3", "step9"]
-    assert caplog.text.count("the save of step 3 has not come to an end") == 1
+    assert caplog.text.count("the save of step 3 has not ended after") == 1
     assert "waiting for the save of step 3 to be written" in caplog.text
 
 
 @pytest.mark.parametrize(("size_bytes", "patience_s"), [(0, 600.0), (10**9, 600.0), (84 * 10**9, 42_000.0)])
 def test_a_large_state_has_the_time_that_a_slow_disk_takes(size_bytes: int, patience_s: float) -> None:
-    flights = Flights(SimpleNamespace(stager=SimpleNamespace(image=SimpleNamespace(held_bytes=size_bytes))))  # type: ignore[arg-type]
-    assert flights._patience_s == patience_s
-    flights.hurry()
-    assert flights._patience_s == 10.0
+    checkpointer = AsyncCheckpointer()
+    checkpointer.buffer = SimpleNamespace(held_bytes=size_bytes)  # type: ignore[assignment]
+    saves = BackgroundSaves(checkpointer)
+    assert saves._patience_s == patience_s
+    saves.interrupt()
+    assert saves._patience_s == 10.0
 
 
-def test_who_breaks_a_wait_off_does_not_wait_long_again(tmp_path: Path) -> None:
+def test_after_an_interrupted_wait_the_end_does_not_wait_long_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As by a second Ctrl-C while an error of the model's is being handled."""
-    disk, writer = Blocks(), Background("writer")
+    monkeypatch.setattr("trainer_cli.callbacks.in_flight._INTERRUPTED_PATIENCE_S", 0.1)
+    disk, writer = Blocks(), WriterThread("writer")
     behind = CheckpointerCallback(
         tmp_path, identity=RunIdentity(run_id="ours"), save_interval=3, pre_train_checkpoint=False, save_async=True,
-        behind=writer,
+        thread=writer,
     )  # fmt: skip
     behind.storage.disk = disk
     patience: list[float] = []
@@ -281,26 +255,26 @@ def test_who_breaks_a_wait_off_does_not_wait_long_again(tmp_path: Path) -> None:
         def on_after_backward(self, trainer: Any, model: Any, loss: Any) -> None:
             if trainer.progress.step == 3:
                 assert disk.began.wait(60)
-                flights = behind._flights
-                assert flights is not None
-                flights.checkpointer.settle = broken_off  # type: ignore[method-assign]
+                saves = behind._background
+                assert saves is not None
+                saves.checkpointer.drain = broken_off  # type: ignore[method-assign]
                 raise ArithmeticError("out of luck")
 
     def broken_off(timeout_s: float | None = None) -> bool:
-        flights = behind._flights
-        assert flights is not None
-        patience.append(flights._patience_s)
-        if len(patience) == 1:
-            raise KeyboardInterrupt
-        return False
+        saves = behind._background
+        assert saves is not None
+        patience.append(saves._patience_s)
+        raise KeyboardInterrupt
 
     made = trainer(Noisy, optimizer=lambda model: torch.optim.AdamW(model.parameters()), callbacks=[Fails()],
                    settings={"max_duration": 9}, checkpoint=behind)  # fmt: skip
     with pytest.raises((ArithmeticError, KeyboardInterrupt)):
         made.fit(loader(22, 4))
-    assert patience == [600.0, 10.0]
+    assert patience == [600.0]
+    assert behind._background is not None
+    assert behind._background._patience_s == 0.1
     disk.go_on.set()
-    assert writer.settle(60)
+    assert writer.drain(60)
 
 
 def test_training_goes_on_while_a_save_is_written_and_the_next_one_waits(tmp_path: Path) -> None:
@@ -338,67 +312,36 @@ def test_a_failed_save_ends_the_training_or_is_told_and_counts_no_more(
     assert [path.name for path in (tmp_path / "b").glob("step*")] == ["step9"], "the last one is made on the spot"
 
 
-class Writes(Callback):
-    """Writes weights between the save of step 3 and the next step."""
-
-    def __init__(self, *, asks: bool) -> None:
-        self.asks = asks
-
-    def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.progress.step == 3:
-            if self.asks:
-                trainer.before_weights_change()
-            with torch.no_grad():
-                model.body[0].weight.mul_(1.0)
-
-
-def test_weights_written_elsewhere_cost_that_save_alone_and_the_next_step_makes_up_for_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["copy", "write"])
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA error"), torch.OutOfMemoryError("no GPU memory")])
+@pytest.mark.parametrize("on_save_error", ["raise", "warn"])
+def test_a_save_that_fails_with_any_error_is_a_failed_save(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
+    error: Exception,
+    on_save_error: str,
 ) -> None:
-    monkeypatch.setattr("trainer_cli.checkpoint.staging._LATEST_S", 600.0)
-    fit(tmp_path, Writes(asks=False), save_interval=3)
-    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step0", "step4", "step6", "step9"]
-    assert "model/body.0.weight changed outside the optimizer's step while it was copied" in caplog.text
-    reason = json.loads((tmp_path / "step4" / "manifest.json").read_text())["reason"]
-    assert reason == "every 3 steps"
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
 
+    def run() -> Any:
+        return fit(tmp_path, save_interval=4, pre_train_checkpoint=False, on_save_error=on_save_error)
 
-def test_whoever_asks_before_weights_change_costs_no_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    fit(tmp_path, Writes(asks=True), save_interval=3)
-    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step0", "step3", "step6", "step9"]
-    assert "changed outside" not in caplog.text
-
-
-class Counts(Callback):
-    """Keeps a count in a tensor; `late` says that it changes with the optimizer's step, which it does not."""
-
-    def __init__(self, *, late: bool) -> None:
-        self.late, self.count = late, torch.zeros(1)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def late_tensors(self) -> list[torch.Tensor]:
-        return [self.count] if self.late else []
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        self.count += 1
-
-
-@pytest.mark.parametrize("late", [True, False])
-def test_what_callbacks_name_is_copied_behind_the_training_and_all_else_of_theirs_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, late: bool
-) -> None:
-    fit(tmp_path, Counts(late=late), save_interval=3)
-    assert ("Counts/count changed outside the optimizer's step" in caplog.text) is late
-
-
-def test_an_average_of_the_weights_is_copied_behind_the_training(tmp_path: Path) -> None:
-    average = next(one for one in fit(tmp_path).callbacks.values() if isinstance(one, EMA))
-    kept = average.state_dict()["average"]
-    assert kept
-    assert [id(one) for one in average.late_tensors()] == [id(one) for one in kept.values()]
+    place = "Snapshot.write" if where == "write" else "SnapshotBuffer.capture"
+    monkeypatch.setattr(f"trainer_cli.checkpoint.snapshot_buffer.{place}", fail)
+    if where == "copy" and isinstance(error, MemoryError):
+        assert run().progress.step == 9, "saved without a copy"
+        assert len(list(tmp_path.glob("step*"))) == 3
+    elif on_save_error == "raise":
+        with pytest.raises(SaveError, match=f"step 4 could not be saved: {type(error).__name__}: .*step4") as raised:
+            run()
+        assert raised.value.__cause__ is error
+    else:
+        assert run().progress.step == 9
+        assert [f"step {step} could not be saved" in caplog.text for step in (4, 8)] == [True, True]
+        assert [path.name for path in tmp_path.glob("step*")] == ["step9"], "the last save is synchronous"
 
 
 def test_memory_for_copies_is_got_ready_after_the_first_step_where_a_save_will_come(tmp_path: Path) -> None:
@@ -406,7 +349,7 @@ def test_memory_for_copies_is_got_ready_after_the_first_step_where_a_save_will_c
 
     class Looks(Callback):
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-            held[trainer.progress.step] = trainer.checkpoint._flights.checkpointer.stager.image.held_bytes > 0
+            held[trainer.progress.step] = trainer.checkpoint._background.checkpointer.buffer.held_bytes > 0
 
     fit(tmp_path / "comes", Looks(), length=4, save_interval=3, pre_train_checkpoint=False)
     assert held == {0: False, 1: True, 2: True, 3: True}

@@ -1,0 +1,286 @@
+"""Saving behind the caller: what is on the disk is as if it had been saved at once, and nothing is lost or hangs."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from states import same, small_state
+
+from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
+from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
+from trainer_cli.checkpoint.snapshot_buffer import SnapshotBuffer
+from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.errors import SaveError
+
+
+class Net:
+    """Weights, their optimizer, and the state that is saved of them."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.step()
+
+    def step(self) -> None:
+        self.model(torch.randn(5, 3)).square().sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": dict(self.optimizer.state_dict()["state"])}
+
+
+class SlowDisk(Disk):
+    """Its fsync returns once `may_end` is set."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def fsync(self, fd: int) -> None:
+        self.began.set()
+        assert self.may_end.wait(60)
+        super().fsync(fd)
+
+
+def on_disk(disk: Disk) -> AsyncCheckpointer:
+    return AsyncCheckpointer(storage=lambda root: LocalStorage(root, disk=disk))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_files_are_byte_for_byte_those_of_the_other_checkpointer(tmp_path: Path) -> None:
+    net, background = Net(), make_async_checkpointer()
+    for step, state in ((1, net.state), (2, small_state(7)), (3, net.state)):
+        facts = Facts(run_id="r", step=step, metrics={"a": 1.0}, files={"config.yaml": b"x: 1"})
+        SyncCheckpointer().save(state, tmp_path / "b" / f"step{step}", facts=facts)
+        background.save(state, tmp_path / "a" / f"step{step}", facts=facts).written.result(60)
+        assert contents(tmp_path / "a" / f"step{step}") == contents(tmp_path / "b" / f"step{step}")
+    background.close()
+
+
+def by_an_operation(weight: torch.Tensor) -> None:
+    with torch.no_grad():
+        weight.mul_(0.5)
+
+
+def through_data(weight: torch.Tensor) -> None:
+    weight.data.mul_(0.5)
+
+
+def by_numpy(weight: torch.Tensor) -> None:
+    weight.detach().numpy()[:] *= 0.5
+
+
+@pytest.mark.parametrize("write", [by_an_operation, through_data, by_numpy])
+def test_what_is_saved_is_of_the_moment_of_the_save_however_the_weights_are_written_later(
+    tmp_path: Path, write: Callable[[torch.Tensor], None]
+) -> None:
+    net, disk = Net(), SlowDisk()
+    background = on_disk(disk)
+    for step in range(3):
+        disk.may_end.set()
+        SyncCheckpointer().save(net.state, tmp_path / f"expected{step}")
+        disk.may_end.clear()
+        saving = background.save(net.state, tmp_path / f"step{step}")
+        assert saving.staged.done(), "copied before training goes on"
+        assert not saving.written.done()
+        assert not (tmp_path / f"step{step}").exists()
+        net.step()
+        for tensor in [*net.model.parameters(), *net.model.buffers()]:
+            if tensor.is_floating_point():
+                write(tensor)
+        disk.may_end.set()
+        saving.written.result(60)
+        saved, expected = (SyncCheckpointer().load(tmp_path / f"{name}{step}") for name in ("step", "expected"))
+        assert same(dict(saved), dict(expected))
+    background.close()
+
+
+class FullDisk(Disk):
+    """Has no space until `full` is False."""
+
+    full = True
+
+    def fsync(self, fd: int) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().fsync(fd)
+
+
+def test_a_failed_save_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:
+    disk = FullDisk()
+    background = on_disk(disk)
+    saving = background.save(small_state(1), tmp_path / "step1")
+    assert saving.staged.result(60) is None
+    with pytest.raises(SaveError, match="No space left on device"):
+        saving.written.result(60)
+    assert os.listdir(tmp_path) == []
+    disk.full = False
+    background.save(small_state(2), tmp_path / "step2").written.result(60)
+    background.close()
+    assert os.listdir(tmp_path) == ["step2"]
+
+
+def test_a_save_whose_folder_cannot_be_made_fails_and_the_next_one_works(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    background = make_async_checkpointer()
+    assert isinstance(background.save(small_state(), tmp_path / "file" / "step1").written.exception(60), SaveError)
+    background.save(small_state(), tmp_path / "step2").written.result(60)
+    background.close()
+
+
+@pytest.mark.parametrize("available", [None, 1 << 40, 1000])
+def test_no_more_memory_is_prepared_than_the_host_can_spare(tmp_path: Path, available: int | None) -> None:
+    net, background = Net(), AsyncCheckpointer(available=lambda: available)
+    background.prepare(net.state)
+    assert background.drain(60)
+    held = background.buffer.held_bytes
+    assert (held > 0) is (available != 1000)
+    background.save(net.state, tmp_path / "step1").written.result(60)
+    assert background.buffer.held_bytes == held
+    background.close()
+
+
+def test_what_must_be_done_before_a_commit_is_done_and_where_it_fails_nothing_is_committed(tmp_path: Path) -> None:
+    background, seen = make_async_checkpointer(), []
+    background.save(
+        small_state(), tmp_path / "step1", before_commit=lambda: seen.append((tmp_path / "step1").exists())
+    ).written.result(60)
+    assert seen == [False]
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(SaveError, match="Input/output error"):
+        background.save(small_state(), tmp_path / "step2", before_commit=fail).written.result(60)
+    assert os.listdir(tmp_path) == ["step1"]
+    background.close()
+
+
+def test_what_follows_a_commit_is_done_after_it_and_only_then(tmp_path: Path) -> None:
+    disk, seen = FullDisk(), []
+    background = on_disk(disk)
+    for step in (1, 2):
+        disk.full = step == 1
+        path = tmp_path / f"step{step}"
+        background.save(small_state(), path, after_commit=lambda path=path: seen.append((path.name, path.exists())))
+        background.drain()
+    assert seen == [("step2", True)]
+    background.close()
+
+
+@pytest.mark.parametrize("available", [None, 10], ids=["copied", "not copied"])
+def test_whether_the_trained_are_finite_is_judged_by_the_bytes_that_are_saved(
+    tmp_path: Path, available: int | None
+) -> None:
+    background, value = AsyncCheckpointer(available=lambda: available), torch.tensor([1.0, float("nan")])
+    for name, trained in (("step1", [value]), ("step2", [])):
+        background.save({"model": {"w": value}}, tmp_path / name, trained=trained).written.result(60)
+    assert [SyncCheckpointer().manifest(tmp_path / name).finite for name in ("step1", "step2")] == [False, True]
+    background.close()
+
+
+def test_one_save_is_in_flight_and_close_ends_it(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    background = on_disk(disk)
+    first = background.save(small_state(1), tmp_path / "step1")
+    assert disk.began.wait(60)
+    assert not background.drain(0.0)
+    freed = threading.Timer(0.05, disk.may_end.set)
+    freed.start()
+    second = background.save(small_state(2), tmp_path / "step2")
+    assert first.written.done()
+    background.close()
+    freed.join()
+    assert second.written.done()
+    assert background.buffer.held_bytes == 0
+    for step in (1, 2):
+        assert same(dict(SyncCheckpointer().load(tmp_path / f"step{step}")), small_state(step))
+
+
+def test_a_save_after_close_works(tmp_path: Path) -> None:
+    background = make_async_checkpointer()
+    for step in (1, 2):
+        background.save(small_state(step), tmp_path / f"step{step}").written.result(60)
+        background.close()
+    assert same(dict(background.load(tmp_path / "step2")), small_state(2))
+
+
+def test_a_save_that_does_not_end_keeps_its_memory_and_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = SlowDisk()
+    background = on_disk(disk)
+    saving = background.save(small_state(1), tmp_path / "step1")
+    background.close(0.01)
+    assert background.buffer.held_bytes
+    assert "a checkpoint is still being written or deleted after 0 s" in caplog.text
+    disk.may_end.set()
+    assert saving.written.result(60) is None
+
+
+def test_a_save_that_an_interrupt_stopped_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, background = torch.randn(1000), make_async_checkpointer()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for owner, method in ((threading.Thread, "start"), (SnapshotBuffer, "capture")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                background.save({"model": {"weight": weight}}, tmp_path / "step1")
+    weight.fill_(2)
+    background.save({"model": {"weight": weight}}, tmp_path / "step2").written.result(30)
+    assert torch.equal(background.load(tmp_path / "step2")["model"]["weight"], weight)
+    assert [one.name for one in tmp_path.iterdir() if one.name.startswith("step")] == ["step2"]
+    background.close()
+
+
+def test_a_state_that_the_host_cannot_hold_twice_is_saved_before_training_goes_on_and_one_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    background = AsyncCheckpointer(available=lambda: 5_000)
+    for step in (1, 2):
+        assert background.save(small_state(step), tmp_path / f"step{step}").written.done()
+        assert background.buffer.held_bytes == 0
+    assert caplog.text.count("more than half of the 5,000 available, so the training waits for each save") == 1
+    assert same(dict(background.load(tmp_path / "step2")), small_state(2))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), MemoryError()], ids=repr)
+def test_where_the_system_refuses_memory_a_save_is_made_without_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("trainer_cli.checkpoint.snapshot_buffer.HostMemory", refuse)
+    background = AsyncCheckpointer()
+    for step in (1, 2):
+        assert background.save(small_state(step), tmp_path / f"step{step}").written.done()
+    assert len([record for record in caplog.records if "the training waits for each save" in record.message]) == 1
+    assert same(dict(background.load(tmp_path / "step2")), small_state(2))
+    background.close()
+
+
+def test_memory_that_is_held_already_is_not_looked_for_again(tmp_path: Path) -> None:
+    asked = []
+    background = AsyncCheckpointer(available=lambda: asked.append(1))
+    for step in (1, 2, 3):
+        background.save(small_state(step), tmp_path / f"step{step}").written.result(60)
+    background.close()
+    assert asked == [1]
