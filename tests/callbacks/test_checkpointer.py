@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, trainer
-from trainer_cli.checkpoint.storage.carried import CarriedDisk
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
@@ -155,10 +154,8 @@ def test_a_checkpoint_holds_the_metrics_measured_at_its_step_and_what_travels_wi
     assert (last["run_id"], last["attempt"], last["epoch"], last["finite"]) == ("r1", 3, 3, True)
 
 
-@pytest.mark.parametrize(("save_async", "writer"), [(True, "process"), (True, "thread"), (False, "thread")])
-def test_metrics_are_at_rest_before_the_checkpoint_that_promises_them(
-    tmp_path: Path, save_async: bool, writer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("save_async", [True, False])
+def test_metrics_are_at_rest_before_the_checkpoint_that_promises_them(tmp_path: Path, save_async: bool) -> None:
     book: list[str] = []
 
     class Watched(ListLogger):
@@ -171,13 +168,7 @@ def test_metrics_are_at_rest_before_the_checkpoint_that_promises_them(
             book.append(new.name)
             super().rename(old, new)
 
-    def rename(disk: CarriedDisk, old: Path, new: Path) -> None:
-        book.append(new.name)
-        handed_over(disk, old, new)
-
-    handed_over = CarriedDisk.rename
-    monkeypatch.setattr(CarriedDisk, "rename", rename)
-    callback = CheckpointerCallback(tmp_path, save_interval=2, save_async=save_async, writer=writer)
+    callback = CheckpointerCallback(tmp_path, save_interval=2, save_async=save_async)
     callback.storage.disk = Renames()
     trainer(loggers=[Watched()], settings={"max_duration": 4, "log_interval": 2}, checkpoint=callback).fit(loader())
     assert [entry for entry in book if entry.startswith("step")] == ["step0", "step2", "step4"]
@@ -615,7 +606,7 @@ class FullFor(Disk):
 def test_a_failed_save_ends_the_training_or_is_passed_over(
     tmp_path: Path, settings: dict[str, Any], fail: tuple[int, ...], left: list[int] | None, caplog: Any
 ) -> None:
-    callback = CheckpointerCallback(tmp_path, save_interval=2, writer="thread", **settings)
+    callback = CheckpointerCallback(tmp_path, save_interval=2, **settings)
     callback.storage.disk = FullFor(*fail)
     made = trainer(settings={"max_duration": 8}, checkpoint=callback)
     if left is None:

@@ -14,6 +14,7 @@ from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.checkpointer import Checkpointer, Facts, SyncCheckpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.format.codec import UnsavableState
 from trainer_cli.checkpoint.format.pending import Pending
+from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import CheckpointError, SaveError
@@ -179,13 +180,8 @@ def test_another_format_is_told_apart(tmp_path):
     class Foreign:
         name = "archive"
 
-        def trial(self, tree):
-            return 0
-
-        def write(self, folder, tree, rank=0):
-            from trainer_cli.checkpoint.format.port import FormatRecord
-
-            return FormatRecord()
+        def plan(self, tree):
+            return TensorsFormat().plan(tree)
 
         def read(self, folder, manifest, only=None, later=(), rank=0):
             return Pending({"foreign": 1})
@@ -210,8 +206,7 @@ def test_a_checkpoint_that_is_loaded_cannot_be_removed_meanwhile(tmp_path):
 
     class Slow:
         name = "tensors"
-        trial = checkpointer.format.trial
-        write = checkpointer.format.write
+        plan = checkpointer.format.plan
 
         def read(self, folder, manifest, only=None, later=(), rank=0):
             pending = read(folder, manifest, only, later, rank)

@@ -25,13 +25,11 @@ def run(
 ) -> Any:
     """One attempt at a training, on ten samples in batches of four: three steps an epoch."""
     disk = rules.pop("disk", None)
-    # A disk of the test's own is in this process.
-    here = {} if disk is None else {"writer": "thread"}
     made = trainer(
         callbacks={**dict(callbacks), **({"stop": StopAt(stop)} if stop is not None else {})},
         loggers=[rules.pop("logger", ListLogger())],
         settings={"max_duration": length, "log_interval": 1, **rules.pop("loop", {})},
-        checkpoint=CheckpointerCallback(folder, **{"save_interval": None, **here, **rules}),
+        checkpoint=CheckpointerCallback(folder, **{"save_interval": None, **rules}),
     )
     if disk is not None:
         made.checkpoint.storage.disk = disk

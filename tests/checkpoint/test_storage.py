@@ -23,8 +23,8 @@ from trainer_cli.testing.faults import FaultyDisk
 def put(storage: Storage, name: str, **files: bytes) -> None:
     with storage.writing(name) as folder:
         for file, content in {**files, "manifest.json": b"{}"}.items():
-            with folder.create(file) as sink:
-                sink.write(content)
+            with folder.create(file) as writer:
+                writer.write(content)
 
 
 def hidden(root: Path) -> list[str]:
@@ -64,8 +64,8 @@ class StorageContract:
 
     def test_nobody_sees_a_folder_before_it_is_finished(self, storage):
         with storage.writing("step1") as folder:
-            with folder.create("manifest.json") as sink:
-                sink.write(b"{}")
+            with folder.create("manifest.json") as writer:
+                writer.write(b"{}")
             assert storage.names() == []
             assert storage.peek("step1", "manifest.json") is None
         assert storage.names() == ["step1"]
@@ -73,8 +73,8 @@ class StorageContract:
     @pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt])
     def test_an_error_while_writing_leaves_nothing(self, storage, error):
         def write_half() -> None:
-            with storage.writing("step1") as folder, folder.create("a") as sink:
-                sink.write(b"half")
+            with storage.writing("step1") as folder, folder.create("a") as writer:
+                writer.write(b"half")
                 raise error
 
         with pytest.raises(error):
@@ -88,9 +88,9 @@ class StorageContract:
     def test_size_and_digest_are_those_of_all_that_was_written(self, storage, algorithm):
         pieces = [os.urandom(size) for size in (1, 0, 70_000, 3, 9_000_000, 65_536, 5)]
         with storage.writing("step1", digest=algorithm) as folder:
-            with folder.create("a") as sink:
+            with folder.create("a") as writer:
                 for piece in pieces:
-                    sink.write(memoryview(piece))
+                    writer.write(memoryview(piece))
             with folder.create("manifest.json"):
                 pass
             entry = folder.files["a"]

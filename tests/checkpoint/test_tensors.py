@@ -42,10 +42,10 @@ def storage(tmp_path):
 
 def save(storage, tree) -> Manifest:
     with storage.writing("step1") as folder:
-        record = TensorsFormat().write(folder, tree)
+        record = TensorsFormat().plan(tree).write(folder)
         files = dict(folder.files)
-        with folder.create("manifest.json") as sink:
-            sink.write(b"{}")
+        with folder.create("manifest.json") as writer:
+            writer.write(b"{}")
     return manifest_of(files, record.aliases)
 
 
@@ -160,10 +160,14 @@ def test_only_the_wanted_keys_are_given_but_the_whole_file_is_verified(storage):
         load(storage, manifest, ["model"])
 
 
-def test_the_trial_says_the_bytes_that_a_save_takes(storage):
+def test_the_plan_has_the_bytes_that_a_save_takes(storage):
     tree = small_state()
     manifest = save(storage, tree)
-    assert TensorsFormat().trial(tree) == sum(entry.size_bytes for entry in manifest.files.values())
+    assert (
+        TensorsFormat().plan(tree).total_bytes
+        == TensorsFormat().size_bytes(tree)
+        == sum(entry.size_bytes for entry in manifest.files.values())
+    )
 
 
 class Odd(torch.Tensor):
@@ -188,7 +192,7 @@ class Odd(torch.Tensor):
 )
 def test_tensors_that_the_file_cannot_hold_are_refused_before_training(value, message):
     with pytest.raises(UnsavableState, match=message):
-        TensorsFormat().trial({"a": {"b": value}})
+        TensorsFormat().plan({"a": {"b": value}})
 
 
 trees = st.dictionaries(
@@ -220,8 +224,8 @@ def forged(storage, tensors: bytes, state: bytes = STATE, aliases=None):
     """A folder of any bytes, with a manifest that fits them: what a hostile hand would write."""
     with storage.writing("step1") as folder:
         for file, content in (("rank0.safetensors", tensors), ("rank0.json", state), ("manifest.json", b"{}")):
-            with folder.create(file) as sink:
-                sink.write(content)
+            with folder.create(file) as writer:
+                writer.write(content)
         files = {name: entry for name, entry in folder.files.items() if name != "manifest.json"}
     with storage.reading("step1") as folder:
         yield folder, manifest_of(files, aliases)
