@@ -19,8 +19,7 @@ LAYERS = {
     2: """config.schema config.suggest config.globs config.garbage
           trainer.duration trainer.timetable trainer.stopping trainer.progress trainer.pace
           checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming data.order""",
-    3: """parallel checkpoint.threads checkpoint.storage checkpoint.format checkpoint.process trainer.hooks models data
-          loggers""",
+    3: """parallel checkpoint.storage checkpoint.format trainer.hooks models data loggers""",
     4: "checkpoint trainer",
     5: "callbacks",
     6: "config run.build",
@@ -28,7 +27,7 @@ LAYERS = {
     8: "cli testing __main__",
 }
 LAYER_OF = {f"{ROOT}.{name}": layer for layer, names in LAYERS.items() for name in names.split()}
-PORTS = [f"{ROOT}.checkpoint.{part}" for part in ("storage", "format", "process")]
+PORTS = [f"{ROOT}.checkpoint.{part}" for part in ("storage", "format")]
 PURE = [name for name, layer in LAYER_OF.items() if layer <= 2]
 # What would bring torch, a clock, the disk, other processes or chance into a pure room.
 IMPURE = {
@@ -96,7 +95,7 @@ def test_there_is_no_import_cycle() -> None:
 
 
 @pytest.mark.parametrize("port", PORTS)
-def test_storage_format_and_process_never_import_one_another(port: str) -> None:
+def test_storage_and_format_never_import_one_another(port: str) -> None:
     others = tuple(other for other in PORTS if other != port)
     sideways = [
         f"{name}:{line} {found}"

@@ -193,7 +193,6 @@ KEYS: dict[str, Kind] = {
     "precision.dtype": choice("fp32", "bf16", "fp16"), "precision.loss_scale": SCALE, "scheduler": SCHEDULER,
     "checkpoint.pre_train_checkpoint": Kind(lambda value: value is None or type(value) is bool, [None, True, False], TRUTH.bad[:4]),
     "checkpoint.save_async": Kind(lambda value: value is None or type(value) is bool, [None, True, False], TRUTH.bad[:4]),
-    "checkpoint.writer": choice("process", "thread"),
     "precision.clip_norm": CLIP, "precision.clip_value": CLIP,
     "checkpoint.enabled": TRUTH, "checkpoint.save_interval": duration(),
     "checkpoint.ephemeral_save_interval": duration(), "checkpoint.ephemeral_cooldown": duration("st"),

@@ -14,7 +14,7 @@ _FREE = """
     loop.log_interval
     checkpoint.enabled checkpoint.save_interval checkpoint.ephemeral_save_interval checkpoint.ephemeral_cooldown
     checkpoint.fixed_steps checkpoint.pre_train_checkpoint checkpoint.save_final checkpoint.save_on_stop
-    checkpoint.save_async checkpoint.writer
+    checkpoint.save_async
     checkpoint.remove checkpoint.max_checkpoints checkpoint.keep_every checkpoint.keep_best.metric
     checkpoint.keep_best.mode checkpoint.keep_best.count checkpoint.newer checkpoint.folder checkpoint.name
     checkpoint.suffix checkpoint.digest checkpoint.on_save_error checkpoint.max_save_errors
