@@ -332,6 +332,16 @@ def test_what_belongs_to_one_command_is_not_recovered(project: Path) -> None:
     assert "good" in (from_yaml(text, ["trust=[good]"]).trust.packages or ())
 
 
+def test_a_config_of_the_version_before_is_read(project: Path) -> None:
+    """It has `checkpoint.writer`, which is gone; a config that people write may not."""
+    composed = compose(["experiment=small"])
+    text = to_yaml(composed).replace("\ncheckpoint:\n", "\ncheckpoint:\n  writer: process\n")
+    assert "writer" in text
+    assert from_yaml(text).config == composed.config
+    with pytest.raises(ConfigError, match=r"checkpoint\.writer"):
+        compose(["experiment=small", "checkpoint.writer=process"])
+
+
 def test_a_mistake_in_a_recovered_config_is_told_with_file_and_line(project: Path) -> None:
     file = project / "config.yaml"
     file.write_text("name: x\nloop:\n  max_step: 3\n")

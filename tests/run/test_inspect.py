@@ -127,7 +127,7 @@ def several_ranks(root: Path) -> Path:
     with storage.writing("step1") as folder:
         for rank in range(2):
             state = {"w": torch.full((4,), float(rank + 1)), f"own{rank}": torch.ones(1)}
-                form.plan(state).write(folder, rank=rank)
+            form.plan(state).write(folder, rank=rank)
         manifest = Manifest(
             run_id="r", attempt=1, step=1, epoch=0, kind=Kind.permanent, reason="x", world_size=2, files=folder.files
         )

@@ -174,7 +174,7 @@ def errors_of_save(step: int, path: Path) -> Iterator[None]:
     """Raise whatever goes wrong as a SaveError that names the save. Mistakes of the user's stay what they are."""
     try:
         yield
-    except UserError:
+    except (SaveError, UserError):
         raise
     except Exception as error:
         raise SaveError(

@@ -44,6 +44,8 @@ __all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "from_ya
 RECOVERED = "train_recovered"
 OF_ONE_COMMAND = ("resume", "resume_allow", "trust")
 """Keys that count for the command that says them, and are not recovered from a config on disk."""
+NO_LONGER = (("checkpoint", "writer"),)
+"""Keys that an earlier version wrote into the config of a run, without effect on what it computes."""
 
 
 class Composed(NamedTuple):
@@ -188,6 +190,9 @@ def _load(source: str | Path, cwd: Path) -> tuple[DictConfig, Source, list[Confi
                 reading.add(f"{name} has a key {key!r}, which no written config has", name, "", breaks=True)
     if reading.broken:
         raise_all(reading.mistakes)
+    for section, key in NO_LONGER:
+        if isinstance(values.get(section), dict):
+            values[section].pop(key, None)
     recovered = check.completed(values)
     for key in OF_ONE_COMMAND:
         recovered[key] = check.plain()[key]
