@@ -124,13 +124,20 @@ def test_trainer_knows_hooks_but_not_callbacks_nor_hydra() -> None:
     assert not unknown
 
 
-def test_only_build_instantiates() -> None:
-    makers = [
-        name
-        for name, path in MODULES.items()
-        if "hydra.utils" in path.read_text(encoding="utf-8") and name != f"{ROOT}.run.build"
-    ]
-    assert not makers
+def _takes(name: str, module: str, wanted: tuple[str, ...]) -> bool:
+    """Whether a file imports one of these names from a module, or all of the module."""
+    return any(
+        (isinstance(node, ast.ImportFrom) and node.module == module and any(a.name in wanted for a in node.names))
+        or (isinstance(node, ast.Import) and any(alias.name == module for alias in node.names))
+        for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))
+    )
+
+
+def test_only_build_and_plan_get_the_objects_that_targets_name() -> None:
+    """`component` and `resolve` are where trust is asked for; nothing else makes an object of a `_target_`."""
+    users = [name for name in MODULES if _takes(name, f"{ROOT}.config.targets", ("component", "resolve"))]
+    assert users == [f"{ROOT}.run.build", f"{ROOT}.run.plan"]
+    assert [name for name in MODULES if _takes(name, "hydra.utils", ("instantiate", "call", "get_object"))] == []
 
 
 def test_nothing_imports_pickle() -> None:
