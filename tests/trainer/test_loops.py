@@ -19,6 +19,7 @@ from trainer_cli.data.loader import Loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.jsonl import JsonlLogger
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.schedules import WarmupCosine
 from trainer_cli.trainer.step import Precision
 from trainer_cli.trainer.trainer import Trainer
 
@@ -256,13 +257,112 @@ class Waits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+class OnTheDevice(Line):
+    """Its outputs are all tensors; also its tokens."""
+
+    def forward(self, batch: Any) -> Any:
+        outputs = super().forward(batch)
+        return {**outputs, "tokens": torch.tensor(3, dtype=torch.int32) * len(batch[1]), "half": 0.5}
+
+
 @pytest.mark.parametrize("accum", [1, 2])
-def test_the_host_waits_for_the_device_at_log_steps_alone(accum: int) -> None:
+@pytest.mark.parametrize("model", [Line, OnTheDevice])
+def test_the_host_waits_for_the_device_at_log_steps_alone(accum: int, model: Any) -> None:
     settings = {"max_duration": 8, "log_interval": 4, "grad_accum_steps": accum}
-    trained = trainer(settings=settings, precision=Precision(clip_norm=1.0), loggers=[ListLogger()])
+    trained = trainer(model, settings=settings, precision=Precision(clip_norm=1.0), loggers=[ListLogger()])
     with Waits(trained) as waits:
         trained.fit(loader(noise=0))
     assert waits.steps == {4, 8}
+    assert trained.progress.tokens == 3 * trained.progress.samples
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_host_waits_at_log_steps_alone() -> None:
+    class Watched(Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            torch.cuda.set_sync_debug_mode("error")
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            torch.cuda.set_sync_debug_mode("default")
+
+    trained = trainer(OnTheDevice, callbacks=[Watched()], settings={"max_duration": 8, "log_interval": 4})
+    trained.model.cuda()
+    trained.device = torch.device("cuda")
+    trained.fit(loader(noise=0))
+    assert trained.progress.tokens == 3 * trained.progress.samples
+
+
+def test_tokens_in_tensors_make_a_duration_too() -> None:
+    steps = []
+    for model in (Line, OnTheDevice):
+        trained = trainer(model, settings={"max_duration": "40tok"})
+        trained.fit(loader(noise=0))
+        steps.append((trained.progress.step, trained.progress.tokens))
+    assert steps[0] == steps[1]
+
+
+class AddsGroup(Callback):
+    """Trains a part of the model from step 2 on."""
+
+    def __init__(self) -> None:
+        self.gradients: list[torch.Tensor] = []
+
+    def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step == 2 and len(trainer.optimizer.param_groups) == 1:
+            trainer.optimizer.add_param_group({"params": [model.scale], "lr": 0.5})
+
+    def on_after_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
+        self.gradients.append(model.scale.grad.clone())
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(2, 1), nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: Any) -> Any:
+        return (self.linear(batch[0]).sum() + 100) * self.scale / len(batch[0])
+
+
+@pytest.mark.parametrize(
+    ("accum", "precision", "largest"), [(1, Precision(clip_norm=0.1), 0.11), (3, None, 40.0)], ids=["clip", "divide"]
+)
+def test_parameters_of_a_group_added_in_the_middle_are_clipped_and_divided(
+    accum: int, precision: Precision | None, largest: float
+) -> None:
+    adds = AddsGroup()
+    trained = trainer(
+        Scaled,
+        optimizer=lambda model: torch.optim.SGD(model.linear.parameters(), lr=1e-3),
+        schedulers=lambda optimizer: WarmupCosine(optimizer, total_steps=6),
+        callbacks=[adds],
+        precision=precision,
+        settings={"grad_accum_steps": accum},
+    )
+    trained.fit(loader(24, 4))
+    # Before, nothing changed or cleared them.
+    assert all(abs(float(gradient)) <= largest for gradient in adds.gradients[3:])
+    rates = [group["lr"] for group in trained.optimizer.param_groups]
+    assert rates == pytest.approx([0.0, 0.0], abs=1e-9), "the schedule ends for both"
+
+
+def test_parts_in_evaluation_mode_stay_in_it_and_a_model_as_a_whole_does_not() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    class Looks(Callback):
+        def on_train_batch_start(self, trainer: Any, model: Any, *_: Any) -> None:
+            seen.append((model.training, model.body[1].training))
+
+    def batch_norm_frozen() -> Noisy:
+        model = Noisy()
+        model.body[1].eval()
+        return model
+
+    for make in (batch_norm_frozen, lambda: Noisy().eval()):
+        seen.clear()
+        trained = trainer(make, callbacks=[Looks()], settings={"eval_interval": 2, "log_interval": 1})
+        trained.fit(loader(), loader(3))
+        assert set(seen) == {(True, make is not batch_norm_frozen)}
 
 
 def test_a_loader_without_length_ends_its_epochs_by_itself() -> None:

@@ -63,6 +63,27 @@ def _fit(model: Any = Spiky, *callbacks: Callback, precision: Any = None, **more
     return made
 
 
+class Tokens(nn.Module):
+    """Its batches count thousands of tokens each, and its gradients pass through 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, batch: Any) -> Any:
+        x, y = batch
+        loss = (self.linear(x).squeeze(-1).float() - y).square().mean()
+        return {"loss": loss, "weight": 8192 * len(y)}
+
+
+def test_accumulation_makes_no_gradient_larger_than_that_of_one_batch() -> None:
+    """The scale leaves room for the gradient of a mean loss, not for one times the tokens."""
+    made = _fit(Tokens, precision={"dtype": "fp16", "loss_scale": 1024.0}, settings={"grad_accum_steps": 2})
+    assert made.scaler.metrics()["skipped_steps"] == 0
+    plain = _fit(Tokens, precision={"dtype": "fp32"}, settings={"grad_accum_steps": 2})
+    assert torch.allclose(made.model.linear.weight, plain.model.linear.weight, atol=1e-2)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_step_that_overflows_changes_nothing_and_is_counted(optimizer: str) -> None:
     seen, logger = Steps(), ListLogger()

@@ -58,3 +58,25 @@ def test_a_schedule_goes_on_where_it_was_saved_also_after_its_optimizer_was_load
         resumed.step()
     assert again == rates[saved_at:]
     assert all(math.isfinite(rate) for row in rates for rate in row)
+
+
+def test_a_group_added_later_has_its_own_peak_also_after_a_resume() -> None:
+    def built(*rates: float) -> tuple[torch.optim.Optimizer, WarmupCosine]:
+        optimizer = groups(0.3)
+        schedule = WarmupCosine(optimizer, total_steps=8, warmup=2)
+        for rate in rates:
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate})
+        return optimizer, schedule
+
+    optimizer, schedule = built()
+    schedule.step()
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.9})
+    schedule.step()
+    schedule.step()
+    assert optimizer.param_groups[1]["lr"] == pytest.approx(3 * optimizer.param_groups[0]["lr"])
+    again, resumed = built(0.9)
+    again.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(schedule.state_dict())
+    for one in (schedule, resumed):
+        one.step()
+    assert resumed.get_last_lr() == schedule.get_last_lr()

@@ -2,21 +2,63 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import UserDict, defaultdict, namedtuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import loader, trainer
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_cli.errors import UserError
+from trainer_cli.trainer.batch import tensors_of, to_device
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.step import Meter, Precision, batch_weight, read_outputs, sample_count, to_device
+from trainer_cli.trainer.step import Meter, Precision, batch_weight, read_outputs, sample_count
 
 Pair = namedtuple("Pair", ["x", "y"])
 CPU = torch.device("cpu")
 ONE = torch.tensor(1.0)
+
+
+@dataclass(frozen=True)
+class Record:
+    name: str
+    x: torch.Tensor
+
+
+class Own(UserDict[str, Any]):
+    """A mapping of the user's own, with an attribute."""
+
+    note = ""
+
+
+class ReadOnly(Mapping[str, Any]):
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Movable:
+    """A class of some library, which moves itself."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.x = torch.zeros(3, device=device)
+
+    def to(self, device: torch.device) -> Movable:
+        return Movable(str(device))
 
 
 @pytest.mark.parametrize(
@@ -26,7 +68,12 @@ ONE = torch.tensor(1.0)
         ((torch.zeros(4), torch.zeros(5)), 4),
         ({"id": "a", "x": [torch.tensor(1.0), torch.zeros(2, 1)]}, 2),
         (Pair(None, torch.zeros(6)), 6),
+        (Record(name="a", x=torch.zeros(7)), 7),
+        (Own(x=torch.zeros(5)), 5),
+        (ReadOnly({"x": torch.zeros(5)}), 5),
+        (pack_sequence([torch.zeros(4, 2), torch.zeros(3, 2), torch.zeros(1, 2)]), 3),
         ("text", None),
+        (Record, None),
         (torch.tensor(1.0), None),
     ],
 )
@@ -38,11 +85,39 @@ def test_a_batch_has_the_size_of_its_first_tensor(batch: Any, size: int | None) 
         assert sample_count(batch) == size
 
 
+META = torch.device("meta")
+
+
 def test_moving_a_batch_keeps_its_containers() -> None:
-    moved = to_device({"a": [torch.zeros(1)], "b": Pair(torch.ones(1), "text"), "c": (1,)}, torch.device("meta"))
-    assert moved["a"][0].is_meta
-    assert isinstance(moved["b"], Pair)
-    assert (moved["b"].y, moved["c"]) == ("text", (1,))
+    own = Own(b=Pair(torch.ones(1), "text"))
+    own.note = "kept"
+    batch = {
+        "list": [torch.zeros(1)], "own": own, "tuple": (1,), "record": Record("a", torch.ones(2)),
+        "read only": ReadOnly({"x": torch.ones(1)}), "default": defaultdict(list, x=[torch.ones(1)]),
+        "movable": Movable(),
+    }  # fmt: skip
+    moved = to_device(batch, META)
+    assert moved["list"][0].is_meta
+    assert (type(moved["own"]), type(moved["own"]["b"]), moved["own"].note) == (Own, Pair, "kept")
+    assert moved["own"]["b"].x.is_meta
+    assert (moved["own"]["b"].y, moved["tuple"]) == ("text", (1,))
+    assert (type(moved["record"]), moved["record"].name, moved["record"].x.is_meta) == (Record, "a", True)
+    assert type(moved["read only"]) is ReadOnly
+    assert moved["read only"]["x"].is_meta
+    assert moved["default"].default_factory is list
+    assert moved["default"]["x"][0].is_meta
+    assert moved["movable"].x.is_meta
+    assert not any(tensor.is_meta for tensor in tensors_of(batch)), "the batch itself is as it was"
+    assert len(list(tensors_of(moved))) == len(list(tensors_of(batch))) == 6
+    assert all(tensor.is_meta for tensor in tensors_of(moved))
+
+
+def test_packed_sequences_stay_packed() -> None:
+    packed = pack_sequence([torch.zeros(4, 2), torch.zeros(3, 2)])
+    moved = to_device([packed], torch.device("cpu"))[0]
+    assert isinstance(moved, PackedSequence)
+    assert torch.equal(moved.batch_sizes, packed.batch_sizes)
+    assert len(list(tensors_of(packed))) >= 1
 
 
 @pytest.mark.parametrize(
@@ -89,12 +164,57 @@ def test_means_are_weighted_and_know_which_batches_had_a_metric() -> None:
     meter.add(
         torch.tensor(1.0), {"a": 10, "weight": 0, "tokens": 9, "text": "x", "flag": True, "row": torch.ones(2)}, 4
     )
-    meter.add(torch.tensor([4.0]), {"b": torch.tensor(7), "right": torch.tensor(True)}, 2)
+    meter.add(torch.tensor([4.0]), {"b": torch.tensor(7)}, 2)
     meter.add(torch.tensor(1.0, dtype=torch.bfloat16), {}, torch.tensor(2))
-    assert meter.means() == {"loss": 14 / 8, "a": 10.0, "b": 7.0, "right": 1.0}
+    assert meter.means() == {"loss": 14 / 8, "a": 10.0, "b": 7.0}
     meter.reset()
     assert meter.empty
     assert meter.means() == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "mean"),
+    [
+        (2, 2.0), (2.5, 2.5), (np.float32(2.5), 2.5), (np.float64(2.5), 2.5), (np.float16(2.5), 2.5),
+        (np.int64(2), 2.0),
+        (torch.tensor(2.5), 2.5), (torch.tensor(2.5).bfloat16(), 2.5), (torch.tensor(2), 2.0),
+        (True, None), (np.bool_(True), None), (torch.tensor(True), None), (torch.tensor([2.5]), None),
+        (torch.ones(1, 1), None), (torch.tensor(1j), None), (1j, None), ("2.5", None), (None, None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("weight", [4, torch.tensor(4.0)], ids=["number", "tensor"])
+def test_metrics_are_the_numbers_without_dimensions(value: Any, mean: float | None, weight: Any) -> None:
+    """A tensor of one element is one by chance: the logits of a last batch of one sample."""
+    meter = Meter(CPU)
+    meter.add(ONE, {"value": value}, weight)
+    meter.add(ONE, {"value": value}, weight)
+    assert meter.means() == ({"loss": 1.0} if mean is None else {"loss": 1.0, "value": mean})
+
+
+class TensorsMade(TorchDispatchMode):
+    """Names the operations that put a number of the host into a tensor, or read one back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if any(part in name for part in ("lift", "_local_scalar", "scalar_tensor", "aten.full", "aten.item")):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("weight", [4, torch.tensor(4.0)], ids=["number", "tensor"])
+def test_counting_a_batch_neither_copies_to_the_device_nor_waits_for_it(weight: Any) -> None:
+    meter, outputs = Meter(CPU), {"a": 0.5, "b": np.float32(2), "c": torch.tensor(1.0), "d": 3}
+    meter.add(ONE, outputs, weight)
+    with TensorsMade() as made:
+        meter.add(ONE, outputs, weight)
+    assert made.found == []
+    with TensorsMade() as made:
+        int(torch.as_tensor(3.0))
+    assert made.found, "the check sees what it is for"
 
 
 def test_a_mean_begun_goes_on_after_a_resume() -> None:

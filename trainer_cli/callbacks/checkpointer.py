@@ -178,9 +178,13 @@ class CheckpointerCallback(Callback):
                 self._try(lambda: self._save_in_background(trainer, decision, background))
         elif decision is not None:
             self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
-        elif occasion is Occasion.step and background is not None and background.needs_memory:
-            if next_save_step(self._rules, trainer.progress) is not None:
-                background.prepare(trainer)
+        elif (
+            background is not None
+            and background.needs_memory
+            and occasion is Occasion.step
+            and next_save_step(self._rules, trainer.progress) is not None
+        ):
+            background.prepare(trainer)
 
     def _why_save(self, trainer: Trainer, occasion: Occasion) -> Decision | None:
         assert self._rules is not None

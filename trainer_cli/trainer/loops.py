@@ -204,7 +204,9 @@ class TrainingLoop:
         with ExitStack() as stack:
             trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
             try:
-                trainer.model.train()
+                if not trainer.model.training:
+                    # Only then: a part that its owner put into evaluation mode stays there.
+                    trainer.model.train()
                 trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
                     self._steps(trainer, self._next_event(trainer))
@@ -269,7 +271,8 @@ class TrainingLoop:
         """
         model, optimizer, progress = trainer.model, trainer.optimizer, trainer.progress
         assert optimizer is not None and self._meter is not None
-        precision, scaler, parameters = trainer.precision, trainer.scaler, trainer.parameters
+        precision, scaler = trainer.precision, trainer.scaler
+        parameters, groups = trainer.parameters, len(optimizer.param_groups)
         schedulers = list(trainer.schedulers.live.values())
         accum, meter, hooks, record = self.settings.grad_accum_steps, self._meter, trainer.hooks, trainer.journal.record
         forward = Forward(trainer)
@@ -280,6 +283,7 @@ class TrainingLoop:
         before_zero, after_zero = hooks["on_before_optimizer_zero_grad"], hooks["on_after_optimizer_zero_grad"]
         before_lr, after_lr = hooks["on_before_scheduler_step"], hooks["on_after_scheduler_step"]
         step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
+        tokens: Tensor | None = None
         if scaler is not None:
             # Torch's schedulers warn where no step came before theirs; here one may have been left out on purpose.
             optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -289,6 +293,7 @@ class TrainingLoop:
                 progress.samples, progress.tokens, progress.epoch,
             )  # fmt: skip
             whole: Number | Tensor = 0
+            unit: Number | Tensor = 1
             for micro in range(1, accum + 1):
                 batch_idx = progress.batch
                 batch = self._next_batch(trainer)
@@ -303,8 +308,12 @@ class TrainingLoop:
                 for call in before_backward:
                     call(trainer, model, loss)
                 if accum != 1:
-                    share = loss * weight
-                    whole = whole + weight
+                    # In units of the first weight: gradients as large as those of one batch, which 16 bits hold.
+                    if micro == 1:
+                        unit = _not_zero(weight)
+                    part = weight / unit
+                    share = loss * part
+                    whole = whole + part
                 else:
                     share = loss
                 (share if scaler is None else scaler.scaled(share)).backward()  # type: ignore[no-untyped-call]
@@ -313,7 +322,11 @@ class TrainingLoop:
                 meter.add(loss, outputs, weight)
                 progress.samples += size
                 if outputs and "tokens" in outputs:
-                    progress.tokens += int(outputs["tokens"])
+                    found = outputs["tokens"]
+                    if isinstance(found, Tensor) and not self._counts_tokens:
+                        tokens = found.detach().long() if tokens is None else tokens + found.detach()
+                    else:
+                        progress.tokens += int(found)
                 elif self._counts_tokens:
                     raise UserError(
                         "a duration is counted in tokens, but the model's outputs have no 'tokens'",
@@ -325,6 +338,8 @@ class TrainingLoop:
                 if micro == accum or last:
                     if scaler is not None:
                         scaler.unscale(optimizer)
+                    if len(optimizer.param_groups) != groups:
+                        parameters, groups = trainer.parameters, len(optimizer.param_groups)
                     if accum != 1:
                         _divide(parameters, whole)
                     for call in before_step:
@@ -359,7 +374,11 @@ class TrainingLoop:
                 if last:
                     break
             if record:
-                return
+                break
+        if tokens is not None:
+            # Nothing asks for them at every step, so the device is waited for here alone.
+            progress.tokens += int(tokens)
+            progress.last_tokens = progress.tokens
 
     def _next_batch(self, trainer: Trainer) -> Any:
         if self._ahead:
@@ -428,6 +447,11 @@ class TrainingLoop:
 
 def _due(cadence: Cadence | None, now: Progress) -> bool:
     return cadence is not None and cadence.due(now)
+
+
+def _not_zero(weight: Number | Tensor) -> Number | Tensor:
+    """The weight, or 1 for a batch that counts nothing; without a wait for the device."""
+    return torch.where(weight == 0, 1, weight) if isinstance(weight, Tensor) else weight or 1
 
 
 def _divide(parameters: list[nn.Parameter], whole: Number | Tensor) -> None:

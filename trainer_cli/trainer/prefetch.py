@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
-from trainer_cli.trainer.step import to_device
+from trainer_cli.trainer.batch import tensors_of, to_device
 
 
 class Carrier(Protocol):
@@ -53,7 +51,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(self, batch: Any) -> Any:
-        if any(tensor.is_cuda for tensor in _tensors(batch)):
+        if any(tensor.is_cuda for tensor in tensors_of(batch)):
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             moved = to_device(batch, self._device)
@@ -63,7 +61,7 @@ class SideStream:
         moved, arrived = sent
         current = torch.cuda.current_stream(self._device)
         current.wait_event(arrived)
-        for tensor in _tensors(moved):
+        for tensor in tensors_of(moved):
             # Its memory is of the side stream: it may be given to the next batch only after this step's kernels.
             if tensor.is_cuda:
                 tensor.record_stream(current)
@@ -73,14 +71,3 @@ class SideStream:
 def carrier(device: torch.device) -> Carrier:
     """What brings batches to this device."""
     return SideStream(device) if device.type == "cuda" else Direct(device)
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _tensors(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from _tensors(value)

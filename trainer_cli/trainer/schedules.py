@@ -42,8 +42,8 @@ def warmup_cosine(total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> 
 class WarmupCosine:
     """Linear warm-up, then a cosine down to `min_ratio` of the learning rate at `total_steps`.
 
-    Each parameter group keeps its own peak. `warmup` is in optimizer steps, or a duration such as `0.1ep` in
-    a config.
+    Each parameter group keeps its own peak: the learning rate that it is given, also one that is added later.
+    `warmup` is in optimizer steps, or a duration such as `0.1ep` in a config.
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> None:
@@ -74,5 +74,8 @@ class WarmupCosine:
 
     def _apply(self) -> None:
         factor = self._factor(self._step)
+        for group in self._optimizer.param_groups[len(self._peaks) :]:
+            # Saved with the group, as torch's schedules do: after a resume its `lr` is no peak.
+            self._peaks.append(float(group.setdefault("initial_lr", group["lr"])))
         for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * factor

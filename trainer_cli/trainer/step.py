@@ -1,16 +1,18 @@
-"""One batch: onto the device, through the model, and what its outputs mean."""
+"""One batch through the model, and what its outputs mean."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trainer_cli.config.schema import Dtype, PrecisionConfig
 from trainer_cli.errors import UserError
+from trainer_cli.trainer.batch import leading_size
 from trainer_cli.trainer.scaling import DYNAMIC, LossScaler
 
 if TYPE_CHECKING:
@@ -56,44 +58,20 @@ class Precision:
         return None
 
 
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on `device`; containers keep their type."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
-
-
 def sample_count(batch: Any) -> int:
     """The leading size of the first tensor in a batch: how many samples it holds.
 
     Raises:
         UserError: the batch holds no tensor with a leading dimension.
     """
-    size = _leading_size(batch)
+    size = leading_size(batch)
     if size is None:
         raise UserError(
             f"cannot tell how many samples a batch of type {type(batch).__name__} holds: it has no tensor with a "
             "leading dimension",
-            cure="Give the model's outputs a 'weight', and the batch a tensor.",
+            cure="Give batches as tensors, or as lists, tuples, mappings or dataclasses of them.",
         )
     return size
-
-
-def _leading_size(batch: Any) -> int | None:
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else None
-    values: Iterable[Any] = ()
-    if isinstance(batch, Mapping):
-        values = batch.values()
-    elif isinstance(batch, list | tuple):
-        values = batch
-    return next((size for size in map(_leading_size, values) if size is not None), None)
 
 
 def batch_weight(outputs: Mapping[str, Any], size: int) -> Number | Tensor:
@@ -131,6 +109,7 @@ def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
     return loss, rest
 
 
+_NUMBERS = (int, float, np.integer, np.floating)
 _NOT_METRICS = frozenset({"loss", "weight", "tokens"})
 
 
@@ -149,30 +128,32 @@ class Meter:
         """Names since the last reset, in the order in which they came."""
 
     def add(self, loss: Tensor, outputs: Mapping[str, Any], weight: Number | Tensor) -> None:
-        """Count one batch: its loss, and every other scalar of its outputs."""
-        self._count("loss", loss.detach(), weight)
+        """Count one batch: its loss, and every other number of its outputs, as a tensor without dimensions or not."""
+        self._count("loss", loss.detach().reshape(()), weight)
         for name, value in outputs.items():
             if name in _NOT_METRICS:
                 continue
             if isinstance(value, Tensor):
-                if value.numel() == 1 and not value.is_complex():
+                if value.ndim == 0 and not value.is_complex() and value.dtype is not torch.bool:
                     self._count(name, value.detach(), weight)
-            elif isinstance(value, int | float) and not isinstance(value, bool):
-                self._count(name, torch.as_tensor(value, dtype=self._dtype, device=self._device), weight)
+            elif isinstance(value, _NUMBERS) and not isinstance(value, bool):
+                self._count(name, float(value), weight)
 
-    def _count(self, name: str, value: Tensor, weight: Number | Tensor) -> None:
+    def _count(self, name: str, value: float | Tensor, weight: Number | Tensor) -> None:
         total = self._sums.get(name)
         if total is None:
             total = self._sums[name] = torch.zeros((), dtype=self._dtype, device=self._device)
             self._weights[name] = 0
         self._counted[name] = None
-        if value.ndim:
-            value = value.reshape(())
-        if isinstance(weight, Tensor):
-            weight = weight.to(self._dtype)
-            total.addcmul_(value.to(self._dtype), weight)
-        else:
+        # A Python number goes along with the kernel's launch; as a tensor it would be copied, and waited for.
+        if not isinstance(weight, Tensor):
             total.add_(value, alpha=weight)
+        else:
+            weight = weight.to(self._dtype)
+            if isinstance(value, Tensor):
+                total.addcmul_(value.to(self._dtype), weight)
+            else:
+                total.add_(weight, alpha=value)
         self._weights[name] = self._weights[name] + weight
 
     @property

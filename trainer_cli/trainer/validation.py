@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from trainer_cli.errors import UserError
+from trainer_cli.trainer.batch import to_device
 from trainer_cli.trainer.hooks import second_to
-from trainer_cli.trainer.step import Forward, Meter, batch_weight, read_outputs, sample_count, to_device
+from trainer_cli.trainer.step import Forward, Meter, batch_weight, read_outputs, sample_count
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
