@@ -110,7 +110,10 @@ class Storage(Protocol):
         ...
 
     def amend(self, name: str, manifest: bytes) -> None:
-        """Put another manifest in the place of a checkpoint's own, all at once and at rest; its files stay."""
+        """Replace a checkpoint's manifest, all at once and at rest; its files stay, also for those who read it now.
+
+        FileNotFoundError where there is none, or it is being removed.
+        """
         ...
 
     def pin(self, name: str, *, pinned: bool) -> None:
