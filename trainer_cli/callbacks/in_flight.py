@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.policy import Decision, Occasion
-from trainer_cli.checkpoint.writer import Facts
-from trainer_cli.errors import SaveError
+from trainer_cli.checkpoint.writer import INTACT, Facts, disk_error
+from trainer_cli.errors import SaveError, UserError
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -76,16 +77,22 @@ class BackgroundSaves:
         last_saved_step: int | None,
         after_commit: Callable[[], object],
     ) -> None:
-        """Copy the state of this step and have it written; the trainer polls once it is."""
+        """Copy the state of this step and have it written; the trainer polls once it is.
+
+        Raises:
+            SaveError: the state could not be copied.
+        """
         self._interrupted = False
-        saving = self.checkpointer.save(
-            trainer.checkpoint_state(),
-            path,
-            facts=facts,
-            trained=[parameter for parameter in trainer.model.parameters() if parameter.requires_grad],
-            before_commit=trainer.journal.make_durable,
-            after_commit=after_commit,
-        )
+        with failing_as_save(facts.step, path):
+            trainer.journal.hand_over()
+            saving = self.checkpointer.save(
+                trainer.checkpoint_state(),
+                path,
+                facts=facts,
+                trained=[parameter for parameter in trainer.model.parameters() if parameter.requires_grad],
+                before_commit=trainer.journal.make_durable,
+                after_commit=after_commit,
+            )
         self.current = InFlightSave(
             facts.step, path, decision, saving.written, facts.metrics, requested, last_saved_step
         )
@@ -161,13 +168,26 @@ def save_error(step: int, path: Path, error: BaseException | None) -> SaveError 
     """A failed save as a SaveError that names it, whatever was raised; None where nothing was."""
     if error is None or isinstance(error, SaveError):
         return error
-    failure = SaveError(
-        f"step {step} could not be saved: {type(error).__name__}: {error}",
-        where=str(path),
-        cure="Older checkpoints are intact.",
-    )
+    if isinstance(error, OSError):
+        failure = disk_error(error, path)
+    else:
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        failure = SaveError(f"step {step} could not be saved: {said}", where=str(path), cure=INTACT)
     failure.__cause__ = error
     return failure
+
+
+@contextmanager
+def failing_as_save(step: int, path: Path) -> Iterator[None]:
+    """Have whatever is raised inside be the failure of this save; a mistake of the user's stays one."""
+    try:
+        yield
+    except (UserError, SaveError):
+        raise
+    except Exception as error:
+        failure = save_error(step, path, error)
+        assert failure is not None
+        raise failure from error
 
 
 def same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> bool:

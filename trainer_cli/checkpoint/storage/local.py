@@ -27,6 +27,7 @@ from trainer_cli.checkpoint.naming import (
 from trainer_cli.checkpoint.storage.disk import Disk, StrPath
 from trainer_cli.checkpoint.storage.file_writer import BlockPool
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
+from trainer_cli.checkpoint.storage.port import UnsyncedError
 from trainer_cli.config.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class LocalStorage:
             self.disk.fsync_dir(staging)
             self._clear_the_way(name)
             self.disk.rename(staging, final)
-            self.disk.fsync_dir(self.root)
+            self.bring_to_rest()
         except BaseException:
             self._discard_quietly(staging)
             raise
@@ -198,7 +199,6 @@ class LocalStorage:
             self.disk.link(path / MANIFEST_FILE, self._free_name(path / SUPERSEDED_PREFIX))
             self.disk.rename(new, path / MANIFEST_FILE)
             self.disk.fsync_dir(path)
-            self.disk.fsync_dir(self.root)
         self._drop_superseded(path)
 
     def pin(self, name: str, *, pinned: bool) -> None:
@@ -223,7 +223,10 @@ class LocalStorage:
         return aside.name
 
     def bring_to_rest(self) -> None:
-        self.disk.fsync_dir(self.root)
+        try:
+            self.disk.fsync_dir(self.root)
+        except OSError as error:
+            raise UnsyncedError(error.errno, error.strerror, str(self.root)) from error
 
     def sweep(self) -> list[str]:
         try:
@@ -406,8 +409,8 @@ class LocalStorage:
             self._undeleted.discard(path)
 
     def _discard_quietly(self, path: Path) -> None:
-        """What cannot be removed now is swept by a later attempt."""
+        """What cannot be removed now is swept by a later attempt, which warns where it cannot either."""
         try:
             self._discard(path)
         except OSError as error:
-            logger.warning("cannot clear away %s: %s", path, error)
+            logger.debug("cannot clear away %s: %s", path, error)
