@@ -2,6 +2,7 @@
 
     TrainError              1   the training failed
     ├── SaveError           1   a checkpoint could not be written; older ones are intact
+    │   └── NotDurableError 1   it is written, but a power cut may take it away
     ├── UserError           2   a mistake in a command, a value, a file that is not there
     │   └── ConfigError     2   a mistake in the composed config
     ├── CheckpointError     3   checkpoints were demanded or exist, and none is valid
@@ -13,6 +14,7 @@ any other exception is a fault of ours (or of the model) and is shown with all o
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 
 
@@ -52,6 +54,27 @@ class TrainError(Exception):
 
 class SaveError(TrainError):
     """A checkpoint could not be written. What was committed before is untouched."""
+
+
+class NotDurableError(SaveError):
+    """A checkpoint has its name and all its bytes, but the fsync of the directory that holds it failed."""
+
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+DISK_CURES = {
+    errno.ENOSPC: "Free some space on the disk.",
+    errno.EDQUOT: "Free some space, or have the quota raised.",
+    errno.EFBIG: "Raise the limit on the size of a file (ulimit -f).",
+    errno.EIO: "Check the disk and its file system.",
+    errno.EROFS: "The file system is read-only: check it and its disk, or mount it for writing.",
+    errno.ESTALE: "Check the file system and the server that it is mounted from.",
+}
+"""What to do about errors of a disk, by errno; none of these is a fault of the program."""
+
+
+def disk_cure(error: OSError) -> str:
+    """What to do about an error of writing to a directory."""
+    return DISK_CURES.get(error.errno or 0, "Check that the directory is writable.")
 
 
 class UserError(TrainError):

@@ -312,38 +312,6 @@ def test_a_failed_save_ends_the_training_or_is_told_and_counts_no_more(
     assert [path.name for path in (tmp_path / "b").glob("step*")] == ["step9"], "the last one is made on the spot"
 
 
-@pytest.mark.parametrize("where", ["copy", "write"])
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA error"), torch.OutOfMemoryError("no GPU memory")])
-@pytest.mark.parametrize("on_save_error", ["raise", "warn"])
-def test_a_save_that_fails_with_any_error_is_a_failed_save(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    where: str,
-    error: Exception,
-    on_save_error: str,
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    def run() -> Any:
-        return fit(tmp_path, save_interval=4, pre_train_checkpoint=False, on_save_error=on_save_error)
-
-    place = "Snapshot.write" if where == "write" else "SnapshotBuffer.capture"
-    monkeypatch.setattr(f"trainer_cli.checkpoint.snapshot_buffer.{place}", fail)
-    if where == "copy" and isinstance(error, MemoryError):
-        assert run().progress.step == 9, "saved without a copy"
-        assert len(list(tmp_path.glob("step*"))) == 3
-    elif on_save_error == "raise":
-        with pytest.raises(SaveError, match=f"step 4 could not be saved: {type(error).__name__}: .*step4") as raised:
-            run()
-        assert raised.value.__cause__ is error
-    else:
-        assert run().progress.step == 9
-        assert [f"step {step} could not be saved" in caplog.text for step in (4, 8)] == [True, True]
-        assert [path.name for path in tmp_path.glob("step*")] == ["step9"], "the last save is synchronous"
-
-
 def test_memory_for_copies_is_got_ready_after_the_first_step_where_a_save_will_come(tmp_path: Path) -> None:
     held: dict[int, bool] = {}
 

@@ -8,9 +8,11 @@ import os
 import pytest
 from states import small_state
 
-from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.checkpoint.catalog import GONE, REMOVING, Catalog
 from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
+from trainer_cli.checkpoint.naming import removed_marker
 from trainer_cli.checkpoint.policy import Kind, Saved
+from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.testing.faults import FaultyDisk
 
@@ -89,3 +91,52 @@ def test_no_fault_while_listing_makes_a_checkpoint_vanish_unseen(root):
                 continue
             assert len(entries) == 4
             assert sum(entry.problem is not None or entry.pinned for entry in entries) == 1, counting.operations[at - 1]
+
+
+class RemovesMidway(Disk):
+    """Another process removes a checkpoint before operation number `at` of this one."""
+
+    def __init__(self, root, name, at, keep=False):
+        self.left, self.remove = at, lambda: half_remove(root / name) if keep else LocalStorage(root).remove(name)
+
+    def stat(self, path, *, follow=True):
+        self.count()
+        return super().stat(path, follow=follow)
+
+    def open(self, path):
+        self.count()
+        return super().open(path)
+
+    def listdir(self, path):
+        self.count()
+        return super().listdir(path)
+
+    def count(self):
+        self.left -= 1
+        if self.left == 0:
+            self.remove()
+
+
+def half_remove(path):
+    (path / "manifest.json").rename(path / removed_marker("other"))
+
+
+@pytest.mark.parametrize("at", range(1, 40))
+def test_one_that_is_removed_while_it_is_looked_at_is_valid_or_not_there(root, at):
+    entries = Catalog(LocalStorage(root, disk=RemovesMidway(root, "step10", at))).entries()
+    assert {entry.name for entry in entries} | {"step10"} == {"step9", "step10", "step100", "step200"}
+    assert [entry.problem for entry in entries if not entry.valid] == []
+
+
+@pytest.mark.parametrize("at", range(1, 40))
+def test_one_whose_removal_has_begun_is_neither_damaged_nor_said_to_have_been_partial(root, at):
+    entries = Catalog(LocalStorage(root, disk=RemovesMidway(root, "step10", at, keep=True))).entries()
+    assert len(entries) == 4
+    assert all(
+        entry.valid or (entry.name, entry.problem, entry.removed) == ("step10", REMOVING, True) for entry in entries
+    )
+
+
+def test_one_that_is_not_there_is_removed_and_not_valid(root):
+    entry = Catalog(LocalStorage(root)).entry("step11")
+    assert (entry.valid, entry.removed, entry.problem) == (False, True, GONE)

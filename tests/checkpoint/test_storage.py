@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -150,6 +151,23 @@ class StorageContract:
         assert storage.peek("step1", "manifest.json") == b"newer"
         assert set(storage.sizes("step1")) == {"a", "manifest.json"}
 
+    def test_a_reader_keeps_its_files_though_the_manifest_is_replaced_meanwhile(self, storage):
+        put(storage, "step1", a=b"alpha")
+        with storage.reading("step1") as folder:
+            storage.amend("step1", b"new")
+            storage.amend("step1", b"newer")
+            assert not storage.remove("step1")
+            with folder.open("a") as source:
+                assert source.size_bytes == 5
+            with storage.reading("step1"):
+                assert storage.peek("step1", "manifest.json") == b"newer"
+        assert storage.remove("step1")
+        assert storage.names() == []
+
+    def test_what_is_not_there_cannot_be_amended(self, storage):
+        with pytest.raises(FileNotFoundError):
+            storage.amend("step1", b"new")
+
     def test_a_pin_is_set_and_taken_back(self, storage):
         put(storage, "step1", a=b"a")
         for pinned in (True, True, False, False):
@@ -237,6 +255,7 @@ class TestLocalStorage(StorageContract):
         steps = [one for one in disk.operations if not one.startswith("stat")]
         assert steps == [
             "open manifest.json",
+            "listdir step1",
             "rename manifest.json",
             "fsync_dir step1",
             "rename step1",
@@ -321,6 +340,45 @@ class TestLocalStorage(StorageContract):
             fcntl.flock(file, fcntl.LOCK_EX)
             with pytest.raises(FileNotFoundError, match="being removed"), storage.reading("step1"):
                 pass
+
+    def test_a_manifest_that_is_replaced_while_it_is_opened_is_opened_again(self, storage):
+        class Amends(Disk):
+            """Replaces the manifest between its opening and its lock, once."""
+
+            replaced = False
+
+            def lock(self, fd: int, *, exclusive: bool) -> bool:
+                if not self.replaced:
+                    self.replaced = True
+                    other.amend("step1", b"new")
+                return super().lock(fd, exclusive=exclusive)
+
+        other = LocalStorage(storage.root)
+        put(other, "step1", a=b"a")
+        storage.disk = Amends()
+        with storage.reading("step1"):
+            assert not other.remove("step1")
+        assert other.remove("step1")
+
+    @pytest.mark.parametrize("at", range(1, 30))
+    def test_an_amendment_that_fails_midway_leaves_a_checkpoint_that_can_be_read_amended_and_removed(self, storage, at):
+        put(storage, "step1", a=b"a")
+        storage.disk = FaultyDisk(at)
+        try:
+            storage.amend("step1", b"new")
+        except OSError:
+            assert storage.disk.struck
+        storage.disk = Disk()
+        with storage.reading("step1"):
+            assert storage.peek("step1", "manifest.json") in (b"{}", b"new")
+            assert not storage.remove("step1")
+        storage.amend("step1", b"newer")
+        assert set(storage.sizes("step1")) == {"a", "manifest.json"}
+        storage.disk = FaultyDisk(at)
+        with contextlib.suppress(OSError):
+            storage.amend("step1", b"newest")
+        storage.disk = Disk()
+        assert storage.remove("step1")
 
     def test_a_linked_checkpoint_is_read_but_not_removed(self, storage, tmp_path, caplog):
         elsewhere = LocalStorage(tmp_path / "elsewhere")

@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 import torch
 
+from trainer_cli.checkpoint import soundness
 from trainer_cli.checkpoint.checkpointer import Facts, make_sync_checkpointer
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.soundness import catalog_of
+from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.cli.main import main
+from trainer_cli.run import shelf
 from trainer_cli.run.rundir import RunDir
 
 ROOT = Path(__file__).parents[2]
@@ -365,6 +368,63 @@ def test_verify_as_json_has_a_verdict_for_each(ckpt: Ckpt) -> None:
         ("step5", False, False),
         ("step20", True, True),
     ]
+
+
+class Removes:
+    """Removes checkpoints when the digests begin to be read, as a run does that trains beside the command."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *gone: str) -> None:
+        self.gone = list(gone)
+        monkeypatch.setattr(shelf, "why_unsound", self)
+
+    def __call__(self, storage: Any, entry: Any) -> str | None:
+        while self.gone:
+            path = Path(self.gone.pop())
+            assert LocalStorage(path.parent).remove(path.name)
+        return soundness.why_unsound(storage, entry)
+
+
+def test_verify_passes_over_what_a_run_removes_meanwhile_with_a_word(
+    ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Removes(monkeypatch, f"{FINE}/step10", f"{FINE}/step20")
+    said = ckpt("verify", "runs/fine")
+    assert said.code == 0
+    assert said.out.splitlines()[-1] == "1 of 1 sound"
+    assert said.err.splitlines() == [
+        f"passed over: {FINE}/step10, which was removed meanwhile",
+        f"passed over: {FINE}/step20, which was removed meanwhile",
+    ]
+
+
+def test_verify_of_one_that_was_named_and_is_removed_meanwhile_is_exit_3(
+    ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Removes(monkeypatch, f"{FINE}/step10")
+    said = ckpt("verify", f"{FINE}/step10", "runs/fine@step20", "--json")
+    assert said.code == 3
+    assert [Path(one["path"]).name for one in said.json] == ["step20"]
+    assert f"train: error: {FINE}/step10: removed meanwhile" in said.err
+    assert ckpt("verify", f"{FINE}/step10").code == 3
+
+
+def test_verify_looks_again_where_all_were_removed_meanwhile(
+    ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    Removes(monkeypatch, *(f"{FINE}/step{step}" for step in (10, 20, 30)))
+    said = ckpt("verify", FINE)
+    assert said.code == 3, "nothing is left there"
+    assert said.err.count("passed over") == 3
+
+
+def test_what_a_removal_left_midway_is_passed_over_by_verify_and_told_by_ls(ckpt: Ckpt) -> None:
+    os.rename(f"{FINE}/step10/manifest.json", f"{FINE}/step10/.removed.fine")
+    said = ckpt("verify", FINE)
+    assert (said.code, said.out.splitlines()[-1]) == (0, "2 of 2 sound")
+    assert "passed over: runs/fine/checkpoints/step10" in said.err
+    assert ckpt("verify", f"{FINE}/step10").code == 3
+    assert [one["state"] for one in ckpt("ls", FINE, "--json").json] == ["being removed", "valid", "valid"]
 
 
 def test_diff_tells_config_shapes_and_relative_changes(ckpt: Ckpt) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from trainer_cli.cli import main as door
 from trainer_cli.cli.main import Verb, add_config_arguments, main
-from trainer_cli.errors import CheckpointError, RunDirectoryError, SaveError, TrainError, UserError
+from trainer_cli.errors import DISK_CURES, CheckpointError, RunDirectoryError, SaveError, TrainError, UserError
 
 
 def verb_that(monkeypatch: pytest.MonkeyPatch, run: object) -> None:
@@ -62,14 +62,14 @@ def test_any_other_error_shows_all_of_itself(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_one_message_and_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE])
+def test_a_disk_that_is_full_or_fails_is_one_message_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
-    verb_that(monkeypatch, raising(OSError(errno.ENOSPC, "No space left on device", "runs/x/metrics.jsonl")))
+    verb_that(monkeypatch, raising(OSError(number, os.strerror(number), "runs/x/metrics.jsonl")))
     assert main(["probe"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("train: error: No space left on device (runs/x/metrics.jsonl).")
-    assert "Traceback" not in said
+    assert said == f"train: error: {os.strerror(number)} (runs/x/metrics.jsonl). {DISK_CURES[number]}\n"
 
 
 def test_the_traceback_of_a_mistake_is_shown_on_demand(

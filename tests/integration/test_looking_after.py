@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from command import SMALL, hold, make_project, names, running
 from compare import assert_same_state, metrics
 from forks import Forks
+
+from trainer_cli.checkpoint.soundness import catalog_of
 
 RUN = (*SMALL, "loop.max_duration=40", "run_dir=run", "+callbacks.interrupt._target_=interrupts.Interrupt")
 
@@ -130,3 +133,21 @@ def test_files_in_the_run_directory_ask_for_a_save_an_evaluation_and_a_stop(tmp_
     assert "asked for" in (run / "train.log").read_text()
     if result.code == 75:
         assert json.loads((run / "summary.json").read_text())["reason"] == "asked for by a file"
+
+
+def test_verify_beside_a_run_that_saves_and_removes_at_every_step_finds_nothing_wrong(
+    forks: Forks, tmp_path: Path
+) -> None:
+    settings = ("loop.eval_interval=null", "loop.eval_steps=1", "checkpoint.save_interval=1", "loop.log_interval=100")
+    run = ("experiment=digits_mlp", "model.hidden=[64]", "loop.max_duration=1000000", *settings)
+    with running("fit", *run, "checkpoint.max_checkpoints=1", "run_dir=run", cwd=tmp_path) as training:
+        training.wait_for((tmp_path / "run/metrics.jsonl").exists, "training")
+        training.wait_for(lambda: len(catalog_of(tmp_path / "run/checkpoints").names()) > 1, "saving")
+        looks = [forks.run(tmp_path, "ckpt", "verify", "run") for _ in range(40)]
+        assert training.process.poll() is None
+    for look in looks:
+        assert look.code == 0, look.out + look.err
+        assert all(line.endswith((" found", " sound")) for line in look.out.splitlines()), look.out
+        passed_over = r"passed over: \S+, which was removed meanwhile"
+        assert all(re.fullmatch(passed_over, line) for line in look.err.splitlines()), look.err
+    assert any(look.err for look in looks), "none was removed meanwhile, so that nothing was shown"

@@ -89,3 +89,13 @@ def test_a_filesystem_that_cannot_sync_folders_is_no_obstacle(tmp_path: Path, mo
     monkeypatch.setattr(os, "fsync", invalid)
     files.sync_folder(tmp_path)
     assert tmp_path.is_dir()
+
+
+def test_an_error_of_writing_to_an_open_file_names_it() -> None:
+    with (
+        pytest.raises(OSError, match="No space left on device") as caught,
+        files.naming("metrics.jsonl"),
+        open("/dev/full", "wb", buffering=0) as file,
+    ):
+        file.write(b"x")
+    assert caught.value.filename == "metrics.jsonl"

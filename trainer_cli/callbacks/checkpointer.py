@@ -29,10 +29,10 @@ from trainer_cli.checkpoint.rules import retention_rules, save_rules, typed
 from trainer_cli.checkpoint.snapshot import is_finite
 from trainer_cli.checkpoint.soundness import catalog_of, newest_sound
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.writer import Facts
+from trainer_cli.checkpoint.writer import Facts, disk_error
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.config.schema import CheckpointConfig, OnSaveError
-from trainer_cli.errors import ConfigError, SaveError, UserError
+from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -139,6 +139,9 @@ class CheckpointerCallback(Callback):
             )
         if self._background is not None:
             log.info("saves are written behind the training (checkpoint.save_async=false turns this off)")
+        if own:
+            # An attempt that died may not have come to the fsync after its last rename. Before older ones are removed.
+            self._bring_to_rest(own[-1].name)
         self.retention.leave_branch(trainer.progress.step, self.settings.newer)
         self._last_saved_step = max((one.step for one in own if one.step <= trainer.progress.step), default=None)
         self.retention.retire(self._last_saved_step)
@@ -250,11 +253,16 @@ class CheckpointerCallback(Callback):
         """Save this step, durably, and remove what may go now. Returns the checkpoint's path.
 
         Raises:
-            SaveError: nothing was committed; older checkpoints are intact.
+            NotDurableError: the checkpoint is there, but a power cut may take it away.
+            SaveError: nothing was committed. In both cases older checkpoints are intact.
         """
         self._poll(trainer, wait=True)
         path = self.folder / self._name(trainer)
-        self._write(trainer, path, decision, finished)
+        try:
+            self._write(trainer, path, decision, finished)
+        except SaveError as error:
+            self._has_failed(trainer.progress.step, error, self._last_saved_step)
+            raise
         self._last_saved_step = trainer.progress.step
         self.asked = False
         self._failures = 0
@@ -266,9 +274,8 @@ class CheckpointerCallback(Callback):
     def _save_in_background(self, trainer: Trainer, decision: Decision, background: BackgroundSaves) -> None:
         """Copy this step and have it written; `_poll` reports the outcome."""
         path = self.folder / self._name(trainer)
-        trainer.journal.hand_over()
         facts = self._facts_of(trainer, decision, None)
-        with errors_of_save(facts.step, path):
+        try:
             background.begin(
                 trainer,
                 path,
@@ -279,6 +286,9 @@ class CheckpointerCallback(Callback):
                 # In the writing thread, before the save counts as done: nothing else looks at the disk meanwhile.
                 after_commit=partial(self._is_committed, facts.step, decision),
             )
+        except SaveError as error:
+            self._has_failed(facts.step, error, self._last_saved_step)
+            raise
         self._last_saved_step = facts.step
         self.asked = False
 
@@ -286,7 +296,9 @@ class CheckpointerCallback(Callback):
         """Report the outcome of the save in flight, if it has ended, or once it has.
 
         Raises:
-            SaveError: it has failed, and counts no more.
+            NotDurableError: the checkpoint is there, but a power cut may take it away. It counts as saved, and nothing
+                is removed for it.
+            SaveError: it has failed, and does not count as saved.
         """
         ended = self._background.poll(wait=wait) if self._background is not None else None
         if ended is None:
@@ -296,9 +308,20 @@ class CheckpointerCallback(Callback):
             self._failures = 0
             trainer.hooks.call("on_after_save_checkpoint", trainer, save.path)
             return
-        self._last_saved_step, self._failed_step = save.last_saved_step, save.step
+        self._has_failed(save.step, failure, save.last_saved_step)
         self.asked = self.asked or save.requested
         raise failure
+
+    def _has_failed(self, step: int, failure: SaveError, last_saved_step: int | None) -> None:
+        """Count a failed save as none, which no interval repeats at the same step; but one that is there as a save.
+
+        Args:
+            last_saved_step: the step saved before it.
+        """
+        if isinstance(failure, NotDurableError):
+            self._last_saved_step = step
+        else:
+            self._last_saved_step, self._failed_step = last_saved_step, step
 
     def _is_committed(self, step: int, decision: Decision) -> None:
         """Say so, and remove what may go for it; in the thread that wrote it."""
@@ -310,9 +333,9 @@ class CheckpointerCallback(Callback):
         return self.retention.kept(self._last_saved_step) if self._rules is not None else {}
 
     def _try(self, save: Callable[[], object], *, last: bool = False) -> None:
-        """Save; a failure ends the training, or is told and passed over, as `on_save_error` says.
+        """Save; a failure ends the training or is logged, as `on_save_error` says.
 
-        That of the `last` save of all never is: nothing comes after it that could make up for it.
+        A failure of the `last` save always ends the training with an error: no later save makes up for it.
         """
         try:
             save()
@@ -324,15 +347,16 @@ class CheckpointerCallback(Callback):
             log.error(
                 "%s The training goes on (failure %d; %d in a row are passed over).", error, self._failures, limit
             )
+            log.debug("the save failed", exc_info=error)
 
     def _write(
         self, trainer: Trainer, path: Path, decision: Decision, finished: str | None, *, exact: bool = True
     ) -> None:
-        state = trainer.checkpoint_state()
-        trainer.journal.make_durable()
         facts = self._facts_of(trainer, decision, finished, exact=exact)
         with errors_of_save(facts.step, path):
-            self.checkpointer.save(state, path, facts=replace(facts, finite=is_finite(trainer.model)))
+            trainer.journal.make_durable()
+            facts = replace(facts, finite=is_finite(trainer.model))
+            self.checkpointer.save(trainer.checkpoint_state(), path, facts=facts)
 
     def _facts_of(self, trainer: Trainer, decision: Decision, finished: str | None, *, exact: bool = True) -> Facts:
         progress, identity = trainer.progress, self.identity
@@ -355,6 +379,7 @@ class CheckpointerCallback(Callback):
         """Complete the manifest of a step that was saved before its evaluation, which a stop had put off.
 
         Raises:
+            NotDurableError: a power cut may take the checkpoint away.
             SaveError: the manifest is as it was.
         """
         if moment.occasion is not Occasion.pre_train:
@@ -362,6 +387,7 @@ class CheckpointerCallback(Callback):
         entry = next((one for one in self.retention.own() if one.step == moment.now.step), None)
         if entry is None or entry.manifest is None or self._rules is None:
             return
+        self._bring_to_rest(entry.name)
         manifest = entry.manifest
         decision = why_save(self._rules, replace(moment, last_saved_step=None, occasion=_asked_late(moment.occasion)))
         metrics = {**manifest.metrics, **moment.metrics}
@@ -376,10 +402,21 @@ class CheckpointerCallback(Callback):
             raise SaveError(
                 f"the checkpoint could not be completed: {error.strerror or error}",
                 where=str(self.folder / entry.name),
-                cure="It is intact as it was.",
+                cure=f"It is intact as it was. {disk_cure(error)}",
             ) from error
         log.info("completed step %d (its evaluation is made)", entry.step)
         self.retention.retire(self._last_saved_step)
+
+    def _bring_to_rest(self, name: str) -> None:
+        """Have the names of all checkpoints survive a power cut.
+
+        Raises:
+            NotDurableError: they may not; it names this checkpoint.
+        """
+        try:
+            self.storage.bring_to_rest()
+        except OSError as error:
+            raise disk_error(error, self.folder / name) from error
 
     def _is_gone_on_from(self, trainer: Trainer) -> bool:
         """True where the training goes on, whole, from a checkpoint in the folder."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.policy import Decision, Occasion
-from trainer_cli.checkpoint.writer import Facts
+from trainer_cli.checkpoint.writer import INTACT, Facts, disk_error
 from trainer_cli.errors import SaveError, UserError
 
 if TYPE_CHECKING:
@@ -83,16 +83,22 @@ class BackgroundSaves:
         last_saved_step: int | None,
         after_commit: Callable[[], object],
     ) -> None:
-        """Copy the state of this step and have it written; the trainer polls once it is."""
+        """Copy the state of this step and have it written; the trainer polls once it is.
+
+        Raises:
+            SaveError: the state could not be copied.
+        """
         self._interrupted = False
-        saving = self.checkpointer.save(
-            trainer.checkpoint_state(),
-            path,
-            facts=facts,
-            trained=[parameter for parameter in trainer.model.parameters() if parameter.requires_grad],
-            before_commit=trainer.journal.make_durable,
-            after_commit=after_commit,
-        )
+        with errors_of_save(facts.step, path):
+            trainer.journal.hand_over()
+            saving = self.checkpointer.save(
+                trainer.checkpoint_state(),
+                path,
+                facts=facts,
+                trained=[parameter for parameter in trainer.model.parameters() if parameter.requires_grad],
+                before_commit=trainer.journal.make_durable,
+                after_commit=after_commit,
+            )
         self.current = InFlightSave(
             facts.step, path, decision, saving.written, facts.metrics, requested, last_saved_step
         )
@@ -176,12 +182,11 @@ def errors_of_save(step: int, path: Path) -> Iterator[None]:
         yield
     except (SaveError, UserError):
         raise
+    except OSError as error:
+        raise disk_error(error, path) from error
     except Exception as error:
-        raise SaveError(
-            f"step {step} could not be saved: {type(error).__name__}: {error}",
-            where=str(path),
-            cure="Older checkpoints are intact.",
-        ) from error
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise SaveError(f"step {step} could not be saved: {said}", where=str(path), cure=INTACT) from error
 
 
 def same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> bool:

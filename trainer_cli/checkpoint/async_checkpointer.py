@@ -100,7 +100,7 @@ class AsyncCheckpointer(FolderCheckpointer):
             if snapshot is not None:
                 snapshot.wait()
             put = layout.write if snapshot is None else snapshot.write
-            self.writer.write(storage, name, facts, put, needs=lambda: layout.total_bytes, last_facts=last_facts)
+            self.writer.write(storage, name, facts, put, size_bytes=layout.total_bytes, last_facts=last_facts)
             after_commit()
 
         staged: Future[None] = Future()
@@ -124,7 +124,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         if self._why_no_memory(layout) is None:
             try:
                 memory = self.buffer.reserve(layout)
-            except (OSError, MemoryError) as error:
+            except (OSError, MemoryError, RuntimeError) as error:
                 log.debug("no memory is reserved for saves: %s", error)
             else:
                 self.thread.submit(memory.touch)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trainer_cli.checkpoint.manifest import Manifest, ManifestError
-from trainer_cli.checkpoint.naming import MANIFEST_FILE, parse_step
+from trainer_cli.checkpoint.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
 from trainer_cli.checkpoint.policy import Saved
 from trainer_cli.checkpoint.storage.port import Storage
 from trainer_cli.trainer.progress import Progress
@@ -16,6 +16,8 @@ from trainer_cli.trainer.progress import Progress
 logger = logging.getLogger(__name__)
 
 PARTIAL = "it has no manifest, so it is partial"
+REMOVING = "it is being removed"
+GONE = "it is not there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,13 @@ class Entry:
 
     @property
     def partial(self) -> bool:
-        """True where nothing says that it was ever complete."""
-        return self.manifest is None and self.problem == PARTIAL
+        """True where nothing says that it was ever complete, or it is no longer."""
+        return self.manifest is None and self.problem in (PARTIAL, REMOVING, GONE)
+
+    @property
+    def removed(self) -> bool:
+        """True where its removal has begun or is done."""
+        return self.problem in (REMOVING, GONE)
 
     @property
     def valid(self) -> bool:
@@ -101,7 +108,18 @@ class Catalog:
 
     def entry(self, name: str) -> Entry:
         """The one of that name."""
-        return self._look(name) or Entry(name, parse_step(name) or 0, None, PARTIAL)
+        step = parse_step(name)
+        manifest, problem = examine(self.storage, name)
+        if manifest is not None and problem is None and step not in (None, manifest.step):
+            problem = f"its manifest is of step {manifest.step}"
+        try:
+            pinned = self.storage.is_pinned(name)
+        except OSError as error:
+            logger.warning("cannot see whether %s is pinned, so it is kept: %s", name, error)
+            pinned = True
+        if step is None:
+            step = manifest.step if manifest is not None else 0
+        return Entry(name, step, manifest, problem, pinned)
 
     def valid(self, run_id: str | None = None) -> list[Entry]:
         """Those of a run, or of any run, that can be loaded, by step."""
@@ -115,24 +133,10 @@ class Catalog:
         )
 
     def _look(self, name: str) -> Entry | None:
-        """What a folder is; None for one that has neither a checkpoint's name nor a manifest."""
-        step = parse_step(name)
-        try:
-            manifest, problem = examine(self.storage, name)
-        except OSError as error:
-            manifest, problem = None, f"it cannot be read: {error}"
-        if step is None and manifest is None and problem == PARTIAL:
-            return None
-        if manifest is not None and problem is None and step not in (None, manifest.step):
-            problem = f"its manifest is of step {manifest.step}"
-        try:
-            pinned = self.storage.is_pinned(name)
-        except OSError as error:
-            logger.warning("cannot see whether %s is pinned, so it is kept: %s", name, error)
-            pinned = True
-        if step is None:
-            step = manifest.step if manifest is not None else 0
-        return Entry(name, step, manifest, problem, pinned)
+        """What a folder is; None for one that is gone, or has neither a checkpoint's name nor a manifest."""
+        entry = self.entry(name)
+        is_other = entry.problem == PARTIAL and parse_step(name) is None
+        return None if is_other or entry.problem == GONE else entry
 
 
 @lru_cache(maxsize=4096)
@@ -142,20 +146,35 @@ def _parsed(data: bytes) -> Manifest:
 
 
 def examine(storage: Storage, name: str) -> tuple[Manifest | None, str | None]:
-    """The manifest of a checkpoint, and what is wrong with it, its files or their sizes."""
+    """The manifest of a checkpoint, and what is wrong with it, its files or their sizes.
+
+    A problem counts only if the manifest is the same before and after: a removal in between looks like damage.
+    """
     try:
-        data = storage.peek(name, MANIFEST_FILE)
-        if data is None:
-            return None, PARTIAL
-        manifest = _parsed(data)
-        sizes = storage.sizes(name)
-    except ManifestError as error:
-        return None, str(error)
+        while True:
+            data = storage.peek(name, MANIFEST_FILE)
+            found = _without_manifest(storage, name) if data is None else _with_manifest(storage, name, data)
+            if found[1] is None or storage.peek(name, MANIFEST_FILE) == data:
+                return found
     except OSError as error:
         return None, f"it cannot be read: {error}"
+
+
+def _with_manifest(storage: Storage, name: str, data: bytes) -> tuple[Manifest | None, str | None]:
+    try:
+        manifest = _parsed(data)
+    except ManifestError as error:
+        return None, str(error)
+    sizes = storage.sizes(name)
     for file, entry in sorted(manifest.files.items()):
         if file not in sizes:
             return manifest, f"{file} is missing"
         if sizes[file] != entry.size_bytes:
             return manifest, f"{file} has {sizes[file]:,} bytes instead of {entry.size_bytes:,}"
     return manifest, None
+
+
+def _without_manifest(storage: Storage, name: str) -> tuple[None, str]:
+    if any(file.startswith(REMOVED_PREFIX) for file in storage.sizes(name)):
+        return None, REMOVING
+    return None, PARTIAL if name in storage.names() else GONE

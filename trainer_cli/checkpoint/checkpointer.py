@@ -45,7 +45,7 @@ class Saving:
     staged: Future[None]
     """Done once the state may change: it is copied."""
     written: Future[None]
-    """Done once the checkpoint is committed, or the save has failed: then it holds a SaveError."""
+    """Done once the checkpoint is committed, or the save has failed: then it holds what was raised."""
 
 
 class LoadedState(dict[str, Any]):
@@ -66,7 +66,8 @@ class Checkpointer(ABC):
         None where it is committed when this returns; else what will tell.
 
         Raises:
-            SaveError: nothing was committed; older checkpoints are intact.
+            NotDurableError: the checkpoint is there, but a power cut may take it away.
+            SaveError: nothing was committed. In both cases older checkpoints are intact.
         """
 
     @abstractmethod
@@ -248,7 +249,7 @@ class SyncCheckpointer(FolderCheckpointer):
     def save(self, state_dict: Mapping[str, Any], path: str | Path, *, facts: Facts | None = None) -> None:
         storage, name = self._place(path)
         layout = self.format.plan(state_dict)
-        self.writer.write(storage, name, facts or facts_of(name), layout.write, needs=lambda: layout.total_bytes)
+        self.writer.write(storage, name, facts or facts_of(name), layout.write, size_bytes=layout.total_bytes)
 
 
 def make_sync_checkpointer(

@@ -11,6 +11,10 @@ from typing import NamedTuple
 MANIFEST_FILE = "manifest.json"
 PINNED_FILE = "pinned"
 CONFIG_FILE = "config.yaml"
+REMOVED_PREFIX = ".removed."
+"""How the manifest's name begins once the removal of its folder has begun."""
+SUPERSEDED_PREFIX = ".superseded."
+"""How the name of a replaced manifest begins: readers that came before the replacement hold a lock on it."""
 
 DEFAULT_PATTERN = "step{step}"
 VARIABLES = ("step", "epoch", "batch", "samples", "tokens", "run_name", "world_size")
@@ -110,8 +114,8 @@ def parse_hidden(name: str) -> HiddenName | None:
 
 
 def removed_marker(run_id: str) -> str:
-    """What the manifest is called once its folder is condemned: a removal that died is finished from it."""
-    return f".removed.{run_id}"
+    """The manifest's name once the removal of its folder has begun; a removal that died is finished from it."""
+    return f"{REMOVED_PREFIX}{run_id}"
 
 
 def is_plain(name: str) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,14 +18,17 @@ from trainer_cli.checkpoint.format.verified import verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.naming import MANIFEST_FILE, parse_step
 from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.checkpoint.storage.port import UnsyncedError
 from trainer_cli.config.schema import DigestAlgorithm
-from trainer_cli.errors import SaveError
+from trainer_cli.errors import NO_SPACE, NotDurableError, SaveError, disk_cure
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.port import FormatRecord
     from trainer_cli.checkpoint.storage.port import Storage, WritableFolder
 
 logger = logging.getLogger(__name__)
+
+INTACT = "Older checkpoints are intact."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +72,18 @@ class Writer:
         facts: Facts,
         put: Callable[[WritableFolder], FormatRecord],
         *,
-        needs: Callable[[], int],
+        size_bytes: int,
         last_facts: Callable[[Facts], Facts] = lambda facts: facts,
     ) -> None:
         """Commit what `put` writes. What is there already, whole, is never written again.
 
-        `last_facts` is asked when all else is written, before the manifest is made; `needs` says how many bytes it
-        would have been, where there is no room.
+        Args:
+            size_bytes: what `put` writes, for the message of a full disk.
+            last_facts: called when all else is written, before the manifest is made.
 
         Raises:
-            SaveError: nothing was committed; older checkpoints are intact.
+            NotDurableError: the checkpoint is there, but a power cut may take it away.
+            SaveError: nothing was committed. In both cases older checkpoints are intact.
         """
         where = storage.location(name)
         try:
@@ -86,7 +93,8 @@ class Writer:
                 return
             self._write(storage, name, facts, put, last_facts)
         except OSError as error:
-            raise _save_error(storage, where, needs(), error) from error
+            size_bytes += sum(len(content) for content in facts.files.values())
+            raise disk_error(error, where, size_bytes, storage.free_bytes()) from error
         logger.debug("saved %s (%s)", where, facts.reason)
 
     def _is_saved(self, storage: Storage, name: str, facts: Facts) -> bool:
@@ -149,14 +157,29 @@ class Writer:
                 sink.write(manifest.to_bytes())
 
 
-def _save_error(storage: Storage, where: str, size_bytes: int, error: OSError) -> SaveError:
-    free = storage.free_bytes()
-    room = "" if free is None else f", {free:,} bytes are free"
-    return SaveError(
-        f"the checkpoint could not be saved: {error.strerror or error}; it needs {size_bytes:,} bytes{room}",
-        where=where,
-        cure="Older checkpoints are intact.",
-    )
+def disk_error(
+    error: OSError, where: str | Path, size_bytes: int | None = None, free_bytes: int | None = None
+) -> SaveError:
+    """An error of the disk as the failure of a save: which checkpoint, what the system said, and what to do.
+
+    Args:
+        size_bytes: what the checkpoint would have taken.
+        free_bytes: what the file system has left.
+    """
+    said = error.strerror or str(error)
+    cure = f"{INTACT} {disk_cure(error)}"
+    if isinstance(error, UnsyncedError):
+        what = f"the checkpoint is there, but may not survive a power cut: its directory could not be fsynced: {said}"
+        return NotDurableError(what, where=str(where), cure=cure)
+    what = f"the checkpoint could not be saved: {said}"
+    if error.filename is not None and Path(where).absolute().parent not in Path(error.filename).absolute().parents:
+        what += f": {error.filename}"
+    elif error.errno in NO_SPACE and size_bytes is not None:
+        what += f"; it needs {size_bytes:,} bytes"
+        # Of a quota this says nothing.
+        if error.errno == errno.ENOSPC and free_bytes is not None:
+            what += f", {free_bytes:,} bytes are free"
+    return SaveError(what, where=str(where), cure=cure)
 
 
 def _versions() -> dict[str, str]:

@@ -44,6 +44,8 @@ examples:
 _RUNS = ("runs/*", "runs/*/sweep/*")
 _METRIC_COLUMNS = 4
 _LISTED = 40
+_LOOKS = 10
+"""Times that `verify` lists checkpoints anew where all were removed before they were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,38 +215,45 @@ def _told_facts(content: Content) -> list[tuple[str, str]]:
 def _verify(args: argparse.Namespace) -> int:
     from trainer_cli.run.shelf import look, verify_all
 
-    items = look(args.what)
     shows = sys.stderr.isatty() and not args.json
-    done = 0
 
-    def told(item: Item, problem: str | None) -> None:
-        nonlocal done
-        done += 1
+    def show(done: int, item: Item) -> None:
         if shows:
             print(f"\r{done}/{len(items)} {item.path.name}\x1b[K", end="", file=sys.stderr, flush=True)
 
-    faults = verify_all(items, told)
-    if shows:
-        print("\r\x1b[K", end="", file=sys.stderr)
+    for _ in range(_LOOKS):
+        items = look(args.what)
+        found = verify_all(items, show)
+        if shows:
+            print("\r\x1b[K", end="", file=sys.stderr)
+        removed = [item for item in items if item.path not in found]
+        for item in removed:
+            print(f"passed over: {item.path}, which was removed meanwhile", file=sys.stderr)
+        if found or any(item.named for item in removed):
+            break
+    else:
+        raise CheckpointError("each checkpoint was removed before it was read", cure="Give the command again.")
     if args.json:
         print_json(
-            [
-                {"path": str(item.path), "sound": item.path not in faults, "problem": faults.get(item.path)}
-                for item in items
-            ]
+            [{"path": str(path), "sound": problem is None, "problem": problem} for path, problem in found.items()]
         )
     else:
         rows = [
             [
                 str(item.path),
                 "" if item.entry.manifest is None else size(item.entry.size_bytes),
-                faults.get(item.path, "sound"),
+                found[item.path] or "sound",
             ]
             for item in items
+            if item.path in found
         ]
         print(table(["checkpoint", "size", "found"], rows, right=["size"]))
-        print(f"{len(items) - len(faults)} of {len(items)} sound")
-    return ExitCode.FAILED if faults else ExitCode.DONE
+        print(f"{sum(problem is None for problem in found.values())} of {len(found)} sound")
+    if any(found.values()):
+        return ExitCode.FAILED
+    if gone := [str(item.path) for item in removed if item.named]:
+        raise CheckpointError(f"{', '.join(gone)}: removed meanwhile", cure="Name one that is there.")
+    return ExitCode.DONE
 
 
 def _diff(args: argparse.Namespace) -> int:
@@ -335,8 +344,8 @@ def _one(what: str) -> Path:
 
     found = all_of([what])
     if len(found) > 1:
-        path, run = list(found.items())[-1]
-        such = path if run is None else f"{run}@latest, {run}@best or {path}"
+        path, named = list(found.items())[-1]
+        such = path if named.run is None else f"{named.run}@latest, {named.run}@best or {path}"
         raise UserError(f"{what} names {len(found)} checkpoints, but one is wanted", cure=f"Name one, such as {such}.")
     return next(iter(found))
 

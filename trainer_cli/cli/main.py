@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import errno
 import gc
 import os
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from trainer_cli.config.garbage import uncollected
-from trainer_cli.errors import ExitCode, TrainError, UserError
+from trainer_cli.errors import DISK_CURES, ExitCode, TrainError, UserError
 
 
 class Verb(NamedTuple):
@@ -44,10 +43,6 @@ EXAMPLES = """examples:
   train fit +experiment=digits optimizer.lr=0.01    with a change
   train validate ckpt='runs/digits/checkpoints/*'   evaluate all its checkpoints
   train new mine                                    begin a project of your own"""
-
-
-# No fault of ours, and nothing that a traceback would explain: a full disk, a quota, a file grown too large.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _FULL and not _wants_all():
+        if isinstance(error, OSError) and error.errno in DISK_CURES and not _wants_all():
             where = f" ({error.filename})" if error.filename else ""
-            print(f"train: error: {error.strerror}{where}. What was committed before is intact.", file=sys.stderr)
+            print(f"train: error: {error.strerror}{where}. {DISK_CURES[error.errno]}", file=sys.stderr)
         else:
             traceback.print_exc()
         return int(ExitCode.FAILED)

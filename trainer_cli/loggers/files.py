@@ -37,6 +37,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Give errors of writing to an open file its name, which the system leaves out."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
+
+
 def replace(path: Path, content: Iterable[bytes]) -> None:
     """Write a file whole and durably under another name, then give it its own. One writer at a time."""
     staged = path.with_name(f".tmp.{path.name}")

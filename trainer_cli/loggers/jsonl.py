@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
-from trainer_cli.loggers.files import keep_spans, sync, sync_folder
+from trainer_cli.loggers.files import keep_spans, naming, sync, sync_folder
 
 
 class JsonlLogger(Logger):
@@ -38,15 +38,17 @@ class JsonlLogger(Logger):
     def log(self, record: Record) -> None:
         if self._file is None:
             return
-        self._file.write(encode(record))
-        self._file.flush()
+        with naming(self._file.name):
+            self._file.write(encode(record))
+            self._file.flush()
 
     def flush(self, durable: bool = False) -> None:
         if self._file is None:
             return
-        self._file.flush()
-        if durable:
-            sync(self._file.fileno())
+        with naming(self._file.name):
+            self._file.flush()
+            if durable:
+                sync(self._file.fileno())
 
     def close(self) -> None:
         file, self._file = self._file, None

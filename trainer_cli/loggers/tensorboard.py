@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
 from trainer_cli.loggers.events import first_event, framed, scalars_event, spans_up_to, start_event
-from trainer_cli.loggers.files import keep_spans, sync, sync_folder
+from trainer_cli.loggers.files import keep_spans, naming, sync, sync_folder
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 
@@ -46,15 +46,17 @@ class TensorBoardLogger(Logger):
     def log(self, record: Record) -> None:
         if self._file is None:
             return
-        self._file.write(framed(scalars_event(record.time, record.step, record.metrics)))
-        self._file.flush()
+        with naming(self._file.name):
+            self._file.write(framed(scalars_event(record.time, record.step, record.metrics)))
+            self._file.flush()
 
     def flush(self, durable: bool = False) -> None:
         if self._file is None:
             return
-        self._file.flush()
-        if durable:
-            sync(self._file.fileno())
+        with naming(self._file.name):
+            self._file.flush()
+            if durable:
+                sync(self._file.fileno())
 
     def close(self) -> None:
         file, self._file = self._file, None

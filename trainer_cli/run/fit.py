@@ -228,20 +228,23 @@ def _train(
         raise
     finally:
         wall_s = time.monotonic() - began
-        outcome = Outcome(
-            status=status,
-            reason=reason,
-            step=trainer.progress.step,
-            wall_time_s=round(wall_s, 3),
-            best_metrics=report.best_metrics(run.metrics_file),
-            last_metrics=report.last_metrics(run.metrics_file),
-            throughput={"samples_per_s": round(trainer.samples_this_time / max(wall_s, 1e-9), 2)},
-            checkpoints=report.kept(trainer),
-        )
+        outcome = None
         try:
+            outcome = Outcome(
+                status=status,
+                reason=reason,
+                step=trainer.progress.step,
+                wall_time_s=round(wall_s, 3),
+                best_metrics=report.best_metrics(run.metrics_file),
+                last_metrics=report.last_metrics(run.metrics_file),
+                throughput={"samples_per_s": round(trainer.samples_this_time / max(wall_s, 1e-9), 2)},
+                checkpoints=report.kept(trainer),
+            )
             run.end_attempt(outcome, now=time.time())
         except OSError as error:
-            # A full disk, most likely, and then what ended the training is the better message.
-            log.error("%s could not be written: %s", run.summary_file, error)
-    report.closing(run, outcome, result.metrics)
+            # A disk that failed has ended the training, too, and that message says what to do.
+            level = logging.DEBUG if status is RunStatus.failed else logging.ERROR
+            log.log(level, "%s could not be written: %s", run.summary_file, error)
+    if outcome is not None:
+        report.closing(run, outcome, result.metrics)
     return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY

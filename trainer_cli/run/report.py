@@ -7,7 +7,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,24 @@ class _StderrHandler(logging.Handler):
             self.handleError(record)
 
 
+class _LogFile(logging.FileHandler):
+    """The run's log. Where it cannot be written, that is said once, and the training goes on."""
+
+    _failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True
+            sys.stderr.write(f"warning: {self.baseFilename} cannot be written: {error.strerror}\n")
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
 def to_console(level: str) -> None:
     """Show our messages from `level` on, on stderr; other packages' logging is left alone."""
     logger = logging.getLogger(ROOT)
@@ -49,7 +67,7 @@ def to_console(level: str) -> None:
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
     """Write all our messages to the run's log as well; without any the log is not touched."""
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler = _LogFile(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     logger = logging.getLogger(ROOT)
     logger.addHandler(handler)

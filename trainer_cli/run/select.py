@@ -28,6 +28,16 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """How patterns name a folder."""
+
+    run: Path | None
+    """The directory of its run, where that is known."""
+    itself: bool
+    """True where a pattern means this one alone, not all that a glob or a run names."""
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """The checkpoints that patterns name, in order of run and step; what was passed over, and what is damaged."""
 
@@ -85,8 +95,8 @@ def select_one(pattern: str | list[str]) -> Path:
     return chosen[0]
 
 
-def all_of(patterns: Sequence[str]) -> dict[Path, Path | None]:
-    """Every folder that the patterns name, valid or not, each with its run where that is known.
+def all_of(patterns: Sequence[str]) -> dict[Path, Named]:
+    """Every folder that the patterns name, valid or not.
 
     A run, or a folder of checkpoints, names all that are in it. A checkpoint that is named twice, also by another
     path, counts once; a run that has no checkpoint yet is passed over where others have some.
@@ -94,7 +104,7 @@ def all_of(patterns: Sequence[str]) -> dict[Path, Path | None]:
     Raises:
         CheckpointError: a pattern names nothing.
     """
-    found: dict[Path, Path | None] = {}
+    found: dict[Path, Named] = {}
     seen: set[str] = set()
     empty: list[str] = []
     for pattern in patterns:
@@ -102,31 +112,32 @@ def all_of(patterns: Sequence[str]) -> dict[Path, Path | None]:
         if not named and not is_run(Path(pattern)):
             raise CheckpointError(f"{pattern} names no checkpoint", cure=_nearby(pattern))
         empty += [] if named else [pattern]
-        for path, run in named.items():
+        for path, how in named.items():
             place = os.path.realpath(path)
             if place not in seen:
                 seen.add(place)
-                found[path] = run
+                found[path] = how
     if not found:
         raise CheckpointError(f"{', '.join(empty)}: there is no checkpoint yet")
     return found
 
 
-def _named(pattern: str) -> dict[Path, Path | None]:
-    found: dict[Path, Path | None] = {}
+def _named(pattern: str) -> dict[Path, Named]:
+    found: dict[Path, Named] = {}
     holders: dict[Path, Path | None] = {}
+    is_glob = not os.path.lexists(pattern)
     for path in _matches(pattern, whole_runs=True):
         if is_checkpoint(path) or parse_step(path.name) is not None:
             folder = path.parent
             if folder not in holders:
                 holders[folder] = run_holding(folder)
-            found[path] = holders[folder]
+            found[path] = Named(holders[folder], itself=not is_glob)
         elif path.is_dir():
             folder = checkpoints_of(path)
             run = path if is_run(path) else run_holding(folder)
-            found |= {folder / name: run for name in _names(folder, run)}
+            found |= {folder / name: Named(run, itself=False) for name in _names(folder, run)}
     if (match := _at(pattern)) is not None:
-        return dict.fromkeys(found, Path(match["run"]))
+        return dict.fromkeys(found, Named(Path(match["run"]), itself=True))
     return found
 
 

@@ -14,7 +14,7 @@ from trainer_cli.checkpoint.naming import MANIFEST_FILE, is_run_id
 from trainer_cli.checkpoint.soundness import catalog_of, why_unsound
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import CheckpointError
-from trainer_cli.run.select import all_of, best_of, id_of
+from trainer_cli.run.select import Named, all_of, best_of, id_of
 
 _READERS = 4
 
@@ -28,10 +28,14 @@ class Item:
     run: Path | None = None
     """The directory of its run, where that is known."""
     best: bool = False
+    named: bool = False
+    """True where the command named this one, not all that a glob or a run names."""
 
     @property
     def state(self) -> str:
         """In a word."""
+        if self.entry.removed:
+            return "being removed"
         if self.entry.problem is not None:
             return "partial" if self.entry.partial else "damaged"
         return "valid" if self.entry.resumable else "not finite"
@@ -74,38 +78,50 @@ class Item:
 def look(patterns: Sequence[str]) -> list[Item]:
     """What the patterns name, by folder and step; each folder is read once.
 
+    What a run removes meanwhile is left out, so that there may be nothing.
+
     Raises:
-        CheckpointError: a pattern names nothing.
+        CheckpointError: a pattern names nothing, or one that is removed meanwhile.
     """
-    named: dict[Path, dict[str, Path | None]] = {}
-    for path, run in all_of(patterns).items():
-        named.setdefault(path.parent, {})[path.name] = run
+    named: dict[Path, dict[str, Named]] = {}
+    for path, how in all_of(patterns).items():
+        named.setdefault(path.parent, {})[path.name] = how
     items: list[Item] = []
-    for folder, runs in named.items():
+    for folder, names in named.items():
         entries = catalog_of(folder).entries()
-        if missing := runs.keys() - {entry.name for entry in entries}:
-            raise CheckpointError(f"{folder / min(missing)} is no checkpoint")
-        run = next((run for run in runs.values() if run is not None), None)
+        missing = names.keys() - {entry.name for entry in entries}
+        if lost := [name for name in missing if names[name].itself]:
+            raise CheckpointError(f"{folder / min(lost)} is no checkpoint, or was removed meanwhile")
+        run = next((how.run for how in names.values() if how.run is not None), None)
         run_id = id_of(run)
         own = [one for one in entries if one.valid and one.manifest and run_id in (None, one.manifest.run_id)]
         best = best_of(own, run)
         items += [
-            Item(folder / entry.name, entry, runs[entry.name], best is not None and entry.name == best.name)
+            Item(
+                folder / entry.name,
+                entry,
+                names[entry.name].run,
+                best is not None and entry.name == best.name,
+                names[entry.name].itself,
+            )
             for entry in entries
-            if entry.name in runs
+            if entry.name in names
         ]
     return items
 
 
-def verify_all(items: Sequence[Item], told: Callable[[Item, str | None], None]) -> dict[Path, str]:
-    """Read every file of every checkpoint, some at once; path -> what is wrong. `told` hears of each as it is done."""
-    faults: dict[Path, str] = {}
+def verify_all(items: Sequence[Item], show: Callable[[int, Item], None]) -> dict[Path, str | None]:
+    """Read every file of every checkpoint, some at once: path -> what is wrong, or None where nothing is.
+
+    One that is removed meanwhile is not among them. `show` is called after each, with the number of those done.
+    """
+    found: dict[Path, str | None] = {}
     with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
-        for item, problem in zip(items, pool.map(_why_unsound, items), strict=True):
-            if problem is not None:
-                faults[item.path] = problem
-            told(item, problem)
-    return faults
+        for done, (item, (there, problem)) in enumerate(zip(items, pool.map(_verified, items), strict=True), start=1):
+            if there:
+                found[item.path] = problem
+            show(done, item)
+    return found
 
 
 def pin(items: Sequence[Item], *, pinned: bool) -> list[Path]:
@@ -164,10 +180,13 @@ def _storage_of(item: Item) -> LocalStorage:
     return LocalStorage(item.path.parent, run_id=run_id, attempt=manifest.attempt if manifest is not None else 0)
 
 
-def _why_unsound(item: Item) -> str | None:
+def _verified(item: Item) -> tuple[bool, str | None]:
+    """Whether a checkpoint is still there, and what is wrong with it."""
+    catalog = catalog_of(item.path.parent)
     try:
-        return why_unsound(catalog_of(item.path.parent).storage, item.entry)
+        problem = why_unsound(catalog.storage, item.entry)
     except FileNotFoundError:
-        return "it is gone, or just being removed"
+        return False, None
     except OSError as error:
-        return f"it cannot be read: {error.strerror}"
+        problem = f"it cannot be read: {error.strerror}"
+    return problem is None or not catalog.entry(item.path.name).removed, problem

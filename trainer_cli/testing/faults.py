@@ -97,6 +97,9 @@ class FaultyDisk(Disk):
     def rename(self, old: Path, new: Path) -> None:
         self._do("rename", old, lambda: super(FaultyDisk, self).rename(old, new))
 
+    def link(self, old: Path, new: Path) -> None:
+        self._do("link", new, lambda: super(FaultyDisk, self).link(old, new))
+
     def unlink(self, path: Path) -> None:
         self._do("unlink", path, lambda: super(FaultyDisk, self).unlink(path))
 

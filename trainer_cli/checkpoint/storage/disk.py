@@ -107,6 +107,14 @@ class Disk:
         """Give a file or folder another name, all at once."""
         os.rename(old, new)
 
+    def link(self, old: Path, new: Path) -> None:
+        """Give a file a second name, where the file system offers that."""
+        try:
+            os.link(old, new)
+        except OSError as error:
+            if error.errno not in (*REFUSED, errno.EPERM):
+                raise
+
     def unlink(self, path: Path) -> None:
         """Remove a file."""
         os.unlink(path)

@@ -7,14 +7,16 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import count
 from operator import call
 from pathlib import Path
 
 from trainer_cli.checkpoint.naming import (
     MANIFEST_FILE,
     PINNED_FILE,
+    SUPERSEDED_PREFIX,
     Hidden,
     HiddenName,
     is_plain,
@@ -25,6 +27,7 @@ from trainer_cli.checkpoint.naming import (
 from trainer_cli.checkpoint.storage.disk import Disk, StrPath
 from trainer_cli.checkpoint.storage.file_writer import BlockPool
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
+from trainer_cli.checkpoint.storage.port import UnsyncedError
 from trainer_cli.config.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -100,7 +103,7 @@ class LocalStorage:
             self.disk.fsync_dir(staging)
             self._clear_the_way(name)
             self.disk.rename(staging, final)
-            self.disk.fsync_dir(self.root)
+            self.bring_to_rest()
         except BaseException:
             self._discard_quietly(staging)
             raise
@@ -110,13 +113,18 @@ class LocalStorage:
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
         path = self._path(name)
-        fd = self.disk.open(path / MANIFEST_FILE)
-        try:
-            if not self.disk.lock(fd, exclusive=False) or not self._is_same(fd, path / MANIFEST_FILE):
-                raise FileNotFoundError(errno.ENOENT, "The checkpoint is just being removed", str(path))
-            yield LocalReadableFolder(path, self.disk)
-        finally:
-            self.disk.close(fd)
+        while True:
+            fd = self.disk.open(path / MANIFEST_FILE)
+            try:
+                locked = self.disk.lock(fd, exclusive=False)
+                if not self._is_same(fd, path / MANIFEST_FILE):
+                    continue  # It was amended or removed since it was opened.
+                if not locked:
+                    raise FileNotFoundError(errno.ENOENT, "The checkpoint is just being removed", str(path))
+                yield LocalReadableFolder(path, self.disk)
+                return
+            finally:
+                self.disk.close(fd)
 
     def peek(self, name: str, file: str) -> bytes | None:
         if not is_plain(file):
@@ -160,17 +168,14 @@ class LocalStorage:
                     self._told_links.add(name)
                     logger.warning("%s is a symbolic link, so it is not removed", path)
                 return False
-            fd = self.disk.open_to_lock(path / MANIFEST_FILE)
+            with ExitStack() as stack:
+                if not self._keep_readers_out(path, stack):
+                    return False
+                self.disk.rename(path / MANIFEST_FILE, path / removed_marker(self.run_id))
+                self.disk.fsync_dir(path)
+                trash = self._to_trash(name)
         except FileNotFoundError:
             return False
-        try:
-            if not self.disk.lock(fd, exclusive=True):
-                return False
-            self.disk.rename(path / MANIFEST_FILE, path / removed_marker(self.run_id))
-            self.disk.fsync_dir(path)
-            trash = self._to_trash(name)
-        finally:
-            self.disk.close(fd)
         for path in tuple(self._undeleted):
             self._later(partial(self._discard_in_time, path))
         self._later(partial(self._discard_in_time, trash))
@@ -186,11 +191,15 @@ class LocalStorage:
     def amend(self, name: str, manifest: bytes) -> None:
         path = self._path(name)
         new = path / f".amended.{self.run_id}"
-        if self._is_there(new):
-            self.disk.unlink(new)
-        write_file(self.disk, new, manifest)
-        self.disk.rename(new, path / MANIFEST_FILE)
-        self.disk.fsync_dir(path)
+        with self.reading(name):
+            if self._is_there(new):
+                self.disk.unlink(new)
+            write_file(self.disk, new, manifest)
+            # Readers hold a lock on the manifest that they opened; under this name a removal still finds it.
+            self.disk.link(path / MANIFEST_FILE, self._free_name(path / SUPERSEDED_PREFIX))
+            self.disk.rename(new, path / MANIFEST_FILE)
+            self.disk.fsync_dir(path)
+        self._drop_superseded(path)
 
     def pin(self, name: str, *, pinned: bool) -> None:
         path = self._path(name)
@@ -214,7 +223,10 @@ class LocalStorage:
         return aside.name
 
     def bring_to_rest(self) -> None:
-        self.disk.fsync_dir(self.root)
+        try:
+            self.disk.fsync_dir(self.root)
+        except OSError as error:
+            raise UnsyncedError(error.errno, error.strerror, str(self.root)) from error
 
     def sweep(self) -> list[str]:
         try:
@@ -262,6 +274,42 @@ class LocalStorage:
             if not self._is_there(path):
                 return path
             serial += 1
+
+    def _free_name(self, prefix: Path) -> Path:
+        """The first of `prefix0`, `prefix1` and so on that is not in use."""
+        return next(path for serial in count() if not self._is_there(path := Path(f"{prefix}{serial}")))
+
+    def _superseded(self, path: Path) -> list[Path]:
+        """The manifests of a checkpoint that were replaced while they were read."""
+        return [path / file for file in self.disk.listdir(path) if file.startswith(SUPERSEDED_PREFIX)]
+
+    def _drop_superseded(self, path: Path) -> None:
+        """Delete replaced manifests that are not read; what cannot be deleted goes with the checkpoint."""
+        try:
+            for old in self._superseded(path):
+                fd = self.disk.open_to_lock(old)
+                try:
+                    if self.disk.lock(fd, exclusive=True):
+                        self.disk.unlink(old)
+                finally:
+                    self.disk.close(fd)
+        except OSError as error:
+            logger.warning("cannot delete a replaced manifest of %s: %s", path, error)
+
+    def _keep_readers_out(self, path: Path, stack: ExitStack) -> bool:
+        """Lock a checkpoint against readers until the end of `stack`; False where it is being read."""
+        fd = self.disk.open_to_lock(path / MANIFEST_FILE)
+        stack.callback(self.disk.close, fd)
+        if not self.disk.lock(fd, exclusive=True):
+            return False
+        for old in self._superseded(path):
+            # A crash in `amend` leaves a second name of the manifest itself.
+            if not self._is_same(fd, old):
+                old_fd = self.disk.open_to_lock(old)
+                stack.callback(self.disk.close, old_fd)
+                if not self.disk.lock(old_fd, exclusive=True):
+                    return False
+        return True
 
     def _bring_root_to_rest(self) -> None:
         """Make the directory where it is missing, so that its own name survives a power cut too."""
@@ -361,8 +409,8 @@ class LocalStorage:
             self._undeleted.discard(path)
 
     def _discard_quietly(self, path: Path) -> None:
-        """What cannot be removed now is swept by a later attempt."""
+        """What cannot be removed now is swept by a later attempt, which warns where it cannot either."""
         try:
             self._discard(path)
         except OSError as error:
-            logger.warning("cannot clear away %s: %s", path, error)
+            logger.debug("cannot clear away %s: %s", path, error)

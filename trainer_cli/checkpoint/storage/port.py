@@ -13,6 +13,10 @@ from trainer_cli.config.schema import DigestAlgorithm
 Bytes = bytes | bytearray | memoryview
 
 
+class UnsyncedError(OSError):
+    """A folder has its name and all its bytes, but the fsync of its parent failed."""
+
+
 class FileWriter(Protocol):
     """One file being written, from its first byte to its last."""
 
@@ -77,7 +81,7 @@ class Storage(Protocol):
         """A new folder: at rest and under its name on clean exit, gone without a trace on an error.
 
         A folder of that name with a manifest is never replaced (FileExistsError); one without is partial,
-        and set aside.
+        and set aside. UnsyncedError where the folder is there, but may lose its name in a power cut.
         """
         ...
 
@@ -110,7 +114,10 @@ class Storage(Protocol):
         ...
 
     def amend(self, name: str, manifest: bytes) -> None:
-        """Put another manifest in the place of a checkpoint's own, all at once and at rest; its files stay."""
+        """Replace a checkpoint's manifest, all at once and at rest; its files stay, also for those who read it now.
+
+        FileNotFoundError where there is none, or it is being removed.
+        """
         ...
 
     def pin(self, name: str, *, pinned: bool) -> None:
@@ -126,7 +133,7 @@ class Storage(Protocol):
         ...
 
     def bring_to_rest(self) -> None:
-        """Return once the names of all that is there survive a power cut."""
+        """Return once the names of all that is there survive a power cut. UnsyncedError where they may not."""
         ...
 
     def sweep(self) -> list[str]:

@@ -1,0 +1,88 @@
+"""A run whose file system fails or is full: one message that names what failed, and nothing that was committed is lost.
+
+The file systems are real ones, in mount namespaces of their own, which only the superuser may make.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import LIMIT_S, Result, command, environment, names
+
+RUN = (
+    "fit", "experiment=digits_mlp", "model.hidden=[64]", "loop.max_duration=1000000", "loop.log_interval=5",
+    "loop.eval_interval=null", "loop.eval_steps=1", "checkpoint.save_interval=20", "run_dir=disk/run",
+)  # fmt: skip
+
+
+def mounted(cwd: Path, what: str, *arguments: str) -> Result:
+    """Run a command in `cwd` with a file system mounted on `cwd/disk`."""
+    (cwd / "disk").mkdir(exist_ok=True)
+    script = f'mount {what} disk && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *arguments],
+        cwd=cwd, env=environment(), text=True, timeout=LIMIT_S, capture_output=True,
+    )  # fmt: skip
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def ext4(tmp_path: Path) -> str:
+    """What mounts an ext4 file system of its own."""
+    with open(tmp_path / "image", "wb") as image:
+        image.truncate(1 << 26)
+    try:
+        subprocess.run(["mkfs.ext4", "-qF", str(tmp_path / "image")], check=True)
+        works = mounted(tmp_path, "-o loop image", "true").code == 0
+    except FileNotFoundError:
+        works = False
+    if not works:
+        pytest.skip("no ext4 file system can be mounted here")
+    return "-o loop image"
+
+
+def messages(result: Result) -> list[str]:
+    """What was said on stderr that is no progress."""
+    progress = r"step \d|committed|saves are|steps \d|checkpoints at|the power"
+    return [line for line in result.err.splitlines() if not re.match(progress, line)]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("save_async", ["true", "false"])
+def test_a_disk_that_fails_is_one_error_and_loses_nothing_that_was_committed(
+    tmp_path: Path, ext4: str, save_async: str
+) -> None:
+    run = command(*RUN, f"checkpoint.save_async={save_async}")
+    power_cut = [sys.executable, str(Path(__file__).parent / "power_cut.py"), "disk"]
+    cut = mounted(tmp_path, ext4, *power_cut, *run)
+    assert cut.code == 1, cut.err
+    said = messages(cut)
+    assert said[-1].startswith("train: error: ")
+    assert all("Input/output error" in line for line in said), cut.err
+    assert "are free" not in cut.err
+    assert said[-1].endswith("Check the disk and its file system.")
+    assert len(said) <= 4, cut.err
+    committed = [int(step) for step in re.findall(r"^committed step (\d+)", cut.err, re.MULTILINE)]
+    again = mounted(tmp_path, ext4, *command(*RUN, f"loop.max_duration={committed[-1] + 40}"))
+    assert again.code == 0, again.err
+    assert int(re.findall(r"^resuming at step (\d+)", again.err, re.MULTILINE)[0]) >= committed[-1]
+
+
+@pytest.mark.root
+def test_a_full_disk_is_told_with_what_the_checkpoint_really_takes(tmp_path: Path) -> None:
+    if mounted(tmp_path, "-t tmpfs none", "true").code != 0:
+        pytest.skip("no file system can be mounted here")
+    script = 'trap "ls -l disk/run/checkpoints/step20" EXIT; "$@"'
+    rules = ("checkpoint.on_save_error=raise", "loggers=null", "checkpoint.save_interval=20")
+    full = mounted(tmp_path, "-t tmpfs -o size=300k none", "sh", "-c", script, "sh", *command(*RUN, *rules))
+    assert full.code == 1, full.err
+    assert "Traceback" not in full.err
+    needed, free = re.findall(r"No space left on device; it needs ([\d,]+) bytes, ([\d,]+) bytes are free", full.err)[0]
+    assert names(tmp_path / "disk") == []
+    sizes = [int(line.split()[4]) for line in full.out.splitlines() if line.startswith("-")]
+    assert 0 <= sum(sizes) - int(needed.replace(",", "")) < 5_000, "all but the manifest"
+    assert int(free.replace(",", "")) < 300 << 10
