@@ -7,13 +7,14 @@ import multiprocessing
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 from trainer_cli.checkpoint.format.codec import encode
 from trainer_cli.data.adapt import as_loader
@@ -277,3 +278,40 @@ def test_a_stateful_dataloader_is_put_where_it_was(shuffle: bool) -> None:
         assert [batch.tolist() for batch in later.iterate(epoch)] == whole
     assert "its own position" in loader.promise
     assert not ForeignLoader(DataLoader(Drawing(), 4), seed=0).stateful
+
+
+class Heavy(Stream):
+    """Its state takes milliseconds to copy."""
+
+    class State(dict[str, Any]):
+        def __deepcopy__(self, memo: Any) -> Any:
+            time.sleep(0.005)
+            return dict(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.State(super().state_dict())
+
+
+def test_a_state_that_takes_long_to_copy_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    for dataset in (Stream(), Heavy()):
+        assert len(list(StreamLoader(dataset, 2, seed=0).iterate(0))) > 2
+    assert caplog.text.count("ms to copy, for every batch: keep its state_dict() small") == 1
+
+
+@pytest.mark.parametrize("loader", ["stream", "dataloader"])
+def test_another_batch_size_in_the_middle_of_an_epoch_is_refused_and_taken_at_its_end(loader: str) -> None:
+    def of_size(batch_size: int) -> Any:
+        if loader == "stream":
+            return StreamLoader(Stream(), batch_size, seed=0)
+        return ForeignLoader(DataLoader(TensorDataset(torch.arange(20)), batch_size), seed=0)
+
+    one, other = of_size(2), of_size(4)
+    batches = one.iterate(0)
+    next(batches)
+    next(batches)
+    middle = one.state_dict(0, samples=4, batch=2)
+    with pytest.raises(UserError, match="counted in batches of 2, but its batch size is 4: go on with 2"):
+        other.check_state(middle)
+    one.check_state(middle)
+    other.check_state(one.state_dict(1))
+    batches.close()

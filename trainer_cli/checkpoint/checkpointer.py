@@ -89,6 +89,10 @@ class Checkpointer(ABC):
             CheckpointError: there is none, or it is damaged, or does not fit `state_dict`.
         """
 
+    def progress(self, path: str | Path) -> Mapping[str, int | float] | None:
+        """What the training had counted at the checkpoint at `path`, without its state; None where that is unknown."""
+        return None
+
     @contextmanager
     def reading(
         self, path: str | Path, only: Collection[str] | None = None, later: Collection[str] = ()
@@ -187,6 +191,9 @@ class FolderCheckpointer(Checkpointer):
         """
         storage, name = self._place(path)
         return self._reading(storage, name, lambda folder, manifest: manifest)
+
+    def progress(self, path: str | Path) -> Mapping[str, int | float] | None:
+        return self.manifest(path).progress
 
     def verify(self, path: str | Path) -> Manifest:
         """Read every file of the checkpoint at `path` and compare its digest; its manifest.

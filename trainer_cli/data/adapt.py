@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainer_cli.data.foreign import ForeignLoader
 from trainer_cli.data.loader import Loader
@@ -44,6 +44,12 @@ def as_loader(
     """
     if isinstance(data, Loader | StreamLoader | ForeignLoader):
         return data
+    if isinstance(data, list | tuple) and data and all(_is_loader(one) for one in data):
+        raise UserError(
+            f"there is a {type(data).__name__} of {len(data)} loaders or datasets where one is expected",
+            where=where,
+            cure="Give several validation loaders as a mapping of names to them; join training data in one dataset.",
+        )
     timeout_s = timeout_seconds(worker_timeout)
     if not isinstance(persistent_workers, bool | None):
         raise UserError(
@@ -95,3 +101,7 @@ def as_loader(
             cure="Remove it, or give the dataset instead of a loader.",
         )
     return ForeignLoader(data, seed=seed)
+
+
+def _is_loader(one: Any) -> bool:
+    return isinstance(one, Loader | StreamLoader | ForeignLoader | DataLoader | Dataset)

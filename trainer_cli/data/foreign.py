@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainer_cli.data.children import born_here, end_at_exit, end_by_force
 from trainer_cli.data.inhand import InHand
 from trainer_cli.data.order import sample_seed
-from trainer_cli.data.position import STATE_VERSION, check_same, type_name
+from trainer_cli.data.position import STATE_VERSION, check_batch_size, check_same, type_name
 from trainer_cli.data.randomness import kept_random_state, seed_random
 from trainer_cli.errors import UserError
 
@@ -192,6 +192,7 @@ class ForeignLoader:
             "seed": self.seed,
             "epoch": epoch,
             "batch": batch,
+            "batch_size": getattr(self.loader, "batch_size", None),
             "fingerprint": self.fingerprint,
             "loader": cast(Any, self.loader).state_dict() if own else None,
             "generators": self._begun_with if batch else self._generator_states(),
@@ -204,6 +205,7 @@ class ForeignLoader:
             UserError: naming everything that differs.
         """
         check_same(self.state_dict(0), state, ("version", "order", "seed", "fingerprint"))
+        check_batch_size(getattr(self.loader, "batch_size", None), state)
         # Checkpoints of before they were saved have none.
         generators = state.get("generators") or []
         if generators and len(generators) != len(self._generators):

@@ -56,6 +56,18 @@ def check_same(ours: Mapping[str, Any], saved: Mapping[str, Any], names: Sequenc
         )
 
 
+def check_batch_size(batch_size: int | None, saved: Mapping[str, Any]) -> None:
+    """Refuse a position inside an epoch that is counted in batches of another size."""
+    # Checkpoints of before it was saved have none.
+    before = saved.get("batch_size", batch_size)
+    if saved["batch"] and before != batch_size:
+        raise UserError(
+            f"the checkpoint is from the middle of an epoch, where this loader's position is counted in batches of "
+            f"{before}, but its batch size is {batch_size}: go on with {before} (at the end of an epoch it may change)",
+            where="data.batch_size",
+        )
+
+
 def type_name(thing: object) -> str:
     """A thing's class as people import it."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -17,12 +18,15 @@ from torch.utils.data import default_collate
 
 from trainer_cli.data.loader import pinned
 from trainer_cli.data.order import sample_seed
-from trainer_cli.data.position import STATE_VERSION, check_counts, check_same, type_name
+from trainer_cli.data.position import STATE_VERSION, check_batch_size, check_counts, check_same, type_name
 from trainer_cli.data.randomness import kept_random_state, seed_random
 from trainer_cli.data.workers import AHEAD, Workers
 from trainer_cli.errors import UserError
 
 log = logging.getLogger(__name__)
+
+_LONG_S = 0.001
+"""A copy of a dataset's state that takes longer is reported: it is made for every batch."""
 
 
 class Ask(NamedTuple):
@@ -156,6 +160,7 @@ class StreamLoader:
             "seed": self.seed,
             "epoch": epoch,
             "batch": batch,
+            "batch_size": self.batch_size,
             "fingerprint": self.fingerprint,
             "next": following,
             "workers": [asdict(place) for place in places],
@@ -168,6 +173,7 @@ class StreamLoader:
             UserError: saying what differs.
         """
         check_same(self.state_dict(0), state, ("version", "order", "seed", "fingerprint"))
+        check_batch_size(self.batch_size, state)
         epoch, batch, count = state["epoch"], state["batch"], len(state["workers"])
         name = type_name(self.source.dataset)
         if count != len(self._places):
@@ -244,6 +250,7 @@ class StreamSource:
         self.collate = collate_fn or default_collate
         self.drop_last = drop_last
         self.stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
+        self._told = False
         self.initial = self._state()
         self._turn = 0
         self._iterator: Iterator[Any] = iter(())
@@ -275,7 +282,20 @@ class StreamSource:
         return f"sample {place or 0} of batch {ask.number} of epoch {ask.epoch}"
 
     def _state(self) -> Any:
-        return copy.deepcopy(self.dataset.state_dict()) if self.stateful else None
+        """The dataset's state, copied. Of every batch: which of them a save will need is not known here."""
+        if not self.stateful:
+            return None
+        began = time.perf_counter()
+        state = copy.deepcopy(self.dataset.state_dict())
+        took_s = time.perf_counter() - began
+        if took_s > _LONG_S and not self._told:
+            self._told = True
+            log.warning(
+                "the state of %s takes %.1f ms to copy, for every batch: keep its state_dict() small",
+                type_name(self.dataset),
+                took_s * 1e3,
+            )
+        return state
 
     def _start(self, ask: Ask) -> None:
         self._turn = ask.turn

@@ -196,8 +196,9 @@ def _tell_timetable(start: Start, trainer: Trainer, data: Data, composed: Compos
 
     checkpoint, loop = trainer.checkpoint, trainer.loop
     assert isinstance(checkpoint, CheckpointerCallback)
-    loop.learn_lengths(data.train)
     whence = whence_of(start, fork, checkpoint.folder, composed)
+    loop.learn_lengths(data.train, whence.progress)
+    loop.go_on_from(data.train, whence.progress)
     evaluates = bool(data.val) or bool(trainer.hooks["run_validation"])
     setting = setting_of(loop, checkpoint.settings, start, whence, evaluates=evaluates)
     told = foresee(setting, pace_of(loop, data.train, whence.progress), most_saves=_MOST_FORESEEN)

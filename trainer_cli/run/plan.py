@@ -118,7 +118,8 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
     builder = Builder(config, composed.trust)
     data = builder.data()
     loop = TrainingLoop(**{one.name: getattr(config.loop, one.name) for one in fields(config.loop)})
-    loop.learn_lengths(data.train)
+    loop.learn_lengths(data.train, whence.progress)
+    loop.go_on_from(data.train, whence.progress)
     kinds = {
         name: component(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
         for name, node in config.callbacks.items()

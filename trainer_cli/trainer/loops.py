@@ -40,6 +40,7 @@ class TrainingLoop:
         self.total_steps: int | None = None
         self.owed_record: dict[str, float] | None = None
         self.epoch_batches: int | None = None
+        self.epoch_offset = 0
         self._batches: Iterator[Any] | None = None
         self._ahead: list[Any] = []
         self._carrier: Carrier = Direct(torch.device("cpu"))
@@ -49,22 +50,25 @@ class TrainingLoop:
         self._saved_meter: dict[str, Any] | None = None
         self._counts_tokens = False
 
-    def prepare(self, trainer: Trainer, train_loader: Any) -> None:
+    def prepare(self, trainer: Trainer, train_loader: Any, resumed: Progress | None = None) -> None:
         """Get ready to train on a loader.
+
+        Args:
+            resumed: where the checkpoint stands that is gone on from.
 
         Raises:
             UserError: as from `learn_lengths`.
         """
         self._train_loader = train_loader
         self._carrier = carrier(trainer.device)
-        self.learn_lengths(train_loader)
+        self.learn_lengths(train_loader, resumed)
         self._meter = Meter(trainer.device)
         if self._saved_meter is not None:
             self._meter.load_state_dict(self._saved_meter)
         self._began = time.monotonic()
 
-    def learn_lengths(self, train_loader: Any) -> None:
-        """Learn the lengths that cadences need.
+    def learn_lengths(self, train_loader: Any, resumed: Progress | None = None) -> None:
+        """Learn the lengths that cadences need; from `resumed` on, epochs may be of another length than before.
 
         Raises:
             UserError: the loader is empty, or a duration needs a length that the loader does not tell.
@@ -72,6 +76,7 @@ class TrainingLoop:
         settings = self.settings
         self.epoch_batches = self._batches_of(train_loader)
         self.steps_per_epoch = epoch_steps(self.epoch_batches, settings.grad_accum_steps, settings.steps_per_epoch)
+        self.epoch_offset = 0 if resumed is None else self._offset(train_loader, resumed)
         try:
             self._log = self.cadence(settings.log_interval)
             self.eval_interval = self.cadence(settings.eval_interval)
@@ -89,7 +94,7 @@ class TrainingLoop:
             return None
         duration = Duration.parse(interval)
         self._counts_tokens = self._counts_tokens or duration.unit is Unit.TOKEN
-        return Cadence(duration, self.steps_per_epoch)
+        return Cadence(duration, self.steps_per_epoch, self.epoch_offset if duration.unit is Unit.EPOCH else 0)
 
     def saving_cadence(self, key: str, interval: Any) -> Cadence | None:
         """The cadence of a setting of `checkpoint`.
@@ -104,15 +109,38 @@ class TrainingLoop:
 
     def length(self, train_loader: Any) -> int | None:
         """Optimizer steps in `max_duration`, where they can be told beforehand."""
-        settings = self.settings
-        return total_steps(
-            Duration.parse(settings.max_duration),
+        settings, duration = self.settings, Duration.parse(self.settings.max_duration)
+        steps = total_steps(
+            duration,
             epoch_batches=self._batches_of(train_loader),
             grad_accum_steps=settings.grad_accum_steps,
             steps_per_epoch=settings.steps_per_epoch,
             batch_size=getattr(train_loader, "batch_size", None),
             epoch_samples=getattr(train_loader, "length", None),
         )
+        return steps if steps is None or duration.unit is Unit.STEP else steps - self.epoch_offset
+
+    def _offset(self, train_loader: Any, at: Progress) -> int:
+        """By how many steps the run would be further than `at`, had all its epochs been of today's length."""
+        if self.epoch_batches is None or self.steps_per_epoch is None or at.samples == 0:
+            # At step 0, or of a checkpoint of before its place in the epoch was saved.
+            return 0
+        epoch, batch = self._position(train_loader, at)
+        left = -(-(self.epoch_batches - batch) // self.settings.grad_accum_steps)
+        return (epoch + 1) * self.steps_per_epoch - left - at.step
+
+    def _position(self, train_loader: Any, at: Progress) -> tuple[int, int]:
+        """Epoch and batch of a position, in batches of today's size where the loader counts in samples."""
+        after = getattr(train_loader, "batches_after", None)
+        batch = at.batch if after is None else len(train_loader) - after(at.epoch_samples)
+        over = self.epoch_batches is not None and batch >= self.epoch_batches
+        return (at.epoch + 1, 0) if over else (at.epoch, batch)
+
+    def go_on_from(self, train_loader: Any, progress: Progress) -> None:
+        """Count the batches of a loaded position in today's size. An epoch that has none left is over."""
+        epoch, progress.batch = self._position(train_loader, progress)
+        if epoch != progress.epoch:
+            progress.epoch, progress.epoch_samples = epoch, 0
 
     def _batches_of(self, train_loader: Any) -> int | None:
         """Batches of an epoch of this training; None where nobody can tell.
@@ -159,6 +187,10 @@ class TrainingLoop:
         if self._meter is not None and self._saved_meter is not None:
             self._meter.load_state_dict(self._saved_meter)
         self.owed_record = state["owed_record"]
+
+    def begin_anew(self) -> None:
+        """Forget what an earlier training left."""
+        self._saved_meter, self.owed_record, self._grad_norm = None, None, None
 
     def data_state(self, trainer: Trainer) -> dict[str, Any]:
         """Where the train loader stands: after the last batch trained on, not the one that was asked for ahead."""

@@ -77,3 +77,19 @@ def named(slot: str, given: Any, kind: type) -> dict[str, Any]:
                 name = f"{type(value).__name__}_{count}"
             found[name] = value
     return {name: typed(f"{slot}.{name}", value, kind) for name, value in found.items()}
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The settings of each parameter group, copied."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def reset(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]) -> None:
+    """Have an optimizer be as when it was made: with these groups, their settings, and no state or gradients."""
+    optimizer.zero_grad()
+    optimizer.state.clear()
+    del optimizer.param_groups[len(settings) :]
+    for group, first in zip(optimizer.param_groups, settings, strict=True):
+        params = group["params"]
+        group.clear()
+        group.update(params=params, **first)

@@ -43,4 +43,4 @@ def next_stop_step(limits: Limits, now: Progress) -> int:
     if limits.max_time_s is not None:
         return now.step + 1
     ends = [end for end in (limits.max_duration, limits.hard_stop) if end is not None]
-    return min(end.interval.steps(end.steps_per_epoch) or now.step + 1 for end in ends)
+    return min(now.step + 1 if end.end is None else end.end for end in ends)

@@ -14,11 +14,13 @@ from trainer_cli.trainer.progress import Progress
 class Cadence:
     """Every so much of something, counted from the run's beginning, never from where it was resumed.
 
-    `steps_per_epoch` turns epochs into steps; without it only whole epochs can be told, at their ends.
+    `steps_per_epoch` turns epochs into steps; without it only whole epochs can be told, at their ends. Where epochs
+    had another length before a resume, `offset` is by how many steps the run would be further with today's.
     """
 
     interval: Duration
     steps_per_epoch: int | None = None
+    offset: int = 0
 
     def __post_init__(self) -> None:
         if self.interval.unit is Unit.EPOCH and self.steps_per_epoch is None and self.interval.value.denominator != 1:
@@ -40,22 +42,31 @@ class Cadence:
         """True where the step just finished reached or crossed a multiple of the interval."""
         if now.step == 0:
             return False
-        if (steps := self.steps) is not None:
-            return _whole(now.step, steps) > _whole(now.step - 1, steps)
+        # Steps made with epochs of another length tell nothing of whole epochs; the count of epochs does.
+        by_epochs = self.offset and self.interval.value.denominator == 1
+        if (steps := self.steps) is not None and not by_epochs:
+            step = now.step + self.offset
+            return _whole(step, steps) > _whole(step - 1, steps)
         before, after = self._counts(now)
         return math.floor(after / self.interval.value) > math.floor(before / self.interval.value)
 
     def next_step(self, now: Progress) -> int:
         """The earliest step after `now` at which it may be due; exact where steps can tell."""
         if (steps := self.steps) is not None:
-            return math.ceil((_whole(now.step, steps) + 1) * steps)
+            return math.ceil((_whole(now.step + self.offset, steps) + 1) * steps) - self.offset
         return now.step + 1
 
     def reached(self, now: Progress) -> bool:
         """True where the whole interval lies behind `now`: what a duration asks, not a cadence."""
         if (steps := self.steps) is not None:
-            return now.step >= steps
+            return now.step + self.offset >= steps
         return self._counts(now)[1] >= self.interval.value
+
+    @property
+    def end(self) -> int | None:
+        """The step at which the whole interval has passed, or None where steps cannot tell."""
+        steps = self.interval.steps(self.steps_per_epoch)
+        return None if steps is None else steps - self.offset
 
     def _counts(self, now: Progress) -> tuple[Fraction, Fraction]:
         before, after = {

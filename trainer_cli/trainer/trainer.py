@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from trainer_cli.loggers.base import Logger, RunFacts
 from trainer_cli.trainer.hooks import Callback, Hooks, second_to
 from trainer_cli.trainer.journal import Journal
 from trainer_cli.trainer.loops import TrainingLoop
-from trainer_cli.trainer.parts import made, named, pick_device, seed_everything, typed
+from trainer_cli.trainer.parts import made, named, pick_device, reset, seed_everything, settings_of, typed
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.rehearsal import rehearse
 from trainer_cli.trainer.scaling import LossScaler
@@ -125,6 +126,7 @@ class Trainer:
                 "optimizer is an instance, but model is a function: the optimizer cannot hold its parameters",
                 cure="Give the optimizer as a function `model -> optimizer`.",
             )
+        self._given_model = model
         self.model: nn.Module = typed("model", made(model, nn.Module), nn.Module).to(self.device)
         self.optimizer: torch.optim.Optimizer | None = None
         if optimizer is not None:
@@ -132,6 +134,8 @@ class Trainer:
             given = made(optimizer, torch.optim.Optimizer, self.model)
             self.optimizer = typed("optimizer", given, torch.optim.Optimizer)
             step_lightly(self.optimizer)
+        self._first_settings = [] if self.optimizer is None else settings_of(self.optimizer)
+        self._first_states: dict[str, dict[str, Any]] | None = None
         self.scaler: LossScaler | None = self.precision.scaler(self.device) if optimizer is not None else None
         self._given_schedulers = by_name(schedulers)
         self.schedulers = Schedulers({}, self.optimizer)
@@ -166,8 +170,9 @@ class Trainer:
         Args:
             train_loader: a Dataset, a DataLoader, or a loader of `trainer_cli.data`.
             val_loader: one of these, or a mapping of names to them.
-            ckpt_path: not given: go on from the newest valid checkpoint of this run, if there is one; None: from
-                nothing; a path: from this checkpoint, and no other in its place.
+            ckpt_path: not given: go on from the newest valid checkpoint of this run, else from where this trainer is;
+                None: begin anew, from step 0, with a new optimizer state, and with new weights where `model` was given
+                as a function; a path: from this checkpoint, and no other in its place.
             states: `("all",)`, or `("model",)` to take the weights alone and start at step 0.
             keep_settings: optimizer settings (such as `lr`) that stay as configured, whatever the checkpoint says.
 
@@ -184,19 +189,24 @@ class Trainer:
             log.info(promise)
         loop = self.loop
         self._check_names(val)
+        if ckpt_path is None and self._first_states is not None:
+            self._begin_anew()
+        elif self._first_states is None:
+            self._first_states = {name: copy.deepcopy(call.state_dict()) for name, call in self.callbacks.items()}
         try:
             with ExitStack() as stack:
                 for loader in (train, *val.values()):
                     if (close := getattr(loader, "close", None)) is not None:
                         stack.callback(close)
                 self.hooks.call("on_enter_fit", self, stack, train, val, loop)
-                loop.prepare(self, train)
-                if not self.schedulers.live:
-                    # Once: over an optimizer that has been trained, they would take its rates for the first ones.
-                    self.schedulers = Schedulers(self._given_schedulers, self.optimizer)
                 path = self._newest() if isinstance(ckpt_path, Unset) else ckpt_path
+                whole = tuple(states) == ("all",)
+                loop.prepare(self, train, self._progress_of(path) if path is not None and whole else self.progress)
                 if path is not None:
                     self.load_checkpoint(path, states, keep_settings)
+                else:
+                    self._make_schedulers()
+                loop.go_on_from(train, self.progress)
                 self._start_samples = self.progress.samples
                 # Whoever refuses to start does so here, before anything written earlier is cut back.
                 self.hooks.call("on_fit_start", self, train, val, loop)
@@ -210,6 +220,8 @@ class Trainer:
                 with second_to(error):
                     self.hooks.tear_down("on_fit_exception", self, error)
             raise
+        finally:
+            self._forget_wishes()
         self.close()
         return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.journal.last))
 
@@ -221,7 +233,10 @@ class Trainer:
     def validate_all(self, val_loaders: Any, ckpt_paths: Iterable[str | Path | None]) -> list[Evaluation]:
         """Evaluate every checkpoint on every loader; each checkpoint is loaded once, over the whole model."""
         loaders = self._val_loaders(val_loaders)
-        return [row for path in ckpt_paths for row in self._validate_one(loaders, path)]
+        try:
+            return [row for path in ckpt_paths for row in self._validate_one(loaders, path)]
+        finally:
+            self._forget_wishes()
 
     def stop(self, reason: str, *, finished: bool = True) -> None:
         """Ask for an end after the step that is being made. `finished=False`: with exit code 75, to be resumed."""
@@ -317,6 +332,7 @@ class Trainer:
         """
         path = Path(path)
         whole = tuple(states) == ("all",)
+        self._make_schedulers()
         with self._reading(path, None if whole else [*states, "progress"]) as pending:
             if whole:
                 take_all(self, self._train_loader, pending, keep_settings, path)
@@ -325,6 +341,37 @@ class Trainer:
         if whole:
             self.hooks.call("on_load_checkpoint", self, pending.tree)
         self.goes_on = whole
+
+    def _make_schedulers(self) -> None:
+        """Make the schedules, once: over a trained optimizer, they would take its rates for the first ones."""
+        if self.optimizer is not None and not self.schedulers.live:
+            self.schedulers = Schedulers(self._given_schedulers, self.optimizer)
+
+    def _begin_anew(self) -> None:
+        """Take back what an earlier fit has changed. A model given as an instance keeps its weights."""
+        assert self.optimizer is not None and self._first_states is not None
+        if self.seed is not None:
+            seed_everything(self.seed)
+        if not isinstance(self._given_model, nn.Module):
+            self.model.load_state_dict(made(self._given_model, nn.Module).state_dict())
+        reset(self.optimizer, self._first_settings)
+        self.schedulers = Schedulers({}, self.optimizer)
+        self.scaler = self.precision.scaler(self.device)
+        for name, state in self._first_states.items():
+            if state:
+                self.callbacks[name].load_state_dict(copy.deepcopy(state))
+        self.progress = Progress()
+        self.journal = Journal(self.loggers)
+        self.loop.begin_anew()
+        self.loaded_from, self.loaded_step, self.goes_on, self.rng = None, 0, False, None
+
+    def _forget_wishes(self) -> None:
+        """What was asked of this fit or evaluation is not asked of the next one."""
+        self.stop_wish, self.evaluation_asked, self.attention = None, False, False
+
+    def _progress_of(self, path: str | Path) -> Progress | None:
+        """Where a checkpoint stands, if it says so."""
+        return Progress.of(self.checkpointer.progress(path) or {})
 
     @contextmanager
     def _reading(self, path: Path, parts: Sequence[str] | None) -> Iterator[Pending]:
@@ -424,4 +471,4 @@ class Trainer:
         per_epoch = self.loop.steps_per_epoch
         if per_epoch is None:
             return float(self.progress.epoch)
-        return float(round(self.progress.step / per_epoch, 4))
+        return float(round((self.progress.step + self.loop.epoch_offset) / per_epoch, 4))

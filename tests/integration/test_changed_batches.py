@@ -1,0 +1,61 @@
+"""A batch size, or whatever makes other batches of an epoch, that changes on a resume: every sample once an epoch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from forks import Forks
+
+SIZED = ("+experiment=digits_mlp", "device=cpu", "loop.log_interval=1", "loop.eval_interval=1ep",
+         "checkpoint.save_interval=null", "checkpoint.save_final=true", "run_dir=run")  # fmt: skip
+
+
+def records(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def manifest(run: Path) -> dict[str, object]:
+    newest = max((run / "checkpoints").glob("step*"), key=lambda path: int(path.name.removeprefix("step")))
+    found: dict[str, object] = json.loads((newest / "manifest.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stop", "change"),
+    [(7, "data.batch_size=64"), (40, "data.batch_size=16"), (50, "data.batch_size=96"), (9, "loop.grad_accum_steps=3")],
+)
+def test_each_epoch_has_every_sample_once_after_a_change(forks: Forks, tmp_path: Path, stop: int, change: str) -> None:
+    first = forks.fit(tmp_path, *SIZED, "loop.max_duration=3ep", f"loop.hard_stop={stop}")
+    assert first.code == 0, first.err
+    key = change.partition("=")[0]
+    more = (*SIZED, "loop.max_duration=3ep", change, f"resume_allow=[{key}]")
+    last = forks.fit(tmp_path, *more)
+    assert last.code == 0, last.err
+    end = manifest(tmp_path / "run")
+    assert end["finished"] == "max_duration of 3 epochs reached"
+    assert end["progress"]["epoch"] == 3  # type: ignore[index]
+    assert end["progress"]["samples"] == 3 * 1438  # type: ignore[index]
+    logged = records(tmp_path / "run")
+    evaluated = {record["epoch"] for record in logged if "val/loss" in record and record["step"] != stop}
+    assert evaluated == {1.0, 2.0, 3.0}
+    rates = [record["train/lr"] for record in logged if "train/lr" in record]
+    assert rates[-1] == pytest.approx(0.01 * 3e-3, rel=0.2), "the schedule ends with the training"
+
+
+def test_a_resume_after_a_change_is_exact_too(forks: Forks, tmp_path: Path) -> None:
+    changed = ("data.batch_size=64", "resume_allow=[data.batch_size]")
+    ends = []
+    for name, stops in (("straight", ()), ("stopped", (35, 50))):
+        folder = tmp_path / name
+        folder.mkdir()
+        assert forks.fit(folder, *SIZED, "loop.max_duration=3ep", "loop.hard_stop=20").code == 0
+        for stop in stops:
+            assert forks.fit(folder, *SIZED, "loop.max_duration=3ep", f"loop.hard_stop={stop}", *changed).code == 0
+        assert forks.fit(folder, *SIZED, "loop.max_duration=3ep", *changed).code == 0
+        drop = ("time", "train/samples_per_s", "epoch")
+        ends.append([{key: v for key, v in one.items() if key not in drop} for one in records(folder / "run")])
+    # A hard stop evaluates; all else is the same.
+    trained = [[{k: v for k, v in one.items() if not k.startswith("val/")} for one in end] for end in ends]
+    assert trained[0] == trained[1]
