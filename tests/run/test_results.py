@@ -18,6 +18,12 @@ def test_a_row_is_on_disk_as_soon_as_it_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "validation.csv").exists()
 
 
+def test_a_loss_that_is_no_number_is_written_as_a_text(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.add([Row("step5", 5, "val", {"loss": float("nan")})])
+    assert '"val/loss": "nan"' in (tmp_path / "validation.jsonl").read_text()
+
+
 def test_the_table_marks_the_smallest_finite_loss_of_each_loader(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

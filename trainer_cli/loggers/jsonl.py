@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
 from trainer_cli.loggers.files import keep_spans, sync, sync_folder
@@ -56,10 +56,21 @@ class JsonlLogger(Logger):
 
 def encode(record: Record) -> bytes:
     """The line of a record, with its end."""
-    line: dict[str, float | str] = {"step": record.step, "epoch": record.epoch, "time": round(record.time, 3)}
-    for key, value in record.metrics.items():
-        line[key] = value if math.isfinite(value) else str(float(value))
-    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+    line = {"step": record.step, "epoch": record.epoch, "time": round(record.time, 3), **record.metrics}
+    return strict_json(line).encode() + b"\n"
+
+
+def strict_json(value: Any, indent: int | None = None) -> str:
+    """JSON that a strict parser reads: NaN and infinity, which JSON lacks, are the strings "nan", "inf" and "-inf"."""
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lines_up_to(path: Path, step: int) -> Iterator[tuple[int, int]]:

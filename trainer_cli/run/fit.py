@@ -233,7 +233,7 @@ def _train(
             reason=reason,
             step=trainer.progress.step,
             wall_time_s=round(wall_s, 3),
-            best_metrics=report.best_metrics(run.metrics_file),
+            best_metrics=report.best_metrics(run.metrics_file, composed.config.checkpoint.keep_best),
             last_metrics=report.last_metrics(run.metrics_file),
             throughput={"samples_per_s": round(trainer.samples_this_time / max(wall_s, 1e-9), 2)},
             checkpoints=report.kept(trainer),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.naming import parse_step
+from trainer_cli.config.schema import KeepBestConfig, Mode
 from trainer_cli.run.rundir import Outcome, RunDir
 
 if TYPE_CHECKING:
@@ -20,7 +22,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROOT = "trainer_cli"
-_SMALLER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse")
+BEST: Mapping[str, Mode] = {
+    **dict.fromkeys(
+        (
+            "bce", "bits_per_byte", "bits_per_char", "bpb", "bpc", "bpd", "brier", "ce", "cer", "cross_entropy", "ece",
+            "eer", "error", "error_rate", "fid", "kl", "kl_divergence", "log_loss", "loss", "lpips", "mae", "mape",
+            "mse", "nll", "nrmse", "per", "perplexity", "ppl", "rmse", "smape", "ter", "wer",
+        ),
+        Mode.min,
+    ),
+    **dict.fromkeys(
+        (
+            "acc", "accuracy", "ap", "auc", "auprc", "auroc", "balanced_accuracy", "bleu", "bleurt", "chrf", "dice",
+            "exact_match", "f1", "f1_score", "hit_rate", "iou", "kappa", "map", "mcc", "miou", "mrr", "ndcg",
+            "pass_rate", "pearson", "precision", "psnr", "r2", "recall", "rouge", "rouge_l", "spearman", "ssim",
+            "success_rate", "top1", "top1_accuracy", "top5", "top5_accuracy", "win_rate",
+        ),
+        Mode.max,
+    ),
+}  # fmt: skip
+"""Whether the smallest or the largest value of a metric is its best, by the whole name after the loader's. Of a metric
+that is not listed only `checkpoint.keep_best` can tell."""
 
 
 class _StderrHandler(logging.Handler):
@@ -60,33 +82,39 @@ def to_file(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def best_metrics(metrics_file: Path) -> dict[str, dict[str, Any]]:
-    """The best value of each validation metric so far, and its step; what is called a loss is best when small."""
+def best_metrics(metrics_file: Path, keep_best: KeepBestConfig) -> dict[str, dict[str, Any]]:
+    """The best finite value of each validation metric so far, its step, and whether best is `min` or `max`.
+
+    A metric that neither `BEST` nor `keep_best` knows has none.
+    """
     best: dict[str, dict[str, Any]] = {}
     for step, key, value in _validation_metrics(metrics_file):
-        sign = -1 if key.rsplit("/", 1)[1].endswith(_SMALLER_IS_BETTER) else 1
+        mode = BEST.get(key.rsplit("/", 1)[1].lower()) or (keep_best.mode if key == keep_best.metric else None)
+        if mode is None or not math.isfinite(value):
+            continue
+        sign = -1 if mode is Mode.min else 1
         if key not in best or sign * value > sign * best[key]["value"]:
-            best[key] = {"value": value, "step": step, "mode": "min" if sign < 0 else "max"}
+            best[key] = {"value": value, "step": step, "mode": mode.value}
     return best
 
 
 def last_metrics(metrics_file: Path) -> dict[str, float]:
-    """The newest value of each validation metric."""
+    """The newest value of each validation metric; it may be NaN or infinite."""
     return {key: value for _, key, value in _validation_metrics(metrics_file)}
 
 
 def _validation_metrics(metrics_file: Path) -> Iterator[tuple[int, str, float]]:
-    """Step, name and value, in the order written."""
+    """Step, name and value, in the order written. Values that are not finite are read from the texts of metrics.jsonl."""
     if not metrics_file.exists():
         return
     for line in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
-            continue
-        for key, value in record.items():
-            if "/" in key and not key.startswith("train/") and isinstance(value, int | float):
-                yield record["step"], key, value
+            for key, value in record.items():
+                if "/" in key and not key.startswith("train/"):
+                    yield int(record["step"]), key, float(value)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue  # What a power cut left, or not a line of ours.
 
 
 def kept(trainer: Trainer) -> list[dict[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.files import replace
+from trainer_cli.loggers.jsonl import strict_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Results:
         with open(self.folder / "validation.jsonl", "a", encoding="utf-8") as file:
             for row in rows:
                 facts = {"checkpoint": row.checkpoint, "step": row.step, "loader": row.loader, "time": now}
-                file.write(json.dumps({**facts, **_prefixed(row)}) + "\n")
+                file.write(strict_json({**facts, **_prefixed(row)}) + "\n")
         self.rows += rows
 
     def finish(self) -> None:
