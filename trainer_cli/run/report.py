@@ -104,7 +104,7 @@ def last_metrics(metrics_file: Path) -> dict[str, float]:
 
 
 def _validation_metrics(metrics_file: Path) -> Iterator[tuple[int, str, float]]:
-    """Step, name and value, in the order written. Values that are not finite are read from the texts of metrics.jsonl."""
+    """Step, name and value, in the order written; NaN and infinity are texts in metrics.jsonl."""
     if not metrics_file.exists():
         return
     for line in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
