@@ -20,7 +20,10 @@ from trainer_cli.errors import ExitCode, TrainError, UserError
 
 
 class Verb(NamedTuple):
-    """A module with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`, imported only when called."""
+    """A module with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`, imported only when called.
+
+    It may have `before_parsing(words)`, which returns the words of the command line as argparse is to read them.
+    """
 
     module: str
     summary: str
@@ -152,7 +155,7 @@ def _dispatch(arguments: list[str]) -> int:
         module = import_module(VERBS[word].module)
     parser = parser_of(word, module)
     try:
-        parsed = _parsed(parser, word, rest)
+        parsed = _parsed(parser, word, getattr(module, "before_parsing", list)(rest))
     except SystemExit as stop:  # --help
         return _code(stop.code)
     return _code(module.run(parsed))
