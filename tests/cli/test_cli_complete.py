@@ -91,6 +91,8 @@ def test_a_line_is_split_into_words_as_a_shell_does(line: str, words: list[str],
         ("train complete z", ["zsh"]),
         ("train new te", ["tests/"]),
         ("train env --j", ["--json"]),
+        ("train ckpt pr", ["prune"]),
+        ("train ckpt show --", ["--help", "--json", "--norms", "--states"]),
     ],
 )  # fmt: skip
 def test_what_is_offered(made: Path, line: str, expected: list[str]) -> None:

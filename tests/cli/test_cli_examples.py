@@ -41,7 +41,7 @@ def test_every_verb_has_examples_of_its_own() -> None:
 @pytest.mark.parametrize("text", [text for _, text in EXAMPLES])
 def test_an_example_can_be_run(made: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     _, verb, *arguments = shlex.split(text)
-    parsed = parser_of(verb, import_module(VERBS[verb].module)).parse_intermixed_args(arguments)
+    parsed = door._parsed(parser_of(verb, import_module(VERBS[verb].module)), verb, arguments)
     if verb in ("fit", "validate", "check"):
         many = getattr(parsed, "multirun", False)
         for overrides in (

@@ -138,7 +138,7 @@ def _dispatch(arguments: list[str]) -> int:
         )
     word, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if word == "help" and rest:
-        word, rest = rest[0], ["--help"]
+        word, rest = rest[0], [*rest[1:], "--help"]
     if word in ("-h", "--help", "help"):
         print(_overview())
         return int(ExitCode.DONE if arguments else ExitCode.USER)
@@ -183,15 +183,34 @@ def parser_of(word: str, module: Any) -> Parser:
     return parser
 
 
+def actions_of(parser: argparse.ArgumentParser) -> Mapping[str, Parser]:
+    """The parsers of a verb's actions, by name; none for most verbs."""
+    return next((one.choices for one in parser._actions if isinstance(one, argparse._SubParsersAction)), {})
+
+
 def _parsed(parser: Parser, word: str, rest: list[str]) -> argparse.Namespace:
-    """The arguments of a verb; what it does not take is told with what was probably meant."""
-    parsed, unknown = parser.parse_known_intermixed_args(rest)
+    """The arguments of a verb, or of the action that the first of them names.
+
+    Raises:
+        UserError: an argument that it does not take, with what was probably meant.
+    """
+    actions = actions_of(parser)
+    if actions and rest[:1] not in (["-h"], ["--help"]):
+        if not rest or rest[0] not in actions:
+            from trainer_cli.cli.meant import no_action
+
+            raise no_action(word, rest, actions)
+        word, parser, rest = f"{word} {rest[0]}", actions[rest[0]], rest[1:]
+    # With actions only the help is left, and argparse cannot parse those intermixed.
+    parse = parser.parse_known_args if actions_of(parser) else parser.parse_known_intermixed_args
+    parsed, unknown = parse(rest)
     flag = next((one for one in unknown if one.startswith("-")), None)
     takes_overrides = hasattr(parsed, "overrides")
     if flag is not None:
         from trainer_cli.cli.meant import no_flag
 
-        raise no_flag(flag, rest, parser._option_string_actions, verb=word, overrides=takes_overrides)
+        owners = [name for name, one in actions.items() if flag.partition("=")[0] in one._option_string_actions]
+        raise no_flag(flag, rest, parser._option_string_actions, verb=word, overrides=takes_overrides, owners=owners)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if takes_overrides and not all("=" in one or one.startswith("~") for one in parsed.overrides):
