@@ -113,6 +113,17 @@ def test_a_mistake_in_the_command_is_one_message(
     assert error.count("\n") == 1
 
 
+def test_how_a_sweep_starts_its_jobs_is_no_part_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--help"], ["fit", "--help"]):
+        assert main(argv) == 0
+    assert main(["fit", "--frozen", "x.yaml"]) == 2
+    assert main(["jobs"]) == 2
+    told = capsys.readouterr()
+    assert "train fit has no flag --frozen." in told.err
+    assert "_job" not in told.out + told.err
+    assert "frozen" not in told.out
+
+
 def test_windows_is_pointed_to_wsl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     assert main(["list"]) == 2

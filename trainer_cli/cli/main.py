@@ -41,6 +41,8 @@ VERBS: Mapping[str, Verb] = {
     "env": Verb("trainer_cli.cli.env", "show versions, devices and paths, for a bug report"),
     "complete": Verb("trainer_cli.cli.complete", "print what makes your shell complete commands: bash or zsh"),
 }
+_INTERNAL = {"_job": Verb("trainer_cli.cli.job", "run a job of a sweep")}
+"""What `train` starts itself by; neither listed nor suggested."""
 EXAMPLES = """examples:
   train list                                        what there is
   train fit +experiment=digits                      train an experiment
@@ -147,12 +149,13 @@ def _dispatch(arguments: list[str]) -> int:
         return int(ExitCode.DONE)
     if {"-h", "--help"}.isdisjoint(rest):
         _refuse_to_stand_nowhere()
-    if word not in VERBS:
+    verb = {**VERBS, **_INTERNAL}.get(word)
+    if verb is None:
         from trainer_cli.cli.meant import no_verb
 
         raise no_verb(word, arguments, VERBS)
     with uncollected():
-        module = import_module(VERBS[word].module)
+        module = import_module(verb.module)
     parser = parser_of(word, module)
     try:
         parsed = _parsed(parser, word, getattr(module, "before_parsing", list)(rest))
@@ -171,7 +174,7 @@ def _refuse_to_stand_nowhere() -> None:
 
 def parser_of(word: str, module: Any) -> Parser:
     """The parser of a verb, whose module is imported already."""
-    summary = VERBS[word].summary
+    summary = {**VERBS, **_INTERNAL}[word].summary
     parser = Parser(
         prog=f"train {word}",
         description=f"{summary[0].upper()}{summary[1:]}.",
