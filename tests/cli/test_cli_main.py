@@ -62,13 +62,14 @@ def test_any_other_error_shows_all_of_itself(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_one_message_and_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE])
+def test_an_error_of_the_disk_is_one_message_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
-    verb_that(monkeypatch, raising(OSError(errno.ENOSPC, "No space left on device", "runs/x/metrics.jsonl")))
+    verb_that(monkeypatch, raising(OSError(number, os.strerror(number), "runs/x/metrics.jsonl")))
     assert main(["probe"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("train: error: No space left on device (runs/x/metrics.jsonl).")
+    assert said.startswith(f"train: error: {os.strerror(number)} (runs/x/metrics.jsonl).")
     assert "Traceback" not in said
 
 

@@ -51,8 +51,8 @@ EXAMPLES = """examples:
   train new mine                                    begin a project of your own"""
 
 
-# No fault of ours, and nothing that a traceback would explain: a full disk, a quota, a file grown too large.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Errors of the disk, which no traceback would explain: it is full, fails, or has gone.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _FULL and not _wants_all():
+        if isinstance(error, OSError) and error.errno in _DISK and not _wants_all():
             where = f" ({error.filename})" if error.filename else ""
             print(f"train: error: {error.strerror}{where}. What was committed before is intact.", file=sys.stderr)
         else:

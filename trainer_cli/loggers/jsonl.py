@@ -6,10 +6,10 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
-from trainer_cli.loggers.files import keep_spans, sync, sync_folder
+from trainer_cli.loggers.files import AppendedFile, keep_spans, sync_folder
 
 
 class JsonlLogger(Logger):
@@ -22,7 +22,7 @@ class JsonlLogger(Logger):
 
     def __init__(self, path: str = "metrics.jsonl") -> None:
         self.path = path
-        self._file: BinaryIO | None = None
+        self._file: AppendedFile | None = None
 
     def rewind(self, run_dir: Path, step: int) -> None:
         path = in_run_dir(self.path, run_dir)
@@ -32,21 +32,16 @@ class JsonlLogger(Logger):
     def start(self, facts: RunFacts) -> None:
         path = in_run_dir(self.path, facts.run_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "ab")  # noqa: SIM115 - closed in close()
+        self._file = AppendedFile(path)
         sync_folder(path.parent)
 
     def log(self, record: Record) -> None:
-        if self._file is None:
-            return
-        self._file.write(encode(record))
-        self._file.flush()
+        if self._file is not None:
+            self._file.append(encode(record))
 
     def flush(self, durable: bool = False) -> None:
-        if self._file is None:
-            return
-        self._file.flush()
-        if durable:
-            sync(self._file.fileno())
+        if durable and self._file is not None:
+            self._file.sync()
 
     def close(self) -> None:
         file, self._file = self._file, None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.naming import parse_step
 from trainer_cli.config.schema import KeepBestConfig, Mode
+from trainer_cli.loggers.files import AppendedFile
 from trainer_cli.run.rundir import Outcome, RunDir
 
 if TYPE_CHECKING:
@@ -56,6 +57,42 @@ class _StderrHandler(logging.Handler):
             self.handleError(record)
 
 
+class _FileHandler(logging.Handler):
+    """Messages in a file. Where it cannot be written, that is said once, and the run goes on without it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._file: AppendedFile | None = None
+        self._failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._failed:
+            return
+        try:
+            line = f"{self.format(record)}\n".encode(errors="backslashreplace")
+            self._file = self._file or AppendedFile(self._path)
+            self._file.append(line)
+        except OSError as error:
+            self._fail(error)
+        except Exception:
+            self.handleError(record)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                file.close()
+        except OSError as error:
+            self._fail(error)
+        super().close()
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            log.error("%s could not be written: %s. The run goes on without it.", self._path, error.strerror)
+
+
 def to_console(level: str) -> None:
     """Show our messages from `level` on, on stderr; other packages' logging is left alone."""
     logger = logging.getLogger(ROOT)
@@ -71,7 +108,7 @@ def to_console(level: str) -> None:
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
     """Write all our messages to the run's log as well; without any the log is not touched."""
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler = _FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     logger = logging.getLogger(ROOT)
     logger.addHandler(handler)

@@ -7,12 +7,12 @@ import io
 import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_cli.loggers.base import Record, RunFacts
-from trainer_cli.loggers.files import replace
+from trainer_cli.loggers.files import AppendedFile, replace
 from trainer_cli.loggers.jsonl import strict_json
 
 
@@ -37,10 +37,10 @@ class Results:
         """Append to validation.jsonl, so that what is evaluated is not lost, whatever becomes of the rest."""
         self.folder.mkdir(parents=True, exist_ok=True)
         now = round(time.time(), 3)
-        with open(self.folder / "validation.jsonl", "a", encoding="utf-8") as file:
+        with closing(AppendedFile(self.folder / "validation.jsonl")) as file:
             for row in rows:
                 facts = {"checkpoint": row.checkpoint, "step": row.step, "loader": row.loader, "time": now}
-                file.write(strict_json({**facts, **_prefixed(row)}) + "\n")
+                file.append(strict_json({**facts, **_prefixed(row)}).encode() + b"\n")
         self.rows += rows
 
     def finish(self) -> None:
