@@ -38,9 +38,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "words", [["fit"], ["fit", "optimizer.lr=0.1"], ["fit", "model=line"], ["fit", "-m", "seed=1,2"], ["plan"],
-              ["check", "resume"]],
-)  # fmt: skip
+    "words", [["fit"], ["fit", "optimizer.lr=0.1"], ["fit", "-m", "seed=1,2"], ["plan"], ["check", "resume"]]
+)
 def test_a_command_that_would_train_the_shipped_default_in_a_project_asks_which(
     here: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,8 +49,8 @@ def test_a_command_that_would_train_the_shipped_default_in_a_project_asks_which(
     told = capsys.readouterr().err
     assert told == (
         "train: error: no experiment is chosen, and without one the model and data are the shipped ones, not this "
-        "project's (configs/experiment). Choose one: experiment=mine, experiment=other; or a model and data: "
-        "model=NAME data=NAME.\n"
+        "project's (configs/experiment). Choose one: experiment=mine, experiment=other; or a model or data: "
+        "model=NAME, data=NAME.\n"
     )
     assert sorted(here.rglob("*")) == before, "nothing is written"
 
@@ -59,6 +58,8 @@ def test_a_command_that_would_train_the_shipped_default_in_a_project_asks_which(
 CHOSEN: dict[str, tuple[list[str], dict[str, str]]] = {
     "an experiment": (["experiment=mine"], {}),
     "a shipped experiment": (["+experiment=digits"], {}),
+    "a model": (["model=line"], {}),
+    "data": (["data._target_=ours.Thing"], {}),
     "a model and data": (["model=line", "data=points"], {}),
     "the shipped model and data by name": (["model=mlp", "data=digits"], {}),
     "a target and data": (["model._target_=ours.Thing", "data=points"], {}),

@@ -35,7 +35,7 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
 
 
 def refuse_shipped_default(composed: Composed) -> None:
-    """Refuse the shipped model or data, chosen by the shipped config alone, in a project with experiments of its own.
+    """Refuse model and data that the shipped config alone chose, in a project with experiments of its own.
 
     Raises:
         UserError: no experiment is chosen; it lists the project's.
@@ -46,14 +46,14 @@ def refuse_shipped_default(composed: Composed) -> None:
     here, shipped = Path.cwd().resolve(), shipped.resolve()
     own_dirs = [folder for folder in composed.config_dirs if folder != shipped]
     experiments = list(locate.options(own_dirs, "experiment"))
-    if not experiments or all(_is_own(composed, section, label(shipped, here)) for section in ("model", "data")):
+    if not experiments or any(_is_own(composed, section, label(shipped, here)) for section in ("model", "data")):
         return
     listed = ", ".join(f"experiment={name}" for name in experiments[:_LISTED])
     more = ", … (see train list experiment)" if len(experiments) > _LISTED else ""
     raise UserError(
         "no experiment is chosen, and without one the model and data are the shipped ones, not this project's",
         where=f"{label(own_dirs[0], here)}/experiment",
-        cure=f"Choose one: {listed}{more}; or a model and data: model=NAME data=NAME.",
+        cure=f"Choose one: {listed}{more}; or a model or data: model=NAME, data=NAME.",
     )
 
 
