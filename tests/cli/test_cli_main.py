@@ -62,6 +62,14 @@ def test_any_other_error_shows_all_of_itself(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_an_input_output_error_of_no_file_shows_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb_that(monkeypatch, raising(OSError(errno.EIO, "the camera is gone")))
+    assert main(["probe"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE])
 def test_an_error_of_the_disk_is_one_message_and_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from trainer_cli.config.garbage import uncollected
 from trainer_cli.errors import ExitCode, TrainError, UserError
@@ -51,8 +51,9 @@ EXAMPLES = """examples:
   train new mine                                    begin a project of your own"""
 
 
-# Errors of the disk, which no traceback would explain: it is full, fails, or has gone.
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE)
+# Errors of the disk, which no traceback would explain: it is full, or a named file of it fails or has gone.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FAILS = (errno.EIO, errno.EROFS, errno.ESTALE)
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,12 +85,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _DISK and not _wants_all():
+        if _is_of_the_disk(error) and not _wants_all():
             where = f" ({error.filename})" if error.filename else ""
             print(f"train: error: {error.strerror}{where}. What was committed before is intact.", file=sys.stderr)
         else:
             traceback.print_exc()
         return int(ExitCode.FAILED)
+
+
+def _is_of_the_disk(error: Exception) -> TypeGuard[OSError]:
+    if not isinstance(error, OSError):
+        return False
+    return error.errno in _FULL or (error.errno in _FAILS and error.filename is not None)
 
 
 def _open_what_is_closed() -> None:
