@@ -169,6 +169,6 @@ for group in choices.groups:
 def test_a_new_project_composes_all_that_is_its_own_and_all_that_ships(train: Path, empty_folder: Path) -> None:
     run(train, "new", "shapes", cwd=empty_folder)
     done = run(train.with_name("python"), "-P", "-c", EVERY_OPTION, cwd=empty_folder / "shapes").stdout.split()
-    assert {"experiment=mine", "model=large", "experiment=digits", "optimizer=adamw"} <= set(done)
-    shown = run(train, "config", "+experiment=mine", cwd=empty_folder / "shapes").stdout
+    assert {"experiment=shapes", "model=large", "experiment=digits", "optimizer=adamw"} <= set(done)
+    shown = run(train, "config", "+experiment=shapes", cwd=empty_folder / "shapes").stdout
     assert yaml.safe_load(shown)["model"]["_target_"] == "shapes.model.Net"

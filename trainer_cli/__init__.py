@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # As typing's, which would take as long to import as Python to start.
 if TYPE_CHECKING:
+    from typing import Any
+
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
     from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
     from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.validation import ValidationLoop
 
-_HOMES = {
+_MODULES = {
     "AsyncCheckpointer": "trainer_cli.checkpoint.async_checkpointer",
     "Callback": "trainer_cli.trainer.hooks",
     "Checkpointer": "trainer_cli.checkpoint.checkpointer",
@@ -67,10 +67,12 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("trainer-cli")
-    if name not in _HOMES:
+    from importlib import import_module
+
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULES})

@@ -11,8 +11,8 @@ from trainer_cli.cli.new import make_project
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The project `shapes`, and nothing else in its folder's parent."""
+    """The project `mine`, in a folder called `shapes` that has no other beside it."""
     folder = tmp_path / "work" / "shapes"
-    make_project(folder, "shapes")
+    make_project(folder, "mine")
     monkeypatch.chdir(folder)
     return folder

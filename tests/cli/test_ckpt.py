@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -254,10 +255,13 @@ REFUSED: dict[str, tuple[list[str], int, list[str]]] = {
     "no action": ([], 2, ["needs an action", "There are: ls, show"]),
     "no such action": (["lst"], 2, ["no action 'lst'", "Did you mean 'ls'?"]),
     "nothing like an action": (["frobnicate"], 2, ["There are: ls, show"]),
-    "a flag of another action": (["ls", "--norms"], 2, ["--norms means nothing for ls"]),
+    "a flag of another action": (["ls", "--norms"], 2, ["train ckpt ls has no flag --norms", "It is one of show"]),
+    "a flag of two other actions": (["pin", "runs/fine@best", "-y"], 2, ["pin has no flag -y", "one of rm, prune"]),
+    "a flag before the action": (["--json", "ls"], 2, ["Did you mean 'train ckpt ls --json'?"]),
     "an unknown flag": (["ls", "--bogus"], 2, ["--bogus"]),
-    "too few": (["diff", "runs/fine@latest"], 2, ["diff needs two checkpoints"]),
-    "too many": (["show", "runs/fine@best", "runs/fine@latest"], 2, ["show needs one checkpoint"]),
+    "too few": (["diff", "runs/fine@latest"], 2, ["required: CKPT. See train ckpt diff --help."]),
+    "none where one is needed": (["verify"], 2, ["required: WHAT. See train ckpt verify --help."]),
+    "too many": (["show", "runs/fine@best", "runs/fine@latest"], 2, ["unrecognized arguments: runs/fine@latest"]),
     "several for one": (["show", "runs/fine"], 2, ["names 3 checkpoints", "runs/fine@latest"]),
     "nothing of that name": (["ls", "runs/fines"], 3, ["runs/fines names no checkpoint", "Did you mean 'fine'?"]),
     "a glob that matches nothing": (["verify", f"{FINE}/step7*"], 3, ["holds step10, step20, step30"]),
@@ -293,6 +297,34 @@ def test_a_mistake_is_one_message_and_changes_nothing(
     assert all(word in said.err for word in words), said.err
     assert (there(FINE), there(ODD)) == (ALL_FINE, ALL_ODD)
     assert not (Path(ODD) / "step1" / "pinned").exists()
+
+
+FLAGS = {
+    "ls": set(), "show": {"--norms", "--states"}, "verify": set(), "diff": set(), "pin": set(), "unpin": set(),
+    "rm": {"--yes", "--force", "--dry-run"}, "prune": {"--yes", "--dry-run"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("action", FLAGS)
+@pytest.mark.parametrize("words", [["ckpt", "{}", "--help"], ["help", "ckpt", "{}"]])
+def test_the_help_of_an_action_shows_its_own_flags(
+    words: list[str], action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.format(action) for word in words]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: train ckpt {action} ")
+    assert set(re.findall(r"--[a-z-]+", out)) == {"--help", "--json", *FLAGS[action]}
+
+
+def test_the_help_of_ckpt_names_every_action(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ckpt", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n    {action} " in out for action in FLAGS)
+
+
+def test_flags_and_checkpoints_mix(ckpt: Ckpt) -> None:
+    said = ckpt("verify", f"{FINE}/step10", "--json", f"{FINE}/step20")
+    assert [Path(one["path"]).name for one in said.json] == ["step10", "step20"]
 
 
 def test_where_no_runs_are_ls_says_so(ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def changes(lines: list[str]) -> dict[str, tuple[str, str]]:
 
 
 def test_diff_with_other_overrides_tells_both_and_where_the_new_values_come_from(printed: Printed) -> None:
-    lines = printed("experiment=digits", "optimizer.lr=0.5", "--diff", "+experiment=digits_mlp seed=7")
-    assert lines[:2] == ["# old: +experiment=digits_mlp seed=7", "# new: experiment=digits optimizer.lr=0.5"]
+    lines = printed("experiment=digits", "optimizer.lr=0.5", "--diff=+experiment=digits_mlp seed=7")
+    assert lines[:2] == ["# from: +experiment=digits_mlp seed=7", "# to: experiment=digits optimizer.lr=0.5"]
     told = changes(lines)
     assert told["optimizer.lr"] == ("0.003 -> 0.5", "command line: optimizer.lr=0.5")
     assert told["seed"][0] == "7 -> 0"
@@ -45,32 +45,57 @@ def test_diff_with_other_overrides_tells_both_and_where_the_new_values_come_from
 
 
 def test_other_overrides_are_split_as_a_shell_does(printed: Printed) -> None:
-    lines = printed("name='a b'", "--diff", "\"name='a c'\" ~trust seed=0")
+    lines = printed("name='a b'", "--diff=\"name='a c'\" ~trust seed=0")
     assert changes(lines)["name"][0] == "a c -> a b"
 
 
 def test_diff_alone_compares_with_no_overrides(printed: Printed) -> None:
     assert printed("seed=3", "--diff") == [
-        "# old: no overrides",
-        "# new: seed=3",
+        "# from: no overrides",
+        "# to: seed=3",
         "seed: 0 -> 3  # command line: seed=3",
     ]
     assert printed("--diff") == ["no difference"]
-    assert printed("--diff", "seed=3")[2].startswith("seed: 3 -> 0")
+    assert printed("--diff=seed=3")[2].startswith("seed: 3 -> 0")
+
+
+@pytest.mark.parametrize(
+    ("words", "seed"),
+    [
+        (["--diff", "seed=3"], 3),
+        (["seed=1", "--diff", "seed=3"], 3),
+        (["--diff", "seed=3", "seed=4"], 4),
+        (["--diff", "~trust", "seed=3"], 3),
+        (["--diff", "--config-name", "config", "seed=3"], 3),
+    ],
+)
+def test_an_override_after_diff_is_one_of_this_config(printed: Printed, words: list[str], seed: int) -> None:
+    assert changes(printed(*words)) == {"seed": (f"0 -> {seed}", f"command line: seed={seed}")}
+
+
+@pytest.mark.parametrize("words", [["--diff", "{}", "seed=3"], ["--diff={}", "seed=3"], ["seed=3", "--diff", "{}"]])
+@pytest.mark.parametrize("other", ["old.yaml", "run", "sweep/lr=0.1"])
+def test_a_file_or_run_after_diff_is_what_is_compared_with(printed: Printed, words: list[str], other: str) -> None:
+    file = Path(other) if other.endswith(".yaml") else Path(other, "config.yaml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("seed: 5\n")
+    lines = printed(*(word.format(other) for word in words))
+    assert lines[:2] == [f"# from: {file}", "# to: seed=3"]
+    assert changes(lines)["seed"] == ("5 -> 3", "command line: seed=3")
 
 
 def test_an_override_with_an_at_is_no_run_though_a_folder_has_the_name_before_it(
     printed: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert changes(printed("--diff", "name=x@latest"))["name"][0] == "x@latest -> default"
+    assert changes(printed("--diff=name=x@latest"))["name"][0] == "x@latest -> default"
     Path("model").mkdir()
-    assert main(["config", "--diff", "model@other=mlp"]) == 2
+    assert main(["config", "--diff=model@other=mlp"]) == 2
     assert "model@other is not in the defaults list" in capsys.readouterr().err
 
 
 def test_diff_with_a_file(printed: Printed) -> None:
     Path("old.yaml").write_text("seed: 5\nname: x\n")
-    assert "# old: old.yaml" in printed("--diff", "old.yaml")
+    assert "# from: old.yaml" in printed("--diff", "old.yaml")
 
 
 BAD = {
@@ -87,7 +112,7 @@ BAD = {
 def test_what_cannot_be_compared_with_is_told(
     other: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["config", "--diff", other]) in (2, 3)
+    assert main(["config", f"--diff={other}"]) in (2, 3)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("train: error: ")

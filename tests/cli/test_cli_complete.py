@@ -91,6 +91,8 @@ def test_a_line_is_split_into_words_as_a_shell_does(line: str, words: list[str],
         ("train complete z", ["zsh"]),
         ("train new te", ["tests/"]),
         ("train env --j", ["--json"]),
+        ("train ckpt pr", ["prune"]),
+        ("train ckpt show --", ["--help", "--json", "--norms", "--states"]),
     ],
 )  # fmt: skip
 def test_what_is_offered(made: Path, line: str, expected: list[str]) -> None:
@@ -108,7 +110,11 @@ def test_options_are_offered_with_their_description(made: Path) -> None:
 
 
 def test_hidden_flags_are_not_offered(made: Path) -> None:
-    assert not {"--frozen", "--answer"} & {*offered("train fit --", made), *offered("train complete --", made)}
+    assert not {"--answer", "_job"} & {
+        *offered("train complete --", made),
+        *offered("train ", made),
+        *offered("train _", made),
+    }
 
 
 def test_broken_yaml_offers_nothing_and_fails_nowhere(made: Path) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.cli import main as door
-from trainer_cli.cli.choices import PACKAGE, Choices
+from trainer_cli.cli.choices import Choices
 from trainer_cli.cli.main import VERBS, main, parser_of
 from trainer_cli.config import locate
 from trainer_cli.config.compose import compose
+from trainer_cli.config.locate import PACKAGE
 from trainer_cli.config.sweep import jobs
 from trainer_cli.run.rundir import RunDir
 
@@ -39,9 +40,11 @@ def test_every_verb_has_examples_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("text", [text for _, text in EXAMPLES])
-def test_an_example_can_be_run(made: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_an_example_can_be_run(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
     _, verb, *arguments = shlex.split(text)
-    parsed = parser_of(verb, import_module(VERBS[verb].module)).parse_intermixed_args(arguments)
+    parsed = door._parsed(parser_of(verb, import_module(VERBS[verb].module)), verb, arguments)
     if verb in ("fit", "validate", "check"):
         many = getattr(parsed, "multirun", False)
         for overrides in (
@@ -52,6 +55,8 @@ def test_an_example_can_be_run(made: Path, capsys: pytest.CaptureFixture[str], t
         assert not parsed.diff.startswith("-")
     else:
         (made / "new").mkdir()
+        if verb == "new":
+            monkeypatch.chdir(made / "new")
         if verb == "ckpt":
             save_some(made)
         assert main([verb, *arguments]) == 0

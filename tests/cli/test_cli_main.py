@@ -69,7 +69,16 @@ def test_a_disk_that_is_full_or_fails_is_one_message_with_what_to_do(
     verb_that(monkeypatch, raising(OSError(number, os.strerror(number), "runs/x/metrics.jsonl")))
     assert main(["probe"]) == 1
     said = capsys.readouterr().err
-    assert said == f"train: error: {os.strerror(number)} (runs/x/metrics.jsonl). {DISK_CURES[number]}\n"
+    intact = "What was committed before is intact."
+    assert said == f"train: error: {os.strerror(number)} (runs/x/metrics.jsonl). {intact} {DISK_CURES[number]}\n"
+
+
+def test_an_input_output_error_of_no_file_shows_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb_that(monkeypatch, raising(OSError(errno.EIO, "the camera is gone")))
+    assert main(["probe"]) == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_the_traceback_of_a_mistake_is_shown_on_demand(
@@ -111,6 +120,17 @@ def test_a_mistake_in_the_command_is_one_message(
     error = capsys.readouterr().err
     assert expected in error
     assert error.count("\n") == 1
+
+
+def test_how_a_sweep_starts_its_jobs_is_no_part_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--help"], ["fit", "--help"]):
+        assert main(argv) == 0
+    assert main(["fit", "--frozen", "x.yaml"]) == 2
+    assert main(["jobs"]) == 2
+    told = capsys.readouterr()
+    assert "train fit has no flag --frozen." in told.err
+    assert "_job" not in told.out + told.err
+    assert "frozen" not in told.out
 
 
 def test_windows_is_pointed_to_wsl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

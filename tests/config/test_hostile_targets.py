@@ -155,6 +155,51 @@ def test_a_hostile_target_is_a_mistake_of_the_config_and_never_runs(
     assert list(tmp_path.iterdir()) == []
 
 
+# What torch's modules import or wrap is not torch's: its path begins with a package that is trusted, no more.
+THROUGH_TORCH = words("""
+torch.os.system torch.hub.os.system torch.hub.os.popen torch.hub.sys.modules.get torch.hub.Path.touch torch.hub.urlopen
+torch.hub.shutil.rmtree torch.hub.zipfile.ZipFile torch.hub.tempfile.mkdtemp torch.hub.importlib.import_module
+torch.hub.load.__globals__.get torch.hub.load.__builtins__.get torch.hub.load.__call__ torch.hub.load.__class__
+torch.serialization.pickle.loads torch.serialization.pickle.load torch.serialization.io.open
+torch.serialization.os.system
+torch.serialization.shutil.copyfile torch.storage.io.BytesIO torch.multiprocessing.Process torch.multiprocessing.Pool
+torch.nn.Module.__subclasses__ torch.nn.Module.__class__ torch.nn.modules.module.functools.partial
+torch.nn.modules.module.partial torch.utils.cpp_extension.subprocess.run
+torch.utils.cpp_extension.importlib.import_module
+torch.utils.data.DataLoader.__init__.__globals__.get torch.utils.collect_env.run.__globals__.get
+torch.distributed.run.os.system torch.optim.lr_scheduler.partial torch.optim.optimizer.defaultdict
+""")
+
+
+@pytest.mark.parametrize("target", THROUGH_TORCH)
+def test_trust_in_torch_does_not_open_what_lies_behind_it(
+    target: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    builder = Builder(TrainConfig(), Trust.recovered(project, ["torch"]))
+    for more in ({}, {"_partial_": True}):
+        with pytest.raises(ConfigError, match=target):
+            builder.make({"_target_": target, "_args_": [f"touch {tmp_path}/canary"], **more}, "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["torch.hub.load", "torch.load", "torch.nn.init.zeros_", "torch.nn.Linear"])
+def test_trust_in_torch_opens_what_torch_made(target: str, project: Path) -> None:
+    made = Builder(TrainConfig(), Trust.recovered(project, ["torch"])).make(
+        {"_target_": target, "_partial_": True}, "model"
+    )
+    assert callable(made)
+
+
+@pytest.mark.parametrize(
+    "target", words("mine_hole.go mine_hole.os.system mine_hole.Liar mine_hole.lying mine_hole.np.save")
+)
+def test_a_package_that_is_trusted_lends_its_trust_to_no_other(target: str, project: Path) -> None:
+    builder = Builder(TrainConfig(), Trust.recovered(project, ["mine_hole"]))
+    with pytest.raises(ConfigError, match=target):
+        builder.make({"_target_": target, "_args_": ["x"]}, "model")
+
+
 def test_the_same_node_runs_in_a_config_of_the_users_own(tmp_path: Path) -> None:
     node = {
         "_target_": "pathlib.Path.touch",

@@ -113,10 +113,10 @@ class Result:
 class Running:
     """The command in a process group of its own, so that signals reach it as from a terminal."""
 
-    def __init__(self, arguments: tuple[str, ...], cwd: Path) -> None:
+    def __init__(self, arguments: tuple[str, ...], cwd: Path, **env: str) -> None:
         self.cwd = cwd
         self.process = subprocess.Popen(
-            command(*arguments), cwd=cwd, env=environment(), text=True, start_new_session=True,
+            command(*arguments), cwd=cwd, env=environment(**env), text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -178,9 +178,9 @@ def trained(*arguments: str, cwd: Path) -> Result:
 
 
 @contextmanager
-def running(*arguments: str, cwd: Path) -> Iterator[Running]:
+def running(*arguments: str, cwd: Path, **env: str) -> Iterator[Running]:
     """The command, started; killed at the end if it still lives."""
-    started = Running(arguments, cwd)
+    started = Running(arguments, cwd, **env)
     try:
         yield started
     finally:

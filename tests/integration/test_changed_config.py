@@ -170,7 +170,7 @@ def test_a_config_is_compared_with_that_of_a_run_or_checkpoint(base: Path, other
     done = compared(base, "--diff", other, *SMALL, "name=base", "optimizer.lr=0.5")
     assert done.returncode == 0, done.stderr
     old, _, *changes = done.stdout.splitlines()
-    assert old.startswith("# old: runs/base/")
+    assert old.startswith("# from: runs/base/")
     assert old.endswith("config.yaml")
     assert changes == ["optimizer.lr: 0.003 -> 0.5  # command line: optimizer.lr=0.5"]
     assert tree(base) == before
@@ -183,7 +183,7 @@ def test_a_config_is_compared_with_that_of_a_run_in_a_sweep(place: Path, below: 
     done = compared(place, "--diff", f"runs/sweep/seed=0{below}", *SMALL, "name=base", "seed=1")
     assert done.returncode == 0, done.stderr
     old, _, *changes = done.stdout.splitlines()
-    assert old.startswith("# old: runs/sweep/seed=0/")
+    assert old.startswith("# from: runs/sweep/seed=0/")
     assert changes == ["seed: 0 -> 1  # command line: seed=1"]
 
 

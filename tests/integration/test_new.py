@@ -26,7 +26,7 @@ FILES = {
     ".gitignore",
     "README.md",
     "configs/data/spiral.yaml",
-    "configs/experiment/mine.yaml",
+    "configs/experiment/shapes.yaml",
     "configs/model/large.yaml",
     "configs/model/small.yaml",
     "configs/train.schema.json",
@@ -34,7 +34,7 @@ FILES = {
     "shapes/__init__.py",
     "shapes/data.py",
     "shapes/model.py",
-    "tests/test_mine.py",
+    "tests/test_shapes.py",
 }
 
 
@@ -53,10 +53,25 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_makes_a_whole_project_and_says_what_to_do(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", "shapes"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "made shapes, with the package shapes", "next:", "  cd shapes", "  train fit +experiment=mine", "  pytest",
+        "made shapes, with the package and experiment shapes", "next:", "  cd shapes",
+        "  train fit +experiment=shapes", "  pytest",
     ]  # fmt: skip
     assert files(empty_folder) == {f"shapes/{name}" for name in FILES}
     assert not [path for path in (empty_folder / "shapes").rglob("*") if b"@" in path.name.encode()]
+
+
+def test_the_experiment_has_the_name_of_the_project(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", "alpha"]) == 0
+    assert "  train fit +experiment=alpha\n" in capsys.readouterr().out
+    made = [file.relative_to(empty_folder / "alpha").as_posix() for file in (empty_folder / "alpha").rglob("*alpha*")]
+    assert sorted(made) == ["alpha", "configs/experiment/alpha.yaml", "tests/test_alpha.py"]
+    texts = {file: file.read_text() for file in (empty_folder / "alpha").rglob("*") if file.is_file()}
+    assert [str(file) for file, text in texts.items() if "mine" in text.replace("determine", "")] == []
+    monkeypatch.chdir("alpha")
+    assert main(["config", "experiment=alpha"]) == 0
+    assert "name: alpha\n" in capsys.readouterr().out
 
 
 def test_no_mark_of_a_template_is_left(project: Path) -> None:
@@ -65,17 +80,17 @@ def test_no_mark_of_a_template_is_left(project: Path) -> None:
 
 
 def test_it_trains_and_finds_itself_done(project: Path, forks: Forks) -> None:
-    done = forks.fit(project, "+experiment=mine")
+    done = forks.fit(project, "+experiment=shapes")
     assert done.code == 0, done.err
-    run = project / "runs/mine"
+    run = project / "runs/shapes"
     assert len(names(run / "checkpoints")) > 1
     scores = [one["val/accuracy"] for one in records(run / "metrics.jsonl") if "val/accuracy" in one]
     assert scores[-1] > 0.9
-    assert "is finished at step" in forks.fit(project, "+experiment=mine").out
+    assert "is finished at step" in forks.fit(project, "+experiment=shapes").out
 
 
 def test_its_other_model_is_chosen_by_name(project: Path, forks: Forks) -> None:
-    done = forks.fit(project, "+experiment=mine", "model=large", "name=large", "loop.max_duration=3st")
+    done = forks.fit(project, "+experiment=shapes", "model=large", "name=large", "loop.max_duration=3st")
     assert done.code == 0, done.err
 
 
@@ -94,8 +109,8 @@ def test_it_is_shown_and_composed_first_class(
 ) -> None:
     monkeypatch.chdir(project)
     assert main(["list", "experiment"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("* experiment=mine        On which arm of a spiral")
-    assert main(["config", "+experiment=mine"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("* experiment=shapes      On which arm of a spiral")
+    assert main(["config", "+experiment=shapes"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["model"]["_target_"] == "shapes.model.Net"
 
 
@@ -124,7 +139,7 @@ def test_it_can_be_built(project: Path, tmp_path: Path) -> None:
 
 
 def test_every_class_and_function_of_it_tells_its_purpose(project: Path) -> None:
-    for name in ("shapes/__init__.py", "shapes/data.py", "shapes/model.py", "tests/test_mine.py"):
+    for name in ("shapes/__init__.py", "shapes/data.py", "shapes/model.py", "tests/test_shapes.py"):
         tree = ast.parse((project / name).read_text())
         assert ast.get_docstring(tree), name
         assert [one.name for one in tree.body if isinstance(one, ast.ClassDef) and not ast.get_docstring(one)] == []
@@ -146,12 +161,12 @@ def test_the_commands_of_its_readme_can_be_run(
         elif verb == "list":
             assert main([verb, *arguments]) == 0
     assert verbs == ["fit", "fit", "validate", "config", "list", "pytest"]
-    assert "* experiment=mine" in capsys.readouterr().out
+    assert "* experiment=shapes" in capsys.readouterr().out
 
 
 def test_its_checkpoints_are_validated_by_themselves(project: Path, forks: Forks) -> None:
-    forks.fit(project, "+experiment=mine")
-    result = train("validate", "ckpt=runs/mine/checkpoints/step*", cwd=project)
+    forks.fit(project, "+experiment=shapes")
+    result = train("validate", "ckpt=runs/shapes/checkpoints/step*", cwd=project)
     assert result.code == 0, result.err
     assert "val" in result.out
 
@@ -170,6 +185,9 @@ def test_its_checkpoints_are_validated_by_themselves(project: Path, forks: Forks
         ("Modèle", "modele"),
         ("class", "class_project"),
         ("match", "match_project"),
+        ("null", "null_project"),
+        ("True", "true_project"),
+        ("nan", "nan_project"),
         ("json", "json_project"),
         ("test", "test_project"),
         ("torch", "torch_project"),
@@ -191,6 +209,7 @@ def test_a_directory_of_any_name_gets_a_package_that_can_be_imported(name: str, 
         ("class", "a word of Python"),
         ("random", "a module of Python"),
         ("tests", "a folder of the project itself"),
+        ("inf", "a value of YAML"),
     ],
 )
 def test_a_chosen_name_that_is_taken_is_refused_with_another(
@@ -215,7 +234,7 @@ def test_a_name_of_which_nothing_can_be_used_says_what_to_do(
 def test_a_directory_with_an_odd_name_trains(tmp_path: Path, forks: Forks) -> None:
     folder = tmp_path / "2 fast = {a,b} [x]"
     make_project(folder, package_name(folder.name, chosen=False))
-    done = forks.fit(folder, "+experiment=mine", "loop.max_duration=3st")
+    done = forks.fit(folder, "+experiment=project_2_fast_a_b_x", "loop.max_duration=3st")
     assert done.code == 0, done.err
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from signal import SIGINT, SIGTERM, SIGUSR1
 from typing import Any
 
 import pytest
-from command import hold, make_project, names, records, running, train, trained, weights
+from command import ROOT, Result, environment, hold, make_project, names, records, running, train, trained, weights
 
 FIT = ("fit", "experiment=mine")
 
@@ -106,6 +109,67 @@ def test_a_signal_during_the_start_of_a_resume_loses_nothing(straight: Path, pro
         assert run.end().code == 75
     assert step_of(project) == 32
     assert_ends_as(straight, project)
+
+
+BEGUN = """
+import sys
+
+def look(event, arguments):
+    if event == "import" and arguments[0] == "trainer_cli.cli.main":
+        open("begun", "w").close()
+
+sys.addaudithook(look)
+"""
+"""A sitecustomize.py that tells when the command begins to import more than its entry point."""
+
+
+def signalled_after(delay_s: float, number: signal.Signals, project: Path) -> Result:
+    """A fit that gets a signal so long after its process was made, but not before Python has started in it."""
+    (project / "observer").mkdir(exist_ok=True)
+    (project / "observer/sitecustomize.py").write_text(BEGUN)
+    (project / "begun").unlink(missing_ok=True)
+    at = time.monotonic() + delay_s
+    with running(*FIT, cwd=project, PYTHONPATH=f"{project}/observer:{ROOT}") as run:
+        run.wait_for((project / "begun").exists, "begun")
+        time.sleep(max(0.0, at - time.monotonic()))
+        run.signal(number)
+        return run.end()
+
+
+def test_a_signal_soon_after_the_start_of_the_process_exits_with_75_and_loses_nothing(
+    straight: Path, project: Path
+) -> None:
+    assert train(*FIT, "loop.max_duration=16st", cwd=project).code == 0
+    for delay_s in (0.05, 0.1, 0.2, 0.4, 0.8):
+        result = signalled_after(delay_s, SIGTERM, project)
+        assert result.code == 75, (delay_s, result)
+        assert "Traceback" not in result.err
+    assert_ends_as(straight, project)
+
+
+@pytest.mark.parametrize(("number", "said"), [(SIGTERM, "SIGTERM"), (SIGUSR1, "SIGUSR1"), (SIGINT, "Ctrl-C")])
+def test_a_signal_before_the_config_is_composed_stops_at_once_and_writes_nothing(
+    project: Path, number: signal.Signals, said: str
+) -> None:
+    result = signalled_after(0, number, project)
+    assert result == Result(75, "", f"{said}: stopped; the same command again goes on\n")
+    assert not (project / "runs").exists()
+
+
+@pytest.mark.parametrize("argv", [["fit", "a=1"], ["_job", "file"]])
+def test_signals_are_handled_before_anything_else_is_imported(argv: list[str]) -> None:
+    code = (
+        "import signal, sys\n"
+        "before = set(sys.modules)\n"
+        "signal.signal = lambda *_: sys.exit(print(*set(sys.modules) - before))\n"
+        f"sys.argv = ['train', *{argv}]\n"
+        "from trainer_cli.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    ours = {name for name in done.stdout.split() if name.startswith("trainer_cli")}
+    assert ours == {"trainer_cli", "trainer_cli.__main__", "trainer_cli.run", "trainer_cli.run.signals"}
+    assert not {"argparse", "typing", "pathlib", "hydra", "omegaconf", "torch"} & set(done.stdout.split())
 
 
 @pytest.mark.parametrize("place", ["train", "start"])

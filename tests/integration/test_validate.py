@@ -92,7 +92,7 @@ def test_the_rows_are_the_runs_own_numbers_and_the_run_is_not_touched(place: Pat
     assert [(one["checkpoint"], int(one["step"]), float(one["loss"])) for one in written] == [
         (row["checkpoint"], row["step"], row["val/loss"]) for row in rows
     ]
-    events = scalars(run / "validation/tensorboard")["val/loss"]
+    events = scalars(run / "validation/tensorboard/1")["val/loss"]
     assert [step for step, _ in events] == [0, 10, 20]
     assert [value for _, value in events] == pytest.approx([row["val/loss"] for row in rows])
 

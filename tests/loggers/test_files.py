@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,11 +92,40 @@ def test_a_filesystem_that_cannot_sync_folders_is_no_obstacle(tmp_path: Path, mo
     assert tmp_path.is_dir()
 
 
-def test_an_error_of_writing_to_an_open_file_names_it() -> None:
-    with (
-        pytest.raises(OSError, match="No space left on device") as caught,
-        files.naming("metrics.jsonl"),
-        open("/dev/full", "wb", buffering=0) as file,
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's devices that refuse every write")
+@pytest.mark.parametrize(("device", "number"), [("/dev/full", errno.ENOSPC), ("/proc/self/mem", errno.EIO)])
+def test_what_could_not_be_appended_names_its_file_and_is_not_tried_again_at_close(
+    tmp_path: Path, device: str, number: int
+) -> None:
+    path = tmp_path / "log"
+    path.symlink_to(device)
+    file = files.AppendedFile(path)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        file.append(b"record")
+    assert (caught.value.errno, caught.value.filename) == (number, str(path))
+    file.close()
+
+
+def test_a_sync_that_fails_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    file = files.AppendedFile(tmp_path / "log")
+    file.append(b"record")
+    monkeypatch.setattr(os, "fsync", failing)
+    for work, path in (
+        (file.sync, tmp_path / "log"),
+        (lambda: files.replace(tmp_path / "summary.json", [b"x"]), tmp_path / "summary.json"),
+        (lambda: files.keep_spans(tmp_path / "log", [(0, 2)]), tmp_path / "log"),
+        (lambda: files.sync_folder(tmp_path), tmp_path),
     ):
-        file.write(b"x")
-    assert caught.value.filename == "metrics.jsonl"
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            work()
+        assert caught.value.filename == str(path)
+    file.close()
+
+
+def test_a_new_file_takes_the_place_of_none(tmp_path: Path) -> None:
+    files.AppendedFile(tmp_path / "log", new=True).close()
+    with pytest.raises(FileExistsError):
+        files.AppendedFile(tmp_path / "log", new=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
 
-from trainer_cli.run.report import closing, to_file
+from trainer_cli.run.report import closing
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
 
 
@@ -21,15 +20,3 @@ def test_the_best_and_the_pinned_are_told_however_many_others_stay(
     line = next(line for line in capsys.readouterr().out.splitlines() if "checkpoints  " in line)
     told = "step900 (final), step400 (val/loss 0.1 is the best), step200 (pinned), step800 (permanent) and 5 more"
     assert line.split(maxsplit=1)[1] == told
-
-
-def test_a_log_that_cannot_be_written_is_told_once_and_is_no_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "train.log").symlink_to("/dev/full")
-    logger = logging.getLogger("trainer_cli")
-    with to_file(tmp_path / "train.log"):
-        for _ in range(3):
-            logger.error("something")
-    said = capsys.readouterr().err
-    assert said == f"warning: {tmp_path}/train.log cannot be written: No space left on device\n"

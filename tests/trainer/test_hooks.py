@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tiny import Line, ListLogger, StopAt, loader, recorder, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import UserError
+from trainer_cli.run.signals import StopSignals
 from trainer_cli.trainer import hooks as hooks_module
 from trainer_cli.trainer.hooks import VOCABULARY, Callback, Hooks
 from trainer_cli.trainer.loops import TrainingLoop
@@ -151,6 +153,32 @@ def test_an_exception_keeps_its_type_and_says_where_it_came_from(hook: str, erro
     with pytest.raises(error) as caught:
         trainer(callbacks={"bad": bad}, settings={"max_duration": 1}).fit(loader(), loader())
     assert f"in {hook} of callback 'bad' (Recorder)" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_in_an_evaluation_is_no_exception_of_it(number: signal.Signals) -> None:
+    book: list[str] = []
+
+    class Signalled(Callback):
+        def on_validate_batch_end(self, *args: Any) -> None:
+            signal.raise_signal(number)
+
+    with StopSignals() as signals:
+        trained = trainer(callbacks={"book": recorder(book), "signalled": Signalled()}, settings={"eval_interval": 2})
+        signals.listen(lambda reason: trained.stop(reason, finished=False))
+        result = trained.fit(loader(), loader(shuffle=False))
+    assert (result.step, result.finished, result.reason) == (2, False, number.name)
+    assert [hook for hook in book if hook.endswith("_exception")] == []
+    assert book.count("on_validate_batch_end") == 1
+    assert "on_validate_end" not in book
+    assert book[-2:] == ["on_fit_end", "finalize"]
+
+
+def test_an_error_in_an_evaluation_is_an_exception_of_it() -> None:
+    book: list[str] = []
+    with pytest.raises(RuntimeError, match="on_validate_batch_end failed"):
+        trainer(callbacks=[recorder(book, fail_in=("on_validate_batch_end",))]).fit(loader(), loader(shuffle=False))
+    assert [hook for hook in book if hook.endswith("_exception")] == ["on_validate_exception", "on_fit_exception"]
 
 
 def test_every_teardown_runs_whatever_the_others_do() -> None:

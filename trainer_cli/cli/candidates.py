@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from trainer_cli.cli.choices import Choices, keys, values_of
-from trainer_cli.cli.main import VERBS, parser_of
+from trainer_cli.cli.main import VERBS, actions_of, parser_of
 from trainer_cli.config import locate
 
 _PATHS = ("ckpt", "resume", "run_dir", "validate.folder")
@@ -75,6 +75,9 @@ def _all(before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
     if verb not in VERBS:
         return
     parser = parser_of(verb, import_module(VERBS[verb].module))
+    chosen = actions_of(parser).get(before[1]) if len(before) > 1 else None
+    if chosen is not None:
+        parser, before = chosen, before[1:]
     actions = {flag: action for action in parser._actions for flag in action.option_strings}
     flag, equals, _ = current.partition("=")
     if current.startswith("-") and equals and flag in actions:

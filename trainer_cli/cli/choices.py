@@ -18,7 +18,6 @@ from trainer_cli.config.walk import whole_values
 if TYPE_CHECKING:
     from trainer_cli.config.describe import Described
 
-PACKAGE = Path(__file__).resolve().parents[1]
 EXPERIMENT = "experiment"
 
 
@@ -37,8 +36,8 @@ class Choices:
         Raises:
             ConfigError: `config_dir` is no folder.
         """
-        shipped = locate.shipped_configs(PACKAGE)
-        dirs = locate.config_dirs(config_dir, cwd or Path.cwd(), PACKAGE)
+        shipped = locate.shipped_configs(locate.PACKAGE)
+        dirs = locate.config_dirs(config_dir, cwd or Path.cwd(), locate.PACKAGE)
         return cls(dirs, None if shipped is None else shipped.resolve())
 
     @property

@@ -7,31 +7,23 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainer_cli.cli.main import Parser
 from trainer_cli.cli.table import HEADER, age, print_json, size, table, tensor_rows
-from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError
 
 if TYPE_CHECKING:
     from trainer_cli.run.inspect import Content
     from trainer_cli.run.shelf import Item
 
-EXAMPLES = """actions:
-  ls [WHAT ...]       a table of checkpoints (by default of all runs in ./runs)
-  show CKPT           where it comes from and its tensors (--norms, --states)
-  verify WHAT ...     read every byte and compare the digests
-  diff CKPT CKPT      configs, names, shapes, and the largest relative changes
-  pin, unpin WHAT ... keep it whatever the rules say, or no longer
-  rm WHAT ...         remove (asks first, unless --yes)
-  prune WHAT ...      remove what the run's own rules would (--dry-run shows it)
+EXAMPLES = """WHAT is a checkpoint, a glob, a run directory, or RUN@latest, RUN@best, RUN@step500; CKPT is one
+checkpoint. Each action also answers as JSON with --json. `train ckpt ACTION --help` shows its flags.
 
-WHAT is a checkpoint, a glob, a run directory, or RUN@latest, RUN@best, RUN@step500.
-Each action also answers as JSON with --json. Exit codes: 0 done, 1 something is not
-sound or was left alone, 2 a mistake in the command, 3 nothing is there, 4 the run is
-training just now (prune).
+Exit codes: 0 done, 1 something is not sound or was left alone, 2 a mistake in the command, 3 there is no such
+checkpoint, 4 the run is training now (prune).
 
 examples:
   train ckpt ls runs/digits
@@ -48,46 +40,36 @@ _LOOKS = 10
 """Times that `verify` lists checkpoints anew where all were removed before they were read."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Action:
+class _Action(NamedTuple):
+    """What runs it, how many checkpoints it takes (as argparse's `nargs`), their metavar, its flags and its help."""
+
     run: Callable[[argparse.Namespace], int]
-    least: int
-    most: int | None
-    flags: tuple[str, ...] = ()
-    wants: str = "a checkpoint, a glob or a run directory"
+    nargs: int | str
+    metavar: str
+    flags: tuple[str, ...]
+    summary: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The action, what it is done to, and flags."""
-    parser.add_argument("action", nargs="?", metavar="ACTION", help=", ".join(ACTIONS))
-    parser.add_argument("what", nargs="*", metavar="WHAT", help="checkpoints, globs, run directories")
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
-    parser.add_argument("--norms", action="store_true", help="show: the Euclidean norm of each tensor")
-    parser.add_argument("--states", action="store_true", help="show: the small states too")
-    parser.add_argument("-y", "--yes", action="store_true", help="rm, prune: do not ask")
-    parser.add_argument("--force", action="store_true", help="rm: also pinned ones, and a run's last valid one")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="rm, prune: only show what would go")
+    """A parser for each action, with its own flags."""
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", parser_class=Parser)
+    for name, action in ACTIONS.items():
+        summary = action.summary
+        one = actions.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
+        )
+        about = "a checkpoint" if action.metavar == "CKPT" else "a checkpoint, a glob or a run directory"
+        one.add_argument("what", nargs=action.nargs, metavar=action.metavar, help=f"{about}; RUN@latest, RUN@best")
+        for flag in (*action.flags, "--json"):
+            names, told = _FLAGS[flag]
+            one.add_argument(*names, action="store_true", help=told)
+        one.set_defaults(action=name)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do one action."""
-    action = ACTIONS.get(args.action)
-    if action is None:
-        known = f"There are: {', '.join(ACTIONS)}."
-        if args.action is None:
-            raise UserError("train ckpt needs an action", cure=known)
-        raise UserError(
-            f"train ckpt has no action {args.action!r}", cure=did_you_mean(args.action, ACTIONS).strip() or known
-        )
-    for flag in ("norms", "states", "yes", "force", "dry_run"):
-        if getattr(args, flag) and flag not in action.flags:
-            raise UserError(
-                f"--{flag.replace('_', '-')} means nothing for {args.action}", cure="See train ckpt --help."
-            )
-    if len(args.what) < action.least or (action.most is not None and len(args.what) > action.most):
-        raise UserError(f"train ckpt {args.action} needs {action.wants}", cure="See train ckpt --help.")
     try:
-        return action.run(args)
+        return ACTIONS[args.action].run(args)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -327,15 +309,23 @@ def _prune(args: argparse.Namespace) -> int:
     return _told(args, "removed", gone, left)
 
 
+_FLAGS = {
+    "--norms": (("--norms",), "show the Euclidean norm of each tensor too"),
+    "--states": (("--states",), "show the small states too"),
+    "--yes": (("-y", "--yes"), "do not ask"),
+    "--force": (("--force",), "remove pinned ones too, and the last valid one of a run"),
+    "--dry-run": (("-n", "--dry-run"), "only show what would be removed"),
+    "--json": (("--json",), "print the answer as JSON"),
+}
 ACTIONS: Mapping[str, _Action] = {
-    "ls": _Action(_ls, 0, None),
-    "show": _Action(_show, 1, 1, ("norms", "states"), "one checkpoint"),
-    "verify": _Action(_verify, 1, None),
-    "diff": _Action(_diff, 2, 2, (), "two checkpoints"),
-    "pin": _Action(_pin, 1, None),
-    "unpin": _Action(_pin, 1, None),
-    "rm": _Action(_rm, 1, None, ("yes", "force", "dry_run")),
-    "prune": _Action(_prune, 1, None, ("yes", "dry_run")),
+    "ls": _Action(_ls, "*", "WHAT", (), "show a table of checkpoints, by default of all runs in ./runs"),
+    "show": _Action(_show, 1, "CKPT", ("--norms", "--states"), "show where a checkpoint comes from, and its tensors"),
+    "verify": _Action(_verify, "+", "WHAT", (), "read every byte and compare the digests"),
+    "diff": _Action(_diff, 2, "CKPT", (), "compare configs, names, shapes and values of two checkpoints"),
+    "pin": _Action(_pin, "+", "WHAT", (), "keep checkpoints, whatever the rules of retention say"),
+    "unpin": _Action(_pin, "+", "WHAT", (), "remove the pins of checkpoints"),
+    "rm": _Action(_rm, "+", "WHAT", ("--yes", "--force", "--dry-run"), "remove checkpoints, after a question"),
+    "prune": _Action(_prune, "+", "WHAT", ("--yes", "--dry-run"), "remove what the rules of the run would remove"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from trainer_cli.cli.main import add_config_arguments
 from trainer_cli.config.garbage import uncollected
@@ -10,7 +11,7 @@ from trainer_cli.config.garbage import uncollected
 EXAMPLES = """examples:
   train config +experiment=digits optimizer.lr=0.01
   train config +experiment=digits --provenance
-  train config +experiment=digits model=mlp --diff +experiment=digits
+  train config +experiment=digits model=mlp --diff=+experiment=digits
   train config --diff runs/digits +experiment=digits
   train config --fields
 """
@@ -26,11 +27,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="OTHER",
-        help="show only what differs from OTHER: a run directory, a checkpoint, RUN@latest, or overrides in quotes; "
-        "alone: from the config without overrides",
+        help="show only what differs, from OTHER's value to this config's. OTHER is a run directory, a checkpoint or "
+        "RUN@latest; or overrides after an equals sign (--diff='model=mlp seed=1'); without OTHER: the config without "
+        "overrides",
     )
     what.add_argument("--fields", action="store_true", help="show every key with its default and meaning")
     what.add_argument("--schema", action="store_true", help="print the JSON Schema that editors check YAML with")
+
+
+def before_parsing(words: Sequence[str]) -> list[str]:
+    """Join `--diff` and its OTHER by an equals sign. An override after `--diff` is one of this config, and no OTHER."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == "--diff" and not word.startswith("-"):
+            from trainer_cli.run.recover import is_on_disk
+
+            is_override = ("=" in word or word.startswith("~")) and not is_on_disk(word)
+            joined[-1:] = ["--diff=", word] if is_override else [f"--diff={word}"]
+        else:
+            joined.append(word)
+    return joined
 
 
 @uncollected()

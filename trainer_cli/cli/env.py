@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.cli.choices import PACKAGE
 from trainer_cli.cli.main import add_config_dir
 from trainer_cli.config import locate
+from trainer_cli.config.locate import PACKAGE
 from trainer_cli.errors import ConfigError
 from trainer_cli.run.environment import git_facts, versions
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from trainer_cli.cli.main import add_config_arguments
 from trainer_cli.errors import UserError
@@ -26,8 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one run for each combination of values: key=a,b, range(…), choice(…), glob(…)",
     )
     parser.add_argument("--jobs", type=int, metavar="N", help="with -m: so many runs at a time (1)")
-    # How a sweep starts each of its runs.
-    parser.add_argument("--frozen", type=Path, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,8 +36,6 @@ def run(args: argparse.Namespace) -> int:
         return sweep(args.overrides, config_dir=args.config_dir, config_name=args.config_name, at_once=at_once)
     if args.jobs is not None:
         raise UserError("--jobs is for a sweep", cure="Add -m.")
-    if args.frozen is not None:
-        return _job(args)
     from trainer_cli.run.asked import compose_fit
 
     composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
@@ -48,15 +43,3 @@ def run(args: argparse.Namespace) -> int:
     from trainer_cli.run.fit import fit
 
     return fit(composed)
-
-
-def _job(args: argparse.Namespace) -> int:
-    from trainer_cli.config.frozen import thaw
-    from trainer_cli.run.children import stop_with_parent
-    from trainer_cli.run.sweep_job import telling
-
-    stop_with_parent()
-    with telling(args.frozen):
-        from trainer_cli.run.fit import fit
-
-        return fit(thaw(args.frozen, args.overrides, config_dir=args.config_dir))

@@ -12,14 +12,17 @@ import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from trainer_cli.config.garbage import uncollected
-from trainer_cli.errors import DISK_CURES, ExitCode, TrainError, UserError
+from trainer_cli.errors import DISK_CURES, NO_SPACE, ExitCode, TrainError, UserError, disk_cure
 
 
 class Verb(NamedTuple):
-    """A module with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`, imported only when called."""
+    """A module with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`, imported only when called.
+
+    It may have `before_parsing(words)`, which returns the words of the command line as argparse is to read them.
+    """
 
     module: str
     summary: str
@@ -37,6 +40,8 @@ VERBS: Mapping[str, Verb] = {
     "env": Verb("trainer_cli.cli.env", "show versions, devices and paths, for a bug report"),
     "complete": Verb("trainer_cli.cli.complete", "print what makes your shell complete commands: bash or zsh"),
 }
+_INTERNAL = {"_job": Verb("trainer_cli.cli.job", "run a job of a sweep")}
+"""What `train` starts itself by; neither listed nor suggested."""
 EXAMPLES = """examples:
   train list                                        what there is
   train fit +experiment=digits                      train an experiment
@@ -74,12 +79,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in DISK_CURES and not _wants_all():
+        if _is_of_the_disk(error) and not _wants_all():
             where = f" ({error.filename})" if error.filename else ""
-            print(f"train: error: {error.strerror}{where}. {DISK_CURES[error.errno]}", file=sys.stderr)
+            print(f"train: error: {error.strerror}{where}. What was committed before is intact. {disk_cure(error)}", file=sys.stderr)
         else:
             traceback.print_exc()
         return int(ExitCode.FAILED)
+
+
+def _is_of_the_disk(error: Exception) -> TypeGuard[OSError]:
+    """An error that no traceback would explain: the disk is full, or a file that is named cannot be written."""
+    if not isinstance(error, OSError) or error.errno not in DISK_CURES:
+        return False
+    return error.errno in NO_SPACE or error.filename is not None
 
 
 def _open_what_is_closed() -> None:
@@ -130,7 +142,7 @@ def _dispatch(arguments: list[str]) -> int:
         )
     word, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if word == "help" and rest:
-        word, rest = rest[0], ["--help"]
+        word, rest = rest[0], [*rest[1:], "--help"]
     if word in ("-h", "--help", "help"):
         print(_overview())
         return int(ExitCode.DONE if arguments else ExitCode.USER)
@@ -139,15 +151,16 @@ def _dispatch(arguments: list[str]) -> int:
         return int(ExitCode.DONE)
     if {"-h", "--help"}.isdisjoint(rest):
         _refuse_to_stand_nowhere()
-    if word not in VERBS:
+    verb = {**VERBS, **_INTERNAL}.get(word)
+    if verb is None:
         from trainer_cli.cli.meant import no_verb
 
         raise no_verb(word, arguments, VERBS)
     with uncollected():
-        module = import_module(VERBS[word].module)
+        module = import_module(verb.module)
     parser = parser_of(word, module)
     try:
-        parsed = _parsed(parser, word, rest)
+        parsed = _parsed(parser, word, getattr(module, "before_parsing", list)(rest))
     except SystemExit as stop:  # --help
         return _code(stop.code)
     return _code(module.run(parsed))
@@ -163,7 +176,7 @@ def _refuse_to_stand_nowhere() -> None:
 
 def parser_of(word: str, module: Any) -> Parser:
     """The parser of a verb, whose module is imported already."""
-    summary = VERBS[word].summary
+    summary = {**VERBS, **_INTERNAL}[word].summary
     parser = Parser(
         prog=f"train {word}",
         description=f"{summary[0].upper()}{summary[1:]}.",
@@ -175,15 +188,34 @@ def parser_of(word: str, module: Any) -> Parser:
     return parser
 
 
+def actions_of(parser: argparse.ArgumentParser) -> Mapping[str, Parser]:
+    """The parsers of a verb's actions, by name; none for most verbs."""
+    return next((one.choices for one in parser._actions if isinstance(one, argparse._SubParsersAction)), {})
+
+
 def _parsed(parser: Parser, word: str, rest: list[str]) -> argparse.Namespace:
-    """The arguments of a verb; what it does not take is told with what was probably meant."""
-    parsed, unknown = parser.parse_known_intermixed_args(rest)
+    """The arguments of a verb, or of the action that the first of them names.
+
+    Raises:
+        UserError: an argument that it does not take, with what was probably meant.
+    """
+    actions = actions_of(parser)
+    if actions and rest[:1] not in (["-h"], ["--help"]):
+        if not rest or rest[0] not in actions:
+            from trainer_cli.cli.meant import no_action
+
+            raise no_action(word, rest, actions)
+        word, parser, rest = f"{word} {rest[0]}", actions[rest[0]], rest[1:]
+    # With actions only the help is left, and argparse cannot parse those intermixed.
+    parse = parser.parse_known_args if actions_of(parser) else parser.parse_known_intermixed_args
+    parsed, unknown = parse(rest)
     flag = next((one for one in unknown if one.startswith("-")), None)
     takes_overrides = hasattr(parsed, "overrides")
     if flag is not None:
         from trainer_cli.cli.meant import no_flag
 
-        raise no_flag(flag, rest, parser._option_string_actions, verb=word, overrides=takes_overrides)
+        owners = [name for name, one in actions.items() if flag.partition("=")[0] in one._option_string_actions]
+        raise no_flag(flag, rest, parser._option_string_actions, verb=word, overrides=takes_overrides, owners=owners)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if takes_overrides and not all("=" in one or one.startswith("~") for one in parsed.overrides):

@@ -32,10 +32,37 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
     return UserError(f"there is no verb {word!r}", cure=cure or f"There are: {', '.join(known)}.")
 
 
-def no_flag(flag: str, arguments: Sequence[str], flags: Iterable[str], *, verb: str, overrides: bool) -> UserError:
-    """A flag that the verb does not have: mostly a key written as one (`--experiment digits`)."""
+def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> UserError:
+    """A verb of several actions without one of them in the first place."""
+    known = list(actions)
+    cure = f"There are: {', '.join(known)}."
+    if not arguments:
+        return UserError(f"train {verb} needs an action", cure=cure)
+    word = arguments[0]
+    if word.startswith("-"):
+        rest = [one for one in arguments if one in known]
+        meant = f"Did you mean 'train {verb} {rest[0]} {word}'?" if rest else cure
+        return UserError(f"{word!r} stands where an action of train {verb} belongs", cure=meant)
+    return UserError(f"train {verb} has no action {word!r}", cure=did_you_mean(word, known).strip() or cure)
+
+
+def no_flag(
+    flag: str,
+    arguments: Sequence[str],
+    flags: Iterable[str],
+    *,
+    verb: str,
+    overrides: bool,
+    owners: Sequence[str] = (),
+) -> UserError:
+    """A flag that the verb does not have: mostly a key written as one (`--experiment digits`).
+
+    `owners` are the other actions of the verb that have it.
+    """
     name, equals, value = flag.partition("=")
     what = f"train {verb} has no flag {name}"
+    if owners:
+        return UserError(what, cure=f"It is one of {', '.join(owners)}; see train {verb} --help.")
     key = name.lstrip("-").replace("-", "_")
     if overrides and key:
         if not equals:

@@ -22,23 +22,27 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainer_cli.cli.choices import PACKAGE
 from trainer_cli.config.json_schema import json_schema
+from trainer_cli.config.locate import PACKAGE
 from trainer_cli.errors import UserError
 
 EXAMPLES = """examples:
   train new mine                      then: cd mine && train fit +experiment=mine
-  train new work --name spirals       the package is called spirals
+  train new work --name spirals       package and experiment are called spirals
 """
 SCAFFOLD = PACKAGE / "scaffold"
 _SUFFIX = ".tmpl"
+_VALUES = frozenset({"null", "true", "false", "inf", "nan"})
+"""What Hydra does not read as text: such an experiment could not be chosen."""
 _OWN_FOLDERS = frozenset({"configs", "tests", "runs", "dist", "build"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("dir", metavar="DIR", type=Path, help="the project's directory: new, or empty")
-    parser.add_argument("--name", metavar="NAME", help="name of the project (default: that of DIR)")
+    parser.add_argument(
+        "--name", metavar="NAME", help="name of the package and of its experiment (default: that of DIR)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,15 +50,15 @@ def run(args: argparse.Namespace) -> int:
     package = package_name(args.name or args.dir.resolve().name, chosen=args.name is not None)
     make_project(args.dir, package)
     here = args.dir.resolve() == Path.cwd()
-    print(f"made {args.dir}, with the package {package}\nnext:")
+    print(f"made {args.dir}, with the package and experiment {package}\nnext:")
     if not here:
         print(f"  cd {shlex.quote(str(args.dir))}")
-    print("  train fit +experiment=mine\n  pytest")
+    print(f"  train fit +experiment={package}\n  pytest")
     return 0
 
 
 def package_name(name: str, *, chosen: bool) -> str:
-    """A name that Python can import, and that hides no other package.
+    """A name for the package, that Python can import and that hides no other, and for its experiment.
 
     Raises:
         UserError: nothing of the name can be used, or the user has chosen one that is taken.
@@ -104,6 +108,8 @@ def _taken(package: str) -> str | None:
     """Why a package cannot have this name, or None."""
     if keyword.iskeyword(package) or keyword.issoftkeyword(package):
         return "a word of Python"
+    if package in _VALUES:
+        return "a value of YAML"
     if package in sys.stdlib_module_names:
         return "a module of Python"
     if package in _OWN_FOLDERS:
@@ -118,7 +124,7 @@ def _files(package: str) -> Iterator[tuple[Path, str]]:
     names = {"@PACKAGE@": package, "@PROJECT@": package.replace("_", "-"), "@TRAINER@": _requirement()}
     for template in sorted(SCAFFOLD.rglob(f"*{_SUFFIX}")):
         path = template.relative_to(SCAFFOLD).with_suffix("")
-        parts = [{"package": package, "gitignore": ".gitignore"}.get(part, part) for part in path.parts]
+        parts = [".gitignore" if part == "gitignore" else part.replace("package", package) for part in path.parts]
         text = template.read_text("utf-8")
         for mark, name in names.items():
             text = text.replace(mark, name)

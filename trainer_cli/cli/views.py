@@ -35,7 +35,7 @@ def every_field() -> Iterator[str]:
 
 
 def difference(other: str, overrides: Sequence[str], places: Mapping[str, Any]) -> Iterator[str]:
-    """The changed keys, each with its old and new value and what set the new one."""
+    """The keys that differ, each with the value of `other`, that of this config, and what set the latter."""
     from trainer_cli.run.recover import config_file  # The parts of a checkpoint come with it.
 
     file = config_file(other) if other else None
@@ -46,14 +46,14 @@ def difference(other: str, overrides: Sequence[str], places: Mapping[str, Any]) 
     if not changes:
         yield "no difference"
         return
-    yield f"# old: {file or shlex.join(words) or 'no overrides'}"
-    yield f"# new: {shlex.join(overrides) or 'no overrides'}"
+    yield f"# from: {file or shlex.join(words) or 'no overrides'}"
+    yield f"# to: {shlex.join(overrides) or 'no overrides'}"
     yield from _commented([(str(change), str(change.origin(new.origins) or "")) for change in changes])
 
 
 def _overrides(text: str) -> list[str]:
     """The overrides of another composition, as a shell would split them."""
-    cure = "Name a run directory, a checkpoint or RUN@latest, or put overrides in quotes: --diff 'model=cnn seed=1'."
+    cure = "Name a run directory, a checkpoint or RUN@latest, or overrides, as --diff='model=cnn seed=1'."
     try:
         words = shlex.split(text)
     except ValueError as error:

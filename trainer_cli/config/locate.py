@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainer_cli.errors import ConfigError
 
+PACKAGE = Path(__file__).resolve().parents[1]
 PROJECT = "trainer-cli"
 FOLDER = "configs"
 

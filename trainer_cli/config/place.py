@@ -28,8 +28,7 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, config_dir: Path | None, config_name: str, cwd: Path | None) -> Place:
         here = (cwd or Path.cwd()).resolve()
-        package = Path(__file__).resolve().parents[1]
-        dirs = locate.config_dirs(config_dir, here, package)
+        dirs = locate.config_dirs(config_dir, here, locate.PACKAGE)
         if config_dir is not None and next(locate.configs(dirs[0]), None) is None:
             raise ConfigError(f"{config_dir} holds no configs: no .yaml in it or below it", where="--config-dir")
         primary = config_name.removesuffix(".yaml")

@@ -1,4 +1,7 @@
-"""Files changed so that a crash at any moment leaves the old or the new content, never a mixture."""
+"""Files changed so that a crash at any moment leaves the old or the new content, never a mixture; and appended to.
+
+An OSError of these functions names the file, also where it comes from a write or a sync.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,33 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _CHUNK_BYTES = 1 << 20
+
+
+class AppendedFile:
+    """A file that grows by whole records. There is no buffer: what could not be written is not tried again at close."""
+
+    def __init__(self, path: Path, *, new: bool = False) -> None:
+        """Open the file, and make it where there is none; with `new` there must be none."""
+        self.path = path
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags | (os.O_EXCL if new else 0), 0o666)
+
+    def append(self, content: bytes) -> None:
+        """Hand a record to the operating system. A part of it may be in the file after an OSError."""
+        left = memoryview(content)
+        with _naming(self.path):
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+
+    def sync(self) -> None:
+        """Wait until all that was appended is on the disk itself."""
+        with _naming(self.path):
+            sync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; call it once."""
+        with _naming(self.path):
+            os.close(self._descriptor)
 
 
 def sync(descriptor: int) -> None:
@@ -28,7 +58,8 @@ def sync_folder(folder: Path) -> None:
     """Wait until a folder's names are on the disk itself, where the filesystem can promise that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        with _naming(folder):
+            os.fsync(descriptor)
     except OSError as error:
         # Some network filesystems know it for files only.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
@@ -37,21 +68,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Give errors of writing to an open file its name, which the system leaves out."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or path
-        raise
-
-
 def replace(path: Path, content: Iterable[bytes]) -> None:
     """Write a file whole and durably under another name, then give it its own. One writer at a time."""
     staged = path.with_name(f".tmp.{path.name}")
     try:
-        with open(staged, "wb") as file:
+        with _naming(path), open(staged, "wb") as file:
             for part in content:
                 file.write(part)
             file.flush()
@@ -75,12 +96,22 @@ def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
     if kept == [(0, size)] or (not kept and size == 0):
         return False
     if not kept or (len(kept) == 1 and kept[0][0] == 0):
-        with open(path, "r+b") as file:
+        with _naming(path), open(path, "r+b") as file:
             file.truncate(kept[0][1] if kept else 0)
             sync(file.fileno())
     else:
         replace(path, _parts(path, kept))
     return True
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the file's name into an OSError."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
-from trainer_cli.loggers.files import keep_spans, naming, sync, sync_folder
+from trainer_cli.loggers.files import AppendedFile, keep_spans, sync_folder
 
 
 class JsonlLogger(Logger):
@@ -22,7 +22,7 @@ class JsonlLogger(Logger):
 
     def __init__(self, path: str = "metrics.jsonl") -> None:
         self.path = path
-        self._file: BinaryIO | None = None
+        self._file: AppendedFile | None = None
 
     def rewind(self, run_dir: Path, step: int) -> None:
         path = in_run_dir(self.path, run_dir)
@@ -32,23 +32,16 @@ class JsonlLogger(Logger):
     def start(self, facts: RunFacts) -> None:
         path = in_run_dir(self.path, facts.run_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "ab")  # noqa: SIM115 - closed in close()
+        self._file = AppendedFile(path)
         sync_folder(path.parent)
 
     def log(self, record: Record) -> None:
-        if self._file is None:
-            return
-        with naming(self._file.name):
-            self._file.write(encode(record))
-            self._file.flush()
+        if self._file is not None:
+            self._file.append(encode(record))
 
     def flush(self, durable: bool = False) -> None:
-        if self._file is None:
-            return
-        with naming(self._file.name):
-            self._file.flush()
-            if durable:
-                sync(self._file.fileno())
+        if durable and self._file is not None:
+            self._file.sync()
 
     def close(self) -> None:
         file, self._file = self._file, None
@@ -58,10 +51,21 @@ class JsonlLogger(Logger):
 
 def encode(record: Record) -> bytes:
     """The line of a record, with its end."""
-    line: dict[str, float | str] = {"step": record.step, "epoch": record.epoch, "time": round(record.time, 3)}
-    for key, value in record.metrics.items():
-        line[key] = value if math.isfinite(value) else str(float(value))
-    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+    line = {"step": record.step, "epoch": record.epoch, "time": round(record.time, 3), **record.metrics}
+    return strict_json(line).encode() + b"\n"
+
+
+def strict_json(value: Any, indent: int | None = None) -> str:
+    """JSON that a strict parser reads: NaN and infinity, which JSON lacks, are the strings "nan", "inf" and "-inf"."""
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lines_up_to(path: Path, step: int) -> Iterator[tuple[int, int]]:

@@ -7,11 +7,10 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
 from trainer_cli.loggers.events import first_event, framed, scalars_event, spans_up_to, start_event
-from trainer_cli.loggers.files import keep_spans, naming, sync, sync_folder
+from trainer_cli.loggers.files import AppendedFile, keep_spans, sync_folder
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 
@@ -25,7 +24,7 @@ class TensorBoardLogger(Logger):
 
     def __init__(self, folder: str = "tensorboard") -> None:
         self.folder = folder
-        self._file: BinaryIO | None = None
+        self._file: AppendedFile | None = None
         self._first_step = 0
 
     def rewind(self, run_dir: Path, step: int) -> None:
@@ -36,27 +35,19 @@ class TensorBoardLogger(Logger):
     def start(self, facts: RunFacts) -> None:
         folder = in_run_dir(self.folder, facts.run_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(_next_file(folder, facts.start_time), "xb")  # noqa: SIM115 - closed in close()
+        self._file = AppendedFile(_next_file(folder, facts.start_time), new=True)
         # The pair of events that makes a running TensorBoard drop what it read of these steps before.
         for event in (first_event(facts.start_time), start_event(facts.start_time, self._first_step)):
-            self._file.write(framed(event))
-        self._file.flush()
+            self._file.append(framed(event))
         sync_folder(folder)
 
     def log(self, record: Record) -> None:
-        if self._file is None:
-            return
-        with naming(self._file.name):
-            self._file.write(framed(scalars_event(record.time, record.step, record.metrics)))
-            self._file.flush()
+        if self._file is not None:
+            self._file.append(framed(scalars_event(record.time, record.step, record.metrics)))
 
     def flush(self, durable: bool = False) -> None:
-        if self._file is None:
-            return
-        with naming(self._file.name):
-            self._file.flush()
-            if durable:
-                sync(self._file.fileno())
+        if durable and self._file is not None:
+            self._file.sync()
 
     def close(self) -> None:
         file, self._file = self._file, None

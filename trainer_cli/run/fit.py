@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.timeline import foresee
@@ -231,13 +231,14 @@ def _train(
         wall_s = time.monotonic() - began
         outcome = None
         try:
+            best, last = _metrics(composed, run)
             outcome = Outcome(
                 status=status,
                 reason=reason,
                 step=trainer.progress.step,
                 wall_time_s=round(wall_s, 3),
-                best_metrics=report.best_metrics(run.metrics_file),
-                last_metrics=report.last_metrics(run.metrics_file),
+                best_metrics=best,
+                last_metrics=last,
                 throughput={"samples_per_s": round(trainer.samples_this_time / max(wall_s, 1e-9), 2)},
                 checkpoints=report.kept(trainer),
             )
@@ -249,3 +250,13 @@ def _train(
     if outcome is not None:
         report.closing(run, outcome, result.metrics)
     return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
+
+
+def _metrics(composed: Composed, run: RunDir) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+    """The best and the last values of the run's metrics; none where they cannot be read, which is said."""
+    try:
+        best = report.best_metrics(run.metrics_file, composed.config.checkpoint.keep_best)
+        return best, report.last_metrics(run.metrics_file)
+    except OSError as error:
+        log.error("%s could not be read: %s", run.metrics_file, error.strerror)
+        return {}, {}

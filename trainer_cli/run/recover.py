@@ -40,6 +40,11 @@ def config_file(name: str) -> Path | None:
     return Path(source)
 
 
+def is_on_disk(name: str) -> bool:
+    """Whether `config_file` looks for it on the disk, though it has an `=`: a run of a sweep has one in its name."""
+    return Path(name).is_file() or RunDir(name).config_file.is_file() or is_checkpoint(Path(name)) or _is_of_a_run(name)
+
+
 def _is_of_a_run(name: str) -> bool:
     """Whether it reads as `RUN@latest`, and not as an override: a run of a sweep has `=` in its name, too."""
     run, at, which = name.rpartition("@")

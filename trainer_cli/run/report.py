@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.naming import parse_step
+from trainer_cli.config.schema import KeepBestConfig, Mode
+from trainer_cli.loggers.files import AppendedFile
 from trainer_cli.run.rundir import Outcome, RunDir
 
 if TYPE_CHECKING:
@@ -20,7 +23,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROOT = "trainer_cli"
-_SMALLER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse")
+BEST: Mapping[str, Mode] = {
+    **dict.fromkeys(
+        (
+            "bce", "bits_per_byte", "bits_per_char", "bpb", "bpc", "bpd", "brier", "ce", "cer", "cross_entropy", "ece",
+            "eer", "error", "error_rate", "fid", "kl", "kl_divergence", "log_loss", "loss", "lpips", "mae", "mape",
+            "mse", "nll", "nrmse", "per", "perplexity", "ppl", "rmse", "smape", "ter", "wer",
+        ),
+        Mode.min,
+    ),
+    **dict.fromkeys(
+        (
+            "acc", "accuracy", "ap", "auc", "auprc", "auroc", "balanced_accuracy", "bleu", "bleurt", "chrf", "dice",
+            "exact_match", "f1", "f1_score", "hit_rate", "iou", "kappa", "map", "mcc", "miou", "mrr", "ndcg",
+            "pass_rate", "pearson", "precision", "psnr", "r2", "recall", "rouge", "rouge_l", "spearman", "ssim",
+            "success_rate", "top1", "top1_accuracy", "top5", "top5_accuracy", "win_rate",
+        ),
+        Mode.max,
+    ),
+}  # fmt: skip
+"""Whether the smallest or the largest value of a metric is its best, by the whole name after the loader's. Of a metric
+that is not listed only `checkpoint.keep_best` can tell."""
 
 
 class _StderrHandler(logging.Handler):
@@ -34,22 +57,40 @@ class _StderrHandler(logging.Handler):
             self.handleError(record)
 
 
-class _LogFile(logging.FileHandler):
-    """The run's log. Where it cannot be written, that is said once, and the training goes on."""
+class _FileHandler(logging.Handler):
+    """Messages in a file. Where it cannot be written, that is said once, and the run goes on without it."""
 
-    _failed = False
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._file: AppendedFile | None = None
+        self._failed = False
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
-        elif not self._failed:
-            self._failed = True
-            sys.stderr.write(f"warning: {self.baseFilename} cannot be written: {error.strerror}\n")
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._failed:
+            return
+        try:
+            line = f"{self.format(record)}\n".encode(errors="backslashreplace")
+            self._file = self._file or AppendedFile(self._path)
+            self._file.append(line)
+        except OSError as error:
+            self._fail(error)
+        except Exception:
+            self.handleError(record)
 
     def close(self) -> None:
-        with suppress(OSError):
-            super().close()
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                file.close()
+        except OSError as error:
+            self._fail(error)
+        super().close()
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            log.error("%s could not be written: %s. The run goes on without it.", self._path, error.strerror)
 
 
 def to_console(level: str) -> None:
@@ -67,7 +108,7 @@ def to_console(level: str) -> None:
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
     """Write all our messages to the run's log as well; without any the log is not touched."""
-    handler = _LogFile(path, encoding="utf-8", delay=True)
+    handler = _FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     logger = logging.getLogger(ROOT)
     logger.addHandler(handler)
@@ -78,33 +119,39 @@ def to_file(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def best_metrics(metrics_file: Path) -> dict[str, dict[str, Any]]:
-    """The best value of each validation metric so far, and its step; what is called a loss is best when small."""
+def best_metrics(metrics_file: Path, keep_best: KeepBestConfig) -> dict[str, dict[str, Any]]:
+    """The best finite value of each validation metric so far, its step, and whether best is `min` or `max`.
+
+    A metric that neither `BEST` nor `keep_best` knows has none.
+    """
     best: dict[str, dict[str, Any]] = {}
     for step, key, value in _validation_metrics(metrics_file):
-        sign = -1 if key.rsplit("/", 1)[1].endswith(_SMALLER_IS_BETTER) else 1
+        mode = BEST.get(key.rsplit("/", 1)[1].lower()) or (keep_best.mode if key == keep_best.metric else None)
+        if mode is None or not math.isfinite(value):
+            continue
+        sign = -1 if mode is Mode.min else 1
         if key not in best or sign * value > sign * best[key]["value"]:
-            best[key] = {"value": value, "step": step, "mode": "min" if sign < 0 else "max"}
+            best[key] = {"value": value, "step": step, "mode": mode.value}
     return best
 
 
 def last_metrics(metrics_file: Path) -> dict[str, float]:
-    """The newest value of each validation metric."""
+    """The newest value of each validation metric; it may be NaN or infinite."""
     return {key: value for _, key, value in _validation_metrics(metrics_file)}
 
 
 def _validation_metrics(metrics_file: Path) -> Iterator[tuple[int, str, float]]:
-    """Step, name and value, in the order written."""
+    """Step, name and value, in the order written; NaN and infinity are texts in metrics.jsonl."""
     if not metrics_file.exists():
         return
     for line in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
-            continue
-        for key, value in record.items():
-            if "/" in key and not key.startswith("train/") and isinstance(value, int | float):
-                yield record["step"], key, value
+            for key, value in record.items():
+                if "/" in key and not key.startswith("train/"):
+                    yield int(record["step"]), key, float(value)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue  # What a power cut left, or not a line of ours.
 
 
 def kept(trainer: Trainer) -> list[dict[str, str]]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer_cli.loggers.base import Record, RunFacts
-from trainer_cli.loggers.files import replace
+from trainer_cli.loggers.files import AppendedFile, replace
+from trainer_cli.loggers.jsonl import strict_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class Results:
         """Append to validation.jsonl, so that what is evaluated is not lost, whatever becomes of the rest."""
         self.folder.mkdir(parents=True, exist_ok=True)
         now = round(time.time(), 3)
-        with open(self.folder / "validation.jsonl", "a", encoding="utf-8") as file:
+        with closing(AppendedFile(self.folder / "validation.jsonl")) as file:
             for row in rows:
                 facts = {"checkpoint": row.checkpoint, "step": row.step, "loader": row.loader, "time": now}
-                file.write(json.dumps({**facts, **_prefixed(row)}) + "\n")
+                file.append(strict_json({**facts, **_prefixed(row)}).encode() + b"\n")
         self.rows += rows
 
     def finish(self) -> None:
-        """Replace validation.csv, add events at each checkpoint's own step, and show the table."""
+        """Replace validation.csv, write events at each checkpoint's own step into a new folder, and show the table."""
         if not self.rows:
             return
         self._write_csv()
@@ -65,11 +65,23 @@ class Results:
         from trainer_cli.loggers.tensorboard import TensorBoardLogger
 
         with ExitStack() as stack:
-            events = TensorBoardLogger("tensorboard")
+            events = TensorBoardLogger(str(_next_number(self.folder / "tensorboard").relative_to(self.folder)))
             stack.callback(events.close)
             events.start(RunFacts(run_dir=self.folder))
             for row in sorted(self.rows, key=lambda row: row.step):
                 events.log(Record(step=row.step, epoch=0, time=time.time(), metrics=_prefixed(row)))
+
+
+def _next_number(folder: Path) -> Path:
+    """A new folder, called 1, 2 and so on: what TensorBoard finds in one folder it shows as one run, and the first
+    event of a later file there makes it drop the steps that it read from the earlier ones."""
+    number = 1 + max((int(one.name) for one in folder.glob("[0-9]*") if one.name.isdecimal()), default=0)
+    while True:
+        try:
+            (folder / str(number)).mkdir(parents=True)
+            return folder / str(number)
+        except FileExistsError:
+            number += 1
 
 
 def _names(rows: Sequence[Row]) -> list[str]:

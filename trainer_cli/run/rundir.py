@@ -26,6 +26,7 @@ from typing import Any
 
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.loggers.files import replace, sync_folder
+from trainer_cli.loggers.jsonl import strict_json
 from trainer_cli.run.environment import timestamp
 
 _BIRTH_FILES = frozenset({".lock", "overrides.yaml", "environment.json"})
@@ -298,18 +299,7 @@ class RunDir:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file atomically and durably."""
-    replace(path, [json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"])
-
-
-def _plain(value: Any) -> Any:
-    """NaN and infinity as strings, as in metrics.jsonl: JSON has neither."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and value - value != 0:
-        return str(value)
-    return value
+    replace(path, [strict_json(value, indent=2).encode() + b"\n"])
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

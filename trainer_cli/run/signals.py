@@ -1,4 +1,4 @@
-"""Signals as wishes: the handler only notes them; training looks after each step and each validation batch."""
+"""Signals that stop a training: at once before it begins; after that, at the end of a step or validation batch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,31 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
+_STOPPED_EARLY = 75
+"""`ExitCode.STOPPED_EARLY`, without what its module imports."""
+
+
+def exit_early() -> None:
+    """Exit with 75 at the first of the signals, until `StopSignals` takes over: there is nothing to save yet."""
+    for number in STOPPING:
+        signal.signal(number, _exit_now)
+
+
+def _exit_now(number: int, frame: FrameType | None) -> None:
+    # Not by an exception: modules that are half imported might catch it.
+    with contextlib.suppress(OSError):
+        os.write(2, f"{_name(number)}: stopped; the same command again goes on\n".encode())
+    os._exit(_STOPPED_EARLY)
+
+
+def _name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 class StopSignals:
-    """While entered, SIGTERM, SIGUSR1 and the first Ctrl-C are wishes; a second Ctrl-C raises KeyboardInterrupt.
+    """While entered, SIGTERM, SIGUSR1 and the first Ctrl-C are noted; a second Ctrl-C raises KeyboardInterrupt.
 
-    A wish that comes before anybody listens is kept and told to `listen` at once. `promise` is what is said then.
+    A signal that comes before `listen` is kept for it. `promise` is the line that is written to stderr at the first.
     """
 
     def __init__(self, promise: str = "stopping after this step") -> None:
@@ -48,7 +67,7 @@ class StopSignals:
             self._ctrl_c = True
         if self.wish is not None:
             return
-        self.wish = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        self.wish = _name(number)
         # Straight to the descriptor: a handler must not wait for a stream that the interrupted code holds.
         with contextlib.suppress(OSError):
             os.write(2, f"{self.wish}: {self._promise}; Ctrl-C again stops at once\n".encode())

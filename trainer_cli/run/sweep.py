@@ -51,8 +51,8 @@ def sweep(
         # As with the installed script, the current folder is on the path only where this package stands in it.
         root = Path(trainer_cli.__file__).parents[1]
         alone = [] if root == Path.cwd() else ["-P"]
-        fit = ["-m", "trainer_cli", "fit", *options, "--frozen", str(frozen), *one.job.overrides]
-        return [sys.executable, *alone, *fit]
+        job = ["-m", "trainer_cli", "_job", *options, str(frozen), *one.job.overrides]
+        return [sys.executable, *alone, *job]
 
     return Sweep(planned, command, at_once, _cores()).run()
 

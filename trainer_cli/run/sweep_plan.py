@@ -17,6 +17,7 @@ from trainer_cli.config.place import Place
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.config.walk import whole_values
 from trainer_cli.errors import ConfigError, TrainError, UserError
+from trainer_cli.run.asked import refuse_shipped_default
 from trainer_cli.run.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes, reopens
 from trainer_cli.run.rundir import RunDir, RunStatus
 from trainer_cli.run.start import refuse_no_optimizer
@@ -86,6 +87,7 @@ def folder_of(bases: Sequence[Path]) -> Path:
 
 
 def _planned(job: Job, composed: Composed) -> Planned:
+    refuse_shipped_default(composed)
     refuse_no_optimizer(composed)
     config = composed.config
     if config.resume not in ("auto", "must", "never"):

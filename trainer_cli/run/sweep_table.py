@@ -118,7 +118,8 @@ def write_csv(file: Path, rows: Sequence[Standing]) -> None:
 def table(rows: Sequence[Standing]) -> str:
     """The rows for a screen: swept values, status, step, the best of each metric, seconds; why some failed."""
     keys, metrics = _keys(rows), _metrics(rows)
-    winner = _winner(rows, metrics[0]) if metrics else None
+    ranked = next((name for name in metrics if any(name in row.best for row in rows)), None)
+    winner = None if ranked is None else _winner(rows, ranked)
     lines = [["", *keys, "status", "step", *(f"best {name}" for name in metrics), "seconds"]]
     for row in rows:
         numbers = ["" if (value := _best(row, name)) is None else f"{value:.4g}" for name in metrics]
@@ -133,7 +134,7 @@ def table(rows: Sequence[Standing]) -> str:
         cells = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
         shown.append("  ".join(cells).rstrip())
     if winner is not None:
-        shown.append(f"* best {metrics[0]}")
+        shown.append(f"* best {ranked}")
     shown += [f"{row.status}: {row.key}: {row.reason}" for row in rows if not row.finished and row.reason]
     return "\n".join(shown)
 

@@ -191,10 +191,10 @@ class Callback:
         """The evaluation on one loader begins; the model is in eval mode."""
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
-        """The evaluation on one loader ended; `loop.metrics` holds its means."""
+        """The evaluation on one loader is whole; `loop.metrics` holds its means. Not called where the run stops."""
 
     def on_validate_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        """An exception leaves an evaluation."""
+        """An exception leaves an evaluation. Not called where the run stops, as at a signal."""
 
     def on_validate_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
         """A validation batch is on the device."""

@@ -49,6 +49,8 @@ class ValidationLoop:
                 hooks.call(f"on_{base}_start", trainer, model, loader, self)
                 self.metrics = self._means(trainer, model, loader, name)
                 hooks.tear_down(f"on_{base}_end", trainer, model, self)
+        except EvaluationInterruptedError:
+            raise  # An ordinary stop: nothing has failed, and there are no means to report.
         except BaseException as error:
             with second_to(error):
                 hooks.tear_down("on_validate_exception", trainer, error)

@@ -1,0 +1,83 @@
+"""A log file that can no longer be written ends in one message: the training's where metrics would be lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from command import make_project, names, records
+from forks import Forks
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's devices that refuse every write")
+
+BREAKS = '''
+"""Puts $DEVICE in place of $FILE, which the command has open, at the end of the sixth step."""
+
+import os
+
+from trainer_cli import Callback
+
+
+class Breaks(Callback):
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.progress.step == 6 and "FILE" in os.environ:
+            for entry in os.scandir("/proc/self/fd"):
+                if os.path.exists(entry) and os.environ["FILE"] in os.readlink(entry):
+                    os.dup2(os.open(os.environ["DEVICE"], os.O_WRONLY), int(entry.name))
+'''
+FIT = ("experiment=mine", "+callbacks.breaks={_target_: mine.breaks.Breaks}", "checkpoint.save_async=false")
+NUMBERS = {"/proc/self/mem": errno.EIO, "/dev/full": errno.ENOSPC}
+DEVICES = {"/proc/self/mem": "Input/output error", "/dev/full": "No space left on device"}
+
+
+def broken(forks: Forks, project: Path, file: str, device: str) -> tuple[int, list[str]]:
+    """The exit code of a fit whose file breaks after step 6, and what it says on stderr that is no news of progress."""
+    done = forks.fit(project, *FIT, FILE=file, DEVICE=device)
+    assert "Traceback" not in done.err
+    assert "--- Logging error ---" not in done.err
+    return done.code, [line for line in done.err.splitlines() if "error: " in line]
+
+
+@pytest.mark.parametrize(("device", "why"), DEVICES.items(), ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("file", ["metrics.jsonl", "events.out"])
+def test_metrics_that_cannot_be_written_end_the_training_in_one_message(
+    forks: Forks, tmp_path: Path, file: str, device: str, why: str
+) -> None:
+    project = make_project(tmp_path, **{"mine/breaks.py": BREAKS})
+    code, (message,) = broken(forks, project, file, device)
+    run = project / "runs/mine"
+    (path,) = run.rglob(f"{file}*")
+    assert (code, message) == (
+        1, f"train: error: {why} ({path.relative_to(project)}). What was committed before is intact.",
+    )  # fmt: skip
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["step"]) == ("failed", 8)
+    assert why in summary["reason"]
+    assert names(run / "checkpoints") == ["step0"]
+    assert forks.fit(project, *FIT).code == 0, "the same command goes on where the disk is well"
+    assert [record["step"] for record in records(run / "metrics.jsonl")] == list(range(4, 41, 4))
+
+
+@pytest.mark.parametrize(("device", "why"), DEVICES.items(), ids=["EIO", "ENOSPC"])
+def test_a_log_that_cannot_be_written_is_told_once_and_the_training_goes_on(
+    forks: Forks, tmp_path: Path, device: str, why: str
+) -> None:
+    project = make_project(tmp_path, **{"mine/breaks.py": BREAKS})
+    code, messages = broken(forks, project, "train.log", device)
+    assert (code, messages) == (
+        0, [f"error: runs/mine/train.log could not be written: {why}. The run goes on without it."],
+    )  # fmt: skip
+    assert names(project / "runs/mine/checkpoints") == ["step0", "step16", "step32", "step40"]
+
+
+def test_a_log_that_cannot_be_opened_is_told_once_and_the_training_goes_on(forks: Forks, tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    assert forks.fit(project, "experiment=mine", "loop.max_duration=8st").code == 0
+    (project / "runs/mine/train.log").unlink()
+    (project / "runs/mine/train.log").mkdir()
+    done = forks.fit(project, "experiment=mine")
+    assert done.code == 0, done.err
+    assert done.err.count("train.log could not be written: Is a directory. The run goes on without it.") == 1

@@ -1,0 +1,28 @@
+"""`train _job FILE`: how a sweep starts each of its runs. It is no part of the command line that users see."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from trainer_cli.cli.main import add_config_dir
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The file with the job's config, the overrides that it was composed with, and where its configs are."""
+    parser.add_argument("file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
+    add_config_dir(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fit with the config in the file; stop when the process that started this one is gone."""
+    from trainer_cli.config.frozen import thaw
+    from trainer_cli.run.children import stop_with_parent
+    from trainer_cli.run.sweep_job import telling
+
+    stop_with_parent()
+    with telling(args.file):
+        from trainer_cli.run.fit import fit
+
+        return fit(thaw(args.file, args.overrides, config_dir=args.config_dir))
