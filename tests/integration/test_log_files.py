@@ -51,7 +51,8 @@ def test_metrics_that_cannot_be_written_end_the_training_in_one_message(
     run = project / "runs/mine"
     (path,) = run.rglob(f"{file}*")
     assert (code, message) == (
-        1, f"train: error: {why} ({path.relative_to(project)}). What was committed before is intact.",
+        1, f"train: error: {why} ({path.relative_to(project)}). What was committed before is intact. "
+        f"{DISK_CURES[NUMBERS[device]]}",
     )  # fmt: skip
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["step"]) == ("failed", 8)
