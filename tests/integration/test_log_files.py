@@ -11,6 +11,8 @@ import pytest
 from command import make_project, names, records
 from forks import Forks
 
+from trainer_cli.errors import DISK_CURES
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's devices that refuse every write")
 
 BREAKS = '''
