@@ -3,6 +3,7 @@
     TrainError              1   the training failed
     ├── SaveError           1   a checkpoint could not be written; older ones are intact
     │   └── NotDurableError 1   it is written, but a power cut may take it away
+    ├── NotFiniteError      1   loss or weights hold NaN or infinity
     ├── UserError           2   a mistake in a command, a value, a file that is not there
     │   └── ConfigError     2   a mistake in the composed config
     ├── CheckpointError     3   checkpoints were demanded or exist, and none is valid
@@ -75,6 +76,10 @@ DISK_CURES = {
 def disk_cure(error: OSError) -> str:
     """What to do about an error of writing to a directory."""
     return DISK_CURES.get(error.errno or 0, "Check that the directory is writable.")
+
+
+class NotFiniteError(TrainError):
+    """The loss, or the weights at the end, hold NaN or infinity, so training on makes no sense."""
 
 
 class UserError(TrainError):

@@ -120,6 +120,11 @@ class CheckpointerCallback(Callback):
         entry = newest_sound(self.retention.catalog, self.identity.run_id, str(self.folder))
         return None if entry is None else self.folder / entry.name
 
+    def newest_finite(self) -> Path | None:
+        """The newest valid checkpoint of this run whose weights are finite, by its manifest."""
+        finite = [entry.name for entry in self.retention.own() if entry.manifest is not None and entry.manifest.finite]
+        return self.folder / finite[-1] if finite else None
+
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
@@ -444,7 +449,6 @@ class CheckpointerCallback(Callback):
             run_id=self.identity.run_id,
             attempt=self.identity.attempt,
             later=self.thread.submit,
-            wait=self.thread.drain,
         )
 
 

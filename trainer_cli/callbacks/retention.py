@@ -55,7 +55,7 @@ class Retention:
                 continue
             if removed:
                 self._told.discard(name)
-                log.debug("removed %s (%s)", name, reason)
+                log.info("removed %s (%s)", name, reason)
 
     def leave_branch(self, step: int, newer: Newer) -> None:
         """Training goes back to a step: refuse where there are newer ones, or remove them (set them aside), so that

@@ -134,6 +134,8 @@ class Writer:
                 with folder.create(file) as sink:
                     sink.write(content)
             facts = last_facts(facts)
+            if not facts.finite:
+                logger.warning("the weights of step %d are not finite: no resume takes %s", facts.step, name)
             manifest = Manifest(
                 run_id=facts.run_id,
                 attempt=facts.attempt,

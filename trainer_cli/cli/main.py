@@ -81,7 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if _is_of_the_disk(error) and not _wants_all():
             where = f" ({error.filename})" if error.filename else ""
-            print(f"train: error: {error.strerror}{where}. What was committed before is intact. {disk_cure(error)}", file=sys.stderr)
+            print(
+                f"train: error: {error.strerror}{where}. What was committed before is intact. {disk_cure(error)}",
+                file=sys.stderr,
+            )
         else:
             traceback.print_exc()
         return int(ExitCode.FAILED)

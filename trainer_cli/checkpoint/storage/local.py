@@ -43,7 +43,7 @@ class LocalStorage:
     parent fsynced. A removal's: manifest renamed away, folder fsynced, folder renamed, its parent fsynced,
     files unlinked. A kill between any two of these leaves every other checkpoint as it was.
 
-    Unlinking is given to `later`, which may do it behind the training, and `wait` waits for that.
+    Unlinking is given to `later`, which may do it in another thread.
     """
 
     def __init__(
@@ -54,14 +54,13 @@ class LocalStorage:
         run_id: str = "local",
         attempt: int = 0,
         later: Callable[[Callable[[], object]], object] = call,
-        wait: Callable[[float | None], bool] = lambda timeout_s: True,
     ) -> None:
         if not is_run_id(run_id):
             raise ValueError(f"run id {run_id!r} cannot be part of a folder's name")
         self.root = Path(root)
         self.run_id = run_id
         self.attempt = attempt
-        self._later, self._wait = later, wait
+        self._later = later
         self._disk = disk or Disk()
         self._pool = BlockPool(self._disk)
         self._staged: set[str] = set()
@@ -210,9 +209,6 @@ class LocalStorage:
         else:
             self.disk.unlink(path / PINNED_FILE)
         self.disk.fsync_dir(path)
-
-    def settle(self, timeout_s: float | None = None) -> bool:
-        return self._wait(timeout_s)
 
     def set_aside(self, name: str, why: str) -> str:
         path = self._path(name)

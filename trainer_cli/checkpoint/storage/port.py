@@ -124,10 +124,6 @@ class Storage(Protocol):
         """Ask to keep a folder whatever the rules say, or take that back. Twice is fine."""
         ...
 
-    def settle(self, timeout_s: float | None = None) -> bool:
-        """Wait until what was removed has freed its bytes; False where that took longer than it may."""
-        ...
-
     def set_aside(self, name: str, why: str) -> str:
         """Give a partial or damaged folder a hidden name, so that a save can take its place. The new name."""
         ...

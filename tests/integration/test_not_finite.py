@@ -1,0 +1,60 @@
+"""A training whose loss or weights are no longer finite ends with code 1, is never finished, and loses nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from command import names
+from forks import Forks
+
+FIT = (
+    "+experiment=digits_mlp", "device=cpu", "run_dir=run", "loop.max_duration=60", "loop.eval_interval=null",
+    "checkpoint.save_interval=5", "checkpoint.max_checkpoints=2", "scheduler=null",
+)  # fmt: skip
+ALLOW = "resume_allow=[optimizer.lr]"
+
+
+def manifests(run: Path) -> dict[str, dict[str, object]]:
+    folder = run / "checkpoints"
+    return {name: json.loads((folder / name / "manifest.json").read_text()) for name in names(folder)}
+
+
+def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(forks: Forks, tmp_path: Path) -> None:
+    assert forks.fit(tmp_path, *FIT, "loop.hard_stop=12", "loop.log_interval=4").code == 0
+    done = forks.fit(tmp_path, *FIT, "loop.log_interval=4", "optimizer.lr=1e38", ALLOW)
+    assert done.code == 1, done.err
+    assert "Traceback" not in done.err
+    warning = next(line for line in done.err.splitlines() if line.startswith("warning: the loss is nan at step"))
+    assert "The last finite checkpoint is run/checkpoints/step12." in warning
+    error = next(line for line in done.err.splitlines() if line.startswith("train: error:"))
+    assert "hold NaN or infinity" in error
+    assert "The last finite checkpoint is run/checkpoints/step12. The same command goes on from there" in error
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert steps[-1] <= 24, "the second log step after it"
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
+    found = manifests(tmp_path / "run")
+    assert [name for name, one in found.items() if one["finite"]] == ["step10", "step12"], "none was pushed out"
+    assert not any(one["finished"] for name, one in found.items() if not one["finite"])
+
+    again = forks.fit(tmp_path, *FIT, "loop.log_interval=4", "optimizer.lr=0.001", ALLOW)
+    assert again.code == 0, again.err
+    assert "resuming at step 12" in again.err
+    assert "finished at step 60" in again.out
+
+
+def test_weights_that_are_not_finite_at_the_end_finish_no_run(forks: Forks, tmp_path: Path) -> None:
+    done = forks.fit(tmp_path, *FIT, "loop.log_interval=null", "optimizer.lr=1e38")
+    assert done.code == 1, done.err
+    assert "train: error: the weights at the end of the training (step 60) hold NaN or infinity." in done.err
+    assert "are not finite: no resume takes step" in done.err
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
+    assert "step60" not in names(tmp_path / "run/checkpoints")
+
+
+def test_every_removal_is_reported(forks: Forks, tmp_path: Path) -> None:
+    done = forks.fit(tmp_path, *FIT, "loop.max_duration=20", "loop.log_interval=5")
+    removed = [line.split()[1] for line in done.err.splitlines() if line.startswith("removed step")]
+    committed = [f"step{line.split()[2]}" for line in done.err.splitlines() if line.startswith("committed step")]
+    assert sorted(set(committed) - set(removed)) == sorted(names(tmp_path / "run/checkpoints"))
+    assert len(removed) == 3
