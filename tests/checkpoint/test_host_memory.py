@@ -21,6 +21,13 @@ def test_memory_begins_at_a_page_and_is_as_large_as_asked_for(size: int) -> None
     memory.close()
 
 
+def test_a_kernel_that_knows_no_advice_gives_memory_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 987)
+    with pytest.raises(OSError, match="Invalid argument"):
+        mmap.mmap(-1, 4096).madvise(987)
+    assert HostMemory(5000).size_bytes >= 5000
+
+
 def test_touched_memory_is_resident() -> None:
     memory = HostMemory(64 << 20)
     before = resident_bytes()

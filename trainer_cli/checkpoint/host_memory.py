@@ -6,6 +6,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,8 +30,10 @@ class HostMemory:
         self._map = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # DONTFORK: a page that is written after a fork would otherwise be duplicated for each data worker.
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            if hasattr(mmap, advice):
-                self._map.madvise(getattr(mmap, advice))
+            # A kernel that does not know one refuses it; the memory is as good without.
+            with suppress(OSError):
+                if hasattr(mmap, advice):
+                    self._map.madvise(getattr(mmap, advice))
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         _keep_in_children()
         _maps.add(self._map)
