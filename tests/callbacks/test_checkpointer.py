@@ -258,6 +258,7 @@ class Explodes(Callback):
 def test_weights_that_are_not_finite_are_saved_but_never_chosen_nor_counted(tmp_path: Path) -> None:
     made = trainer(
         callbacks=[Explodes(5), StopAt(6)],
+        settings={"max_duration": 8},
         checkpoint=CheckpointerCallback(tmp_path, save_interval=2, max_checkpoints=2),
     )
     made.fit(loader(10, 4))

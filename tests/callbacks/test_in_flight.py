@@ -21,7 +21,7 @@ from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.errors import SaveError
+from trainer_cli.errors import NotFiniteError, SaveError
 from trainer_cli.trainer.hooks import Callback
 
 
@@ -109,10 +109,11 @@ def test_what_counts_as_finite_is_the_same_behind_the_training_and_in_its_way(tm
         made = trainer(
             Aside,
             optimizer=lambda model: torch.optim.SGD(model.body.parameters(), lr=0.01),
-            settings={"max_duration": 2},
+            settings={"max_duration": 3},
             checkpoint=CheckpointerCallback(folder, save_interval=1, save_async=save_async, remove="never"),
         )
-        made.fit(loader(10, 4))
+        with pytest.raises(NotFiniteError, match="at the end of the training, step 3"):
+            made.fit(loader(10, 4))
         found[save_async] = {name: facts["finite"] for name, (facts, _) in on_disk(folder).items()}
     assert found[True] == found[False] == dict.fromkeys(["step0", "step1", "step2"], False)
 

@@ -25,10 +25,10 @@ def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(forks: Forks, t
     done = forks.fit(tmp_path, *FIT, "loop.log_interval=4", "optimizer.lr=1e38", ALLOW)
     assert done.code == 1, done.err
     assert "Traceback" not in done.err
-    warning = next(line for line in done.err.splitlines() if line.startswith("warning: the loss is nan at step"))
+    warning = next(line for line in done.err.splitlines() if line.startswith("warning: the loss is not finite at step"))
     assert "The last finite checkpoint is run/checkpoints/step12." in warning
     error = next(line for line in done.err.splitlines() if line.startswith("train: error:"))
-    assert "hold NaN or infinity" in error
+    assert "the loss is not finite since step" in error
     assert "The last finite checkpoint is run/checkpoints/step12. The same command goes on from there" in error
     steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert steps[-1] <= 24, "the second log step after it"
@@ -46,10 +46,14 @@ def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(forks: Forks, t
 def test_weights_that_are_not_finite_at_the_end_finish_no_run(forks: Forks, tmp_path: Path) -> None:
     done = forks.fit(tmp_path, *FIT, "loop.log_interval=null", "optimizer.lr=1e38")
     assert done.code == 1, done.err
-    assert "train: error: the weights at the end of the training (step 60) hold NaN or infinity." in done.err
+    assert "train: error: the weights are not finite at the end of the training, step 60. " in done.err
     assert "are not finite: no resume takes step" in done.err
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
     assert "step60" not in names(tmp_path / "run/checkpoints")
+    late = ("resume=run/checkpoints/step55", "loop.hard_stop=55", "checkpoint.newer=trash")
+    at_its_end = forks.fit(tmp_path, *FIT, "loop.log_interval=null", "optimizer.lr=1e38", *late)
+    assert at_its_end.code == 1, at_its_end.err
+    assert not manifests(tmp_path / "run")["step55"]["finished"]
 
 
 def test_every_removal_is_reported(forks: Forks, tmp_path: Path) -> None:

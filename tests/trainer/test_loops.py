@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.data.loader import Loader
-from trainer_cli.errors import UserError
+from trainer_cli.errors import NotFiniteError, UserError
 from trainer_cli.loggers.jsonl import JsonlLogger
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.schedules import WarmupCosine
@@ -290,6 +290,41 @@ def test_on_a_gpu_the_host_waits_at_log_steps_alone() -> None:
     trained.device = torch.device("cuda")
     trained.fit(loader(noise=0))
     assert trained.progress.tokens == 3 * trained.progress.samples
+
+
+class WeightsNothing(Line):
+    def forward(self, batch: Any) -> Any:
+        return {**super().forward(batch), "weight": 0}
+
+
+class Breaks(Line):
+    """Its loss is not finite at these calls."""
+
+    def __init__(self, *calls: int) -> None:
+        super().__init__()
+        self.bad = calls
+
+    def forward(self, batch: Any) -> Any:
+        loss = super().forward(batch)["loss"]
+        return loss.detach() * float("inf") + 0 * loss if self.calls in self.bad else loss
+
+
+def test_a_mean_of_nothing_is_no_loss_that_is_not_finite() -> None:
+    trained = trainer(WeightsNothing, settings={"log_interval": 1}, loggers=[ListLogger()])
+    assert trained.fit(loader(noise=0)).finished
+
+
+def test_one_loss_that_is_not_finite_is_a_warning_and_two_in_a_row_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    optimizer = {"optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.0)}
+    once = trainer(lambda: Breaks(2, 4), settings={"log_interval": 1}, **optimizer)
+    assert once.fit(loader(noise=0)).finished
+    assert caplog.text.count("the loss is not finite at step") == 2
+    assert "There is no checkpoint with finite weights." in caplog.text
+    twice = trainer(lambda: Breaks(2, 3), settings={"log_interval": 1}, **optimizer)
+    with pytest.raises(
+        NotFiniteError, match=r"since step 2, so the training ends at step 3\. There is no .*name=OTHER"
+    ):
+        twice.fit(loader(noise=0))
 
 
 def test_tokens_in_tensors_make_a_duration_too() -> None:

@@ -122,6 +122,7 @@ class CheckpointerCallback(Callback):
 
     def newest_finite(self) -> Path | None:
         """The newest valid checkpoint of this run whose weights are finite, by its manifest."""
+        self.drain(_DELETING_S)
         finite = [entry.name for entry in self.retention.own() if entry.manifest is not None and entry.manifest.finite]
         return self.folder / finite[-1] if finite else None
 
@@ -235,16 +236,16 @@ class CheckpointerCallback(Callback):
         name = self._name(trainer)
         storage.sweep()
         for earlier in Retention(storage.root, storage, self.identity.run_id).own():
-            if not earlier.pinned:
-                storage.remove(earlier.name)
+            if not earlier.pinned and storage.remove(earlier.name):
+                log.info("removed %s (of an earlier failure)", storage.root / earlier.name)
         decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
         self._write(trainer, storage.root / name, decision, None, exact=False)
         log.warning("the state after the failure is kept in %s; no resume takes it", storage.root / name)
 
-    def drain(self) -> None:
+    def drain(self, timeout_s: float | None = None) -> None:
         """Wait until the save in flight is written; its outcome is reported at the end of the step."""
         if self._background is not None:
-            self._background.checkpointer.drain()
+            self._background.checkpointer.drain(timeout_s)
 
     def finalize(self) -> None:
         if self._background is not None:

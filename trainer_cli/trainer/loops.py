@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -13,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.checkpoint.policy import Occasion
-from trainer_cli.checkpoint.snapshot import is_finite
 from trainer_cli.config.schema import LoopConfig, check_duration
-from trainer_cli.errors import ConfigError, NotFiniteError, UserError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.duration import Duration, Unit
+from trainer_cli.trainer.finite import LossCheck
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.prefetch import Carrier, Direct, carrier
 from trainer_cli.trainer.step import Forward, Meter, Number, batch_weight, read_outputs, sample_count
@@ -28,8 +26,6 @@ from trainer_cli.trainer.validation import ValidationLoop
 if TYPE_CHECKING:
     from trainer_cli.trainer.progress import Progress
     from trainer_cli.trainer.trainer import Trainer
-
-log = logging.getLogger(__name__)
 
 
 class TrainingLoop:
@@ -53,7 +49,7 @@ class TrainingLoop:
         self._meter: Meter | None = None
         self._grad_norm: Tensor | None = None
         self._saved_meter: dict[str, Any] | None = None
-        self._not_finite_since: int | None = None
+        self._loss_check = LossCheck()
         self._counts_tokens = False
 
     def prepare(self, trainer: Trainer, train_loader: Any, resumed: Progress | None = None) -> None:
@@ -196,7 +192,7 @@ class TrainingLoop:
 
     def begin_anew(self) -> None:
         """Forget what an earlier training left."""
-        self._saved_meter, self.owed_record, self._grad_norm, self._not_finite_since = None, None, None, None
+        self._saved_meter, self.owed_record, self._grad_norm, self._loss_check = None, None, None, LossCheck()
 
     def data_state(self, trainer: Trainer) -> dict[str, Any]:
         """Where the train loader stands: after the last batch trained on, not the one that was asked for ahead."""
@@ -274,8 +270,6 @@ class TrainingLoop:
             stop = stop or self.why_stop(trainer)
             self._log_what_is_left(trainer, stop)
         trainer.flush_record()
-        if stop is not None and stop.finished and not is_finite(trainer.model):
-            raise self._not_finite(trainer, f"the weights at the end of the training (step {trainer.progress.step})")
         trainer.checkpoint_moment(stop)
         return stop
 
@@ -475,6 +469,7 @@ class TrainingLoop:
     def _log_training(self, trainer: Trainer) -> None:
         assert self._meter is not None and trainer.optimizer is not None
         metrics = {f"train/{name}": value for name, value in self._meter.means().items()}
+        finite = self._meter.loss_is_finite
         self._meter.reset()
         metrics["train/lr"] = float(trainer.optimizer.param_groups[0]["lr"])
         if self._grad_norm is not None:
@@ -483,37 +478,7 @@ class TrainingLoop:
             metrics.update({f"train/{name}": value for name, value in trainer.scaler.metrics().items()})
         metrics["train/samples_per_s"] = trainer.journal.samples_per_second(trainer.progress.samples)
         trainer.log_metrics(metrics)
-        self._check_loss(trainer, metrics["train/loss"])
-
-    def _check_loss(self, trainer: Trainer, loss: float) -> None:
-        """Warn of a mean loss that is not finite; end the training if the next one is not either.
-
-        Raises:
-            NotFiniteError: it is the second in a row. One alone may be of a step that the loss scale left out.
-        """
-        step, since = trainer.progress.step, self._not_finite_since
-        if math.isfinite(loss):
-            self._not_finite_since = None
-        elif since is None:
-            self._not_finite_since = step
-            log.warning("the loss is %s at step %d. %s", loss, step, _last_good(trainer))
-        else:
-            trainer.flush_record()
-            raise self._not_finite(trainer, f"the losses up to step {step} (since step {since})")
-
-    @staticmethod
-    def _not_finite(trainer: Trainer, what: str) -> NotFiniteError:
-        cure = (
-            f"{_last_good(trainer)} The same command goes on from there: change what led to it, for example with "
-            "optimizer.lr=… 'resume_allow=[optimizer.lr]'."
-        )
-        return NotFiniteError(f"{what} hold NaN or infinity", cure=cure)
-
-
-def _last_good(trainer: Trainer) -> str:
-    newest = getattr(trainer.checkpoint, "newest_finite", None)
-    path = None if newest is None else newest()
-    return "There is no checkpoint with finite weights." if path is None else f"The last finite checkpoint is {path}."
+        self._loss_check.check(trainer, finite=finite)
 
 
 def _due(cadence: Cadence | None, now: Progress) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,8 @@ class Meter:
         self._weights: dict[str, Number | Tensor] = {}
         self._counted: dict[str, None] = {}
         """Names since the last reset, in the order in which they came."""
+        self.loss_is_finite = True
+        """Whether all losses in the last `means` were; their mean is NaN too where all weights are zero."""
 
     def add(self, loss: Tensor, outputs: Mapping[str, Any], weight: Number | Tensor) -> None:
         """Count one batch: its loss, and every other number of its outputs, as a tensor without dimensions or not."""
@@ -165,8 +168,10 @@ class Meter:
         """The means so far; one wait for the device, however many there are."""
         if not self._counted:
             return {}
-        means = torch.stack([self._sums[name] / self._weights[name] for name in self._counted])
-        return dict(zip(self._counted, means.tolist(), strict=True))
+        values = [self._sums[name] / self._weights[name] for name in self._counted]
+        *means, loss_sum = torch.stack([*values, self._sums["loss"]]).tolist()
+        self.loss_is_finite = math.isfinite(loss_sum)
+        return dict(zip(self._counted, means, strict=True))
 
     def reset(self) -> None:
         """Forget everything counted."""

@@ -21,6 +21,7 @@ from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.base import Logger, RunFacts
+from trainer_cli.trainer.finite import check_end
 from trainer_cli.trainer.hooks import Callback, Hooks, second_to
 from trainer_cli.trainer.journal import Journal
 from trainer_cli.trainer.loops import TrainingLoop
@@ -179,6 +180,7 @@ class Trainer:
         Raises:
             UserError: no optimizer, an empty loader, a model or a loader that does not keep its contract.
             CheckpointError: the checkpoint asked for is not valid, or does not fit.
+            NotFiniteError: the loss, or the weights at the end, are not finite.
         """
         if self.optimizer is None:
             raise UserError("this trainer has no optimizer, so it can only validate", cure="Give it an optimizer.")
@@ -301,7 +303,12 @@ class Trainer:
         """The moment for saving after a step: an ordinary one, the final one, or one that stops early.
 
         `over` says that a stop came when no step was left to make.
+
+        Raises:
+            NotFiniteError: the training is at its end, and its weights are not finite.
         """
+        if over or (stop is not None and stop.finished):
+            check_end(self)
         early = Occasion.last_stop if over else Occasion.stop
         occasion = Occasion.step if stop is None else Occasion.final if stop.finished else early
         self.stop_reason = stop.reason if stop is not None else None

@@ -1,0 +1,69 @@
+"""A training whose loss or weights hold NaN or infinity: when it is noticed, and what the message says."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from trainer_cli.checkpoint.snapshot import is_finite
+from trainer_cli.errors import NotFiniteError
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+class LossCheck:
+    """Follows the losses that are logged, so that nothing more is read from the device."""
+
+    def __init__(self) -> None:
+        self._since: int | None = None
+
+    def check(self, trainer: Trainer, *, finite: bool) -> None:
+        """Warn of a loss that is not finite. One alone may be of a step that the loss scale left out.
+
+        Raises:
+            NotFiniteError: it is the second in a row.
+        """
+        step = trainer.progress.step
+        if finite:
+            self._since = None
+        elif self._since is None:
+            self._since = step
+            log.warning("the loss is not finite at step %d. %s", step, _last_finite(trainer)[0])
+        else:
+            trainer.flush_record()
+            what = f"the loss is not finite since step {self._since}, so the training ends at step {step}"
+            raise _error(trainer, what)
+
+
+def check_end(trainer: Trainer) -> None:
+    """Refuse to call a training finished whose weights are not finite.
+
+    Raises:
+        NotFiniteError: they are not.
+    """
+    if not is_finite(trainer.model):
+        raise _error(trainer, f"the weights are not finite at the end of the training, step {trainer.progress.step}")
+
+
+def _error(trainer: Trainer, what: str) -> NotFiniteError:
+    known, cure = _last_finite(trainer)
+    return NotFiniteError(what, cure=f"{known} {cure}")
+
+
+def _last_finite(trainer: Trainer) -> tuple[str, str]:
+    """The last checkpoint whose weights are finite, and how to go on."""
+    newest = getattr(trainer.checkpoint, "newest_finite", None)
+    path = None if newest is None else newest()
+    if path is None:
+        return (
+            "There is no checkpoint with finite weights.",
+            "Start another run (name=OTHER), with a smaller optimizer.lr.",
+        )
+    return (
+        f"The last finite checkpoint is {path}.",
+        "The same command goes on from there: change what led to it, for example with optimizer.lr=… "
+        "'resume_allow=[optimizer.lr]'.",
+    )
