@@ -190,6 +190,9 @@ class Oracle:
             self._note()
         if fault is not None:
             self.failures += 1
+            if fault == "rest":
+                # It is there, so it counts as saved; nothing goes for it, since a power cut may take it away.
+                self.last, self.asked = now["st"], False
             over = self.failures > self.settings.get("max_save_errors", 3) or occasion not in ("pre_train", "step")
             return "raised" if over or self.settings.get("on_save_error") != "warn" else "passed over"
         self.last = now["st"]

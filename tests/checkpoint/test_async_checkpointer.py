@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -284,3 +286,24 @@ def test_memory_that_is_held_already_is_not_looked_for_again(tmp_path: Path) -> 
         background.save(small_state(step), tmp_path / f"step{step}").written.result(60)
     background.close()
     assert asked == [1]
+
+
+SCRIPT = """
+import sys
+import torch
+from trainer_cli import make_async_checkpointer
+
+make_async_checkpointer().save({"w": torch.ones(10_000_000)}, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_script_that_ends_without_close_finishes_its_save_or_says_why_not(tmp_path: Path, writable: bool) -> None:
+    folder = tmp_path / "in" if writable else tmp_path / "file" / "in"
+    (tmp_path / "file").write_bytes(b"")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder / "step1")], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0
+    assert (folder / "step1" / "manifest.json").exists() is writable
+    assert ("step1 was not saved: " in done.stderr) is not writable

@@ -171,3 +171,19 @@ def test_where_there_is_no_memory_the_error_says_so_and_nothing_is_held(monkeypa
     with pytest.raises(OSError, match="Cannot allocate memory"):
         capture(buffer, odd_state())
     assert buffer.held_bytes == 0
+
+
+def test_trained_tensors_that_the_state_holds_as_copies_are_examined_too() -> None:
+    trained = torch.tensor([1.0, float("nan")])
+    assert not capture(SnapshotBuffer(), {"w": torch.zeros(2)}, [trained]).is_finite()
+    assert capture(SnapshotBuffer(), {"w": torch.zeros(2)}, [torch.ones(2)]).is_finite()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_gets_memory_of_its_own(write: Any) -> None:
+    buffer, tree = SnapshotBuffer(), {"w": torch.ones(50_000)}
+    expected = write(capture(buffer, tree).write)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if write(capture(buffer, tree).write) == expected else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

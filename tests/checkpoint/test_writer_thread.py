@@ -116,3 +116,19 @@ def test_in_a_forked_child_jobs_run_at_once_and_nothing_hangs() -> None:
         os._exit(0 if ended else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     worker.close()
+
+
+def test_a_job_that_submits_another_while_the_thread_is_closed_leaves_none_behind() -> None:
+    worker, done, may_end = WriterThread(NAME), list[str](), threading.Event()
+
+    def job() -> None:
+        assert may_end.wait(60)
+        worker.submit(lambda: done.append("of the job"))
+
+    worker.submit(job)
+    threading.Timer(0.05, may_end.set).start()
+    assert worker.close(60)
+    assert done == ["of the job"]
+    assert not is_running()
+    assert worker.submit(list).result(60) is None
+    assert worker.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.errors import UserError
+from trainer_cli.loggers.jsonl import JsonlLogger
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.validation import EvaluationInterruptedError
@@ -109,3 +111,59 @@ def test_a_list_of_samples_is_still_a_dataset() -> None:
     one = trainer()
     one.fit(samples, samples)
     assert one.progress.samples > 0
+
+
+class FailsOnce(Callback):
+    """Raises between backward and the optimizer's step of step 5, once."""
+
+    failed = False
+
+    def on_after_backward(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.progress.step == 4 and not self.failed:
+            self.failed = True
+            raise KeyboardInterrupt
+
+
+def test_gradients_of_an_interrupted_step_are_not_in_the_next_fit(tmp_path: Path) -> None:
+    straight = made(tmp_path / "straight")
+    straight.fit(loader(22, 4))
+    again = made(tmp_path / "again", FailsOnce())
+    with pytest.raises(KeyboardInterrupt):
+        again.fit(loader(22, 4))
+    assert again.fit(loader(22, 4)).step == 9
+    assert same(everything(again), everything(straight)) == []
+
+
+def test_a_fit_without_a_checkpoint_forgets_what_was_loaded_before(tmp_path: Path) -> None:
+    source = made(tmp_path / "source")
+    source.fit(loader(22, 4))
+    straight = trainer(Noisy, settings={"max_duration": 3})
+    straight.fit(loader(22, 4))
+    for use in ("load", "validate"):
+        one = trainer(Noisy, settings={"max_duration": 3})
+        if use == "validate":
+            one.validate(loader(3), tmp_path / "source" / "step9")
+        else:
+            one.load_checkpoint(tmp_path / "source" / "step9", states=("model",))
+        assert one.fit(loader(22, 4), ckpt_path=None).step == 3
+        assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), straight.model.parameters(), strict=True))
+
+
+def test_a_fit_that_goes_on_in_memory_keeps_every_record(tmp_path: Path) -> None:
+    def fitted(*stops: int) -> list[dict[str, Any]]:
+        run = tmp_path / str(len(stops))
+        stop = StopAt(stops[0]) if stops else StopAt(-1)
+        one = trainer(
+            Line,
+            callbacks=[stop],
+            loggers=[JsonlLogger()],
+            settings={"max_duration": 12, "log_interval": 4},
+            run_dir=run,
+        )
+        one.fit(loader(noise=0))
+        if stops:
+            one.fit(loader(noise=0))
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        return [{key: line[key] for key in ("step", "train/loss")} for line in lines]
+
+    assert fitted(6) == fitted()

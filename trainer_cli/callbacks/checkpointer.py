@@ -129,6 +129,7 @@ class CheckpointerCallback(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        self._failed_step, self._failures = None, 0
         self._rules = save_rules(self.settings, loop.saving_cadence)
         self.retention.rules = retention_rules(self.settings, loop.saving_cadence)
         if not self.settings.enabled:
@@ -314,8 +315,8 @@ class CheckpointerCallback(Callback):
             self._failures = 0
             trainer.hooks.call("on_after_save_checkpoint", trainer, save.path)
             return
-        self._has_failed(save.step, failure, save.last_saved_step)
         self.asked = self.asked or save.requested
+        self._has_failed(save.step, failure, save.last_saved_step)
         raise failure
 
     def _has_failed(self, step: int, failure: SaveError, last_saved_step: int | None) -> None:
@@ -325,7 +326,7 @@ class CheckpointerCallback(Callback):
             last_saved_step: the step saved before it.
         """
         if isinstance(failure, NotDurableError):
-            self._last_saved_step = step
+            self._last_saved_step, self.asked = step, False
         else:
             self._last_saved_step, self._failed_step = last_saved_step, step
 

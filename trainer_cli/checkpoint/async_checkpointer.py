@@ -8,11 +8,14 @@ What is written is byte for byte what `SyncCheckpointer` writes. One save is in 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,10 @@ class AsyncCheckpointer(FolderCheckpointer):
     ) -> None:
         super().__init__(format=format, storage=storage, digest=digest)
         self.thread = thread or WriterThread("checkpoint-writer")
+        self._reports = thread is None
+        if thread is None:
+            # Whoever lends a thread also ends it, and reports what failed.
+            atexit.register(_close_at_exit, weakref.ref(self))
         self.buffer = SnapshotBuffer()
         self._available = available
         self._warned: set[str] = set()
@@ -114,6 +121,8 @@ class AsyncCheckpointer(FolderCheckpointer):
                 written.set_result(None)
         else:
             written = self.thread.submit(write)
+        if self._reports:
+            written.add_done_callback(partial(_report_failure, storage.location(name)))
         staged.set_result(None)
         return Saving(staged, written)
 
@@ -172,6 +181,18 @@ class AsyncCheckpointer(FolderCheckpointer):
         if topic not in self._warned:
             self._warned.add(topic)
             log.warning(message, *args)
+
+
+def _close_at_exit(reference: weakref.ref[AsyncCheckpointer]) -> None:
+    """Finish the save in flight before the process ends."""
+    checkpointer = reference()
+    if checkpointer is not None:
+        checkpointer.close()
+
+
+def _report_failure(where: str, written: Future[None]) -> None:
+    if (error := written.exception()) is not None:
+        log.error("the checkpoint %s was not saved: %s", where, error)
 
 
 def make_async_checkpointer(

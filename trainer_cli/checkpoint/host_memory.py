@@ -37,7 +37,12 @@ class HostMemory:
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
         _keep_in_children()
         _maps.add(self._map)
+        self.pid = os.getpid()
         self._pinned = pinned and _cudart().cudaHostRegister(self.tensor.data_ptr(), self.size_bytes, 0) == 0
+        if pinned and not self._pinned:
+            # CUDA reports the failure once more, at the next launch of a kernel: let that be this one.
+            with suppress(RuntimeError):
+                torch.zeros(1, device="cuda")
 
     def view(self, size_bytes: int) -> memoryview:
         """The first bytes."""

@@ -7,6 +7,7 @@ compute stream waits for before it runs anything else.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ class Snapshot:
     layout: FileLayout
     _image: memoryview
     _trained: list[torch.Tensor]
+    _others_finite: bool
+    """Whether the trained tensors that are not part of the state as they are, were finite at the copy."""
     _copied: list[torch.cuda.Event]
 
     def wait(self) -> None:
@@ -39,8 +42,8 @@ class Snapshot:
             event.synchronize()
 
     def is_finite(self) -> bool:
-        """Whether the copies of the trained tensors hold neither NaN nor infinity."""
-        return are_finite(self._trained)
+        """Whether the trained tensors hold neither NaN nor infinity: their copies, where the state has these."""
+        return self._others_finite and are_finite(self._trained)
 
     def write(self, folder: WritableFolder) -> FormatRecord:
         """Write the files of this state, byte for byte those that the format writes from the state itself."""
@@ -65,6 +68,9 @@ class SnapshotBuffer:
         Raises:
             OSError: the system has no such memory.
         """
+        if self._memory is not None and self._memory.pid != os.getpid():
+            # A forked child does not have its parent's memory.
+            self._memory = None
         if self._memory is None or self._memory.size_bytes < layout.tensor_bytes:
             self.close()
             on_gpu = any(isinstance(span.leaf, torch.Tensor) and span.leaf.is_cuda for span in layout.spans)
@@ -86,7 +92,7 @@ class SnapshotBuffer:
         image[: len(layout.header)] = layout.header
         leaves = [span.leaf for span in layout.spans]
         streams = self._streams_of(leaves)
-        examined = {one.data_ptr() for one in trained}
+        examined = {one.data_ptr(): one for one in trained}
         copies: list[torch.Tensor] = []
         with torch.no_grad():
             for span in layout.spans:
@@ -98,17 +104,20 @@ class SnapshotBuffer:
                 copy = raw.view(span.leaf.dtype).view(span.leaf.shape)
                 if span.leaf.is_cuda:
                     with torch.cuda.stream(streams[span.leaf.device]):
-                        copy.copy_(span.leaf, non_blocking=True)
+                        # Torch would resolve these on the host, before the bytes are there.
+                        copy.copy_(span.leaf.resolve_conj().resolve_neg(), non_blocking=True)
                 else:
                     copy.copy_(span.leaf)
                 if span.leaf.data_ptr() in examined:
                     copies.append(copy)
+        found = {span.leaf.data_ptr() for span in layout.spans if isinstance(span.leaf, torch.Tensor)}
+        others_finite = are_finite(one for address, one in examined.items() if address not in found)
         copied = []
         for device, stream in streams.items():
             event = stream.record_event()
             torch.cuda.current_stream(device).wait_event(event)
             copied.append(event)
-        return Snapshot(layout, image, copies, copied)
+        return Snapshot(layout, image, copies, others_finite, copied)
 
     def close(self) -> None:
         """Give the memory back."""

@@ -24,9 +24,8 @@ class WriterThread:
         self._name = name
         self._pid = os.getpid()
         self._jobs: _Jobs = SimpleQueue()
+        self._closing = False
         self._thread: threading.Thread | None = None
-        # The thread holds the queue alone: an owner that is dropped without `close` still ends it.
-        weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def submit(self, job: Job) -> Future[None]:
         """Run a job after those before it; the future holds what it raised. At once where no thread can be had."""
@@ -49,16 +48,21 @@ class WriterThread:
 
     def close(self, timeout_s: float | None = None) -> bool:
         """End the thread after its jobs; False where that took longer than `timeout_s` seconds."""
-        thread, self._thread = self._thread, None
+        thread = self._thread
         if thread is None or self._pid != os.getpid():
             return True
-        self._jobs.put(None)
-        thread.join(timeout_s)
+        # A job that submits another meanwhile runs it at once: what comes after the end marker is never read.
+        self._closing = True
+        try:
+            self._jobs.put(None)
+            thread.join(timeout_s)
+        finally:
+            self._thread, self._jobs, self._closing = None, SimpleQueue(), False
         return not thread.is_alive()
 
     def _is_running(self) -> bool:
         """Whether there is a thread, which is started if need be."""
-        if self._pid != os.getpid():
+        if self._closing or self._pid != os.getpid():
             return False
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True)
@@ -66,6 +70,9 @@ class WriterThread:
                 self._thread.start()
             except RuntimeError:
                 self._thread = None
+            else:
+                # It holds the queue alone: an owner that is dropped without `close` still ends it.
+                weakref.finalize(self, self._jobs.put, None).atexit = False
         return self._thread is not None
 
 

@@ -50,13 +50,16 @@ def check_end(trainer: Trainer) -> None:
 
 def _error(trainer: Trainer, what: str) -> NotFiniteError:
     known, cure = _last_finite(trainer)
-    return NotFiniteError(what, cure=f"{known} {cure}")
+    return NotFiniteError(what, cure=f"{known} {cure}".rstrip())
 
 
 def _last_finite(trainer: Trainer) -> tuple[str, str]:
     """The last checkpoint whose weights are finite, and how to go on."""
     newest = getattr(trainer.checkpoint, "newest_finite", None)
-    path = None if newest is None else newest()
+    try:
+        path = None if newest is None else newest()
+    except OSError as error:
+        return f"Its checkpoints cannot be listed: {error}.", ""
     if path is None:
         return (
             "There is no checkpoint with finite weights.",

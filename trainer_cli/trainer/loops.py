@@ -64,9 +64,10 @@ class TrainingLoop:
         self._train_loader = train_loader
         self._carrier = carrier(trainer.device)
         self.learn_lengths(train_loader, resumed)
-        self._meter = Meter(trainer.device)
-        if self._saved_meter is not None:
-            self._meter.load_state_dict(self._saved_meter)
+        if self._meter is None:
+            self._meter = Meter(trainer.device)
+            if self._saved_meter is not None:
+                self._meter.load_state_dict(self._saved_meter)
         self._began = time.monotonic()
 
     def learn_lengths(self, train_loader: Any, resumed: Progress | None = None) -> None:
@@ -192,7 +193,13 @@ class TrainingLoop:
 
     def begin_anew(self) -> None:
         """Forget what an earlier training left."""
-        self._saved_meter, self.owed_record, self._grad_norm, self._loss_check = None, None, None, LossCheck()
+        self._meter, self._saved_meter, self.owed_record, self._grad_norm, self._loss_check = (
+            None,
+            None,
+            None,
+            None,
+            LossCheck(),
+        )
 
     def data_state(self, trainer: Trainer) -> dict[str, Any]:
         """Where the train loader stands: after the last batch trained on, not the one that was asked for ahead."""

@@ -136,7 +136,8 @@ class Trainer:
             self.optimizer = typed("optimizer", given, torch.optim.Optimizer)
             step_lightly(self.optimizer)
         self._first_settings = [] if self.optimizer is None else settings_of(self.optimizer)
-        self._first_states: dict[str, dict[str, Any]] | None = None
+        self._first_states: dict[str, dict[str, Any]] = {}
+        self._used = False
         self.scaler: LossScaler | None = self.precision.scaler(self.device) if optimizer is not None else None
         self._given_schedulers = by_name(schedulers)
         self.schedulers = Schedulers({}, self.optimizer)
@@ -156,6 +157,7 @@ class Trainer:
         self.stop_reason: str | None = None
         self.hooks.call("setup", self)
         self.hooks.call("post_setup", self)
+        self._first_states = {name: copy.deepcopy(call.state_dict()) for name, call in self.callbacks.items()}
 
     def fit(
         self,
@@ -191,10 +193,11 @@ class Trainer:
             log.info(promise)
         loop = self.loop
         self._check_names(val)
-        if ckpt_path is None and self._first_states is not None:
+        if ckpt_path is None and self._used:
             self._begin_anew()
-        elif self._first_states is None:
-            self._first_states = {name: copy.deepcopy(call.state_dict()) for name, call in self.callbacks.items()}
+        self._used = True
+        # What an interrupted step of an earlier fit left would be added to the first one's.
+        self.optimizer.zero_grad()
         try:
             with ExitStack() as stack:
                 for loader in (train, *val.values()):
@@ -208,6 +211,8 @@ class Trainer:
                     self.load_checkpoint(path, states, keep_settings)
                 else:
                     self._make_schedulers()
+                    # Its own earlier fit, or what was loaded before: the records up to here stay.
+                    self.goes_on = self.goes_on or self.progress.step > 0
                 loop.go_on_from(train, self.progress)
                 self._start_samples = self.progress.samples
                 # Whoever refuses to start does so here, before anything written earlier is cut back.
@@ -337,7 +342,7 @@ class Trainer:
         Args:
             keep_settings: optimizer settings (such as `lr`) that stay as they are configured now.
         """
-        path = Path(path)
+        path, self._used = Path(path), True
         whole = tuple(states) == ("all",)
         self._make_schedulers()
         with self._reading(path, None if whole else [*states, "progress"]) as pending:
@@ -356,7 +361,7 @@ class Trainer:
 
     def _begin_anew(self) -> None:
         """Take back what an earlier fit has changed. A model given as an instance keeps its weights."""
-        assert self.optimizer is not None and self._first_states is not None
+        assert self.optimizer is not None
         if self.seed is not None:
             seed_everything(self.seed)
         if not isinstance(self._given_model, nn.Module):
@@ -430,6 +435,7 @@ class Trainer:
 
     def _validate_one(self, loaders: Mapping[str, Any], path: str | Path | None) -> list[Evaluation]:
         if path is not None:
+            self._used = True
             evaluating = any(callback.evaluates for callback in self.callbacks.values())
             parts = ["model", "progress", *(["callbacks"] if evaluating else [])]
             with self._reading(Path(path), parts) as pending:
