@@ -29,9 +29,9 @@ TRAINING = (
     "checkpoint.ephemeral_save_interval=2",
     "run_dir=run",
 )
-ON_THE_SPOT = "checkpoint.save_async=false"
-"""Every operation has a number then: none depends on how far the training came meanwhile."""
-"""Saves steps 2 and 4 for safety, and step 6 at the end, each time into the file of the one removed last."""
+"""Saves steps 2 and 4 for safety, and step 6 at the end."""
+SYNCHRONOUS = "checkpoint.save_async=false"
+BACKGROUND = "checkpoint.save_async=true"
 EVERY = "TRAIN_FAULTS" in os.environ
 """Campaigns leave none out; otherwise every other one is, and more of the kills with saves behind the training."""
 _BLOCK_BYTES = 4096
@@ -62,11 +62,16 @@ class Campaign:
         self.second_save = range(staging - _LOOKS, second)
         self.removal = range(second, len(self.operations) + 1)
 
-    def fit(self, cwd: Path, disk: dict[str, Any], *how: str) -> Done:
-        """One start of the training, on a disk with that fault, or without one."""
+    def fit(self, cwd: Path, disk: dict[str, Any], how: str = SYNCHRONOUS) -> Done:
+        """One start of the training, on a disk with that fault, or without one.
+
+        Operations of a synchronous training have the same numbers in each run: deletions, which the writer thread
+        makes even then, are waited for.
+        """
+        disk = {"block_bytes": _BLOCK_BYTES, "one_thread_at_a_time": how == SYNCHRONOUS, **disk}
         forks = self._idle.get()
         try:
-            return forks.fit(cwd, *TRAINING, *(how or (ON_THE_SPOT,)), disk={"block_bytes": _BLOCK_BYTES, **disk})
+            return forks.fit(cwd, *TRAINING, how, disk=disk)
         finally:
             self._idle.put(forks)
 
@@ -134,17 +139,19 @@ def test_a_write_torn_by_a_kill_loses_nothing_that_was_committed(campaign: Campa
 def test_a_kill_at_any_moment_of_saves_in_the_background_loses_nothing_that_was_committed(
     campaign: Campaign, tmp_path: Path
 ) -> None:
-    background = ("checkpoint.save_async=true",)
-    assert_recovers(campaign, "kill", range(2, len(campaign.operations) - 20, 2 if EVERY else 8), tmp_path, *background)
+    numbers = range(2, len(campaign.operations) - 20, 2 if EVERY else 8)
+    assert_recovers(campaign, "kill", numbers, tmp_path, BACKGROUND)
 
 
-def assert_recovers(campaign: Campaign, fault: str, numbers: Iterable[int], folder: Path, *how: str) -> None:
+def assert_recovers(
+    campaign: Campaign, fault: str, numbers: Iterable[int], folder: Path, how: str = SYNCHRONOUS
+) -> None:
     """After a death at any of these operations an ordinary start goes on, and ends as if nothing had been."""
 
     def check(number: int, own: Path) -> None:
-        died = campaign.fit(own, {"at": number, "fault": fault}, *how)
+        died = campaign.fit(own, {"at": number, "fault": fault}, how)
         assert died.killed
-        again = campaign.fit(own, {}, *how)
+        again = campaign.fit(own, {}, how)
         assert again.code == 0, again.err
         assert resumed(again) >= max(committed(died), default=0)
         assert_same_run(own / "run", campaign.run)

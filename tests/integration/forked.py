@@ -82,6 +82,8 @@ def _put_in(arguments: Mapping[str, Any]) -> Any:
     arguments = dict(arguments)
     if "fault" in arguments:
         arguments["fault"] = Fault(arguments["fault"])
+    if arguments.pop("one_thread_at_a_time", False):
+        _take_turns()
     disk = FaultyDisk(**arguments)
     local.Disk = lambda: disk  # type: ignore[assignment, misc]
 
@@ -92,6 +94,23 @@ def _put_in(arguments: Mapping[str, Any]) -> Any:
 
     logging.getLogger("trainer_cli").addHandler(Marks())
     return disk
+
+
+def _take_turns() -> None:
+    """Have the training wait for each job of the writer thread, so that every run asks the same of its disk in the
+    same order."""
+    from concurrent.futures import wait
+
+    from trainer_cli.checkpoint.writer_thread import WriterThread
+
+    submit = WriterThread.submit
+
+    def submit_and_wait(self: WriterThread, job: Any) -> Any:
+        done = submit(self, job)
+        wait([done])
+        return done
+
+    WriterThread.submit = submit_and_wait  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
