@@ -79,9 +79,9 @@ MUTANTS = {
         'Decision(Kind.permanent, "end of training")',
         'Decision(Kind.ephemeral, "end of training")',
     ),
-    "a wish is not heard": ("if at.asked:", "if False:"),
-    "a wish waits for a release": ("if at.asked:", "if at.asked and not at.held:"),
-    "a wish is ephemeral": ('Decision(Kind.permanent, "asked for")', 'Decision(Kind.ephemeral, "asked for")'),
+    "a requested save is not made": ("if at.asked:", "if False:"),
+    "a requested save waits for a release": ("if at.asked:", "if at.asked and not at.held:"),
+    "a requested save is ephemeral": ('Decision(Kind.permanent, "asked for")', 'Decision(Kind.ephemeral, "asked for")'),
     "the best are not saved": ("if rules.keep_best is not None and (merit", "if False and (merit"),
     "the best are permanent": ("return Decision(Kind.ephemeral, merit)", "return Decision(Kind.permanent, merit)"),
     "a stop is not saved": (
@@ -117,12 +117,12 @@ MUTANTS = {
         "at.last_saved_step is not None and at.now.step - at.last_saved_step < cooldown",
         "at.now.step - (at.last_saved_step or 0) < cooldown",
     ),
-    "a stop goes before a wish": (
+    "a stop goes before a requested save": (
         "    if at.asked:\n",
         "    if occasion is Occasion.stop and rules.save_on_stop:\n"
         '        return Decision(Kind.ephemeral, "training was stopped")\n    if at.asked:\n',
     ),
-    "the best go before a wish": (
+    "the best go before a requested save": (
         "    if at.asked:\n",
         "    if rules.keep_best is not None and (merit := rules.keep_best.why_enter(at.metrics, at.saved)):\n"
         "        return Decision(Kind.ephemeral, merit)\n    if at.asked:\n",

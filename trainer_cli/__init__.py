@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.base import Logger
     from trainer_cli.trainer.duration import Duration
     from trainer_cli.trainer.hooks import Callback
-    from trainer_cli.trainer.loops import TrainingLoop
     from trainer_cli.trainer.schedules import WarmupCosine
-    from trainer_cli.trainer.step import Precision
+    from trainer_cli.trainer.train_step import Precision
     from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.validation import ValidationLoop
+    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer.validation_loop import ValidationLoop
 
 _MODULES = {
     "AsyncCheckpointer": "trainer_cli.checkpoint.async_checkpointer",
@@ -33,11 +33,11 @@ _MODULES = {
     "Logger": "trainer_cli.loggers.base",
     "make_async_checkpointer": "trainer_cli.checkpoint.async_checkpointer",
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
-    "Precision": "trainer_cli.trainer.step",
+    "Precision": "trainer_cli.trainer.train_step",
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
     "Trainer": "trainer_cli.trainer.trainer",
-    "TrainingLoop": "trainer_cli.trainer.loops",
-    "ValidationLoop": "trainer_cli.trainer.validation",
+    "TrainingLoop": "trainer_cli.trainer.training_loop",
+    "ValidationLoop": "trainer_cli.trainer.validation_loop",
     "WarmupCosine": "trainer_cli.trainer.schedules",
 }
 __all__ = [

@@ -23,9 +23,9 @@ from timing import environment
 DISCOVERY = """
 import json, sys, time
 from pathlib import Path
-from trainer_cli.checkpoint.soundness import catalog_of, newest_sound
+from trainer_cli.checkpoint.integrity import catalog_of, newest_intact
 clock, cpu = time.perf_counter(), time.process_time()
-found = newest_sound(catalog_of(Path(sys.argv[1])), "bench", "here")
+found = newest_intact(catalog_of(Path(sys.argv[1])), "bench", "here")
 clock, cpu = time.perf_counter() - clock, time.process_time() - cpu
 assert found is not None and found.step == int(sys.argv[2])
 print(json.dumps([clock, cpu]))
@@ -67,13 +67,13 @@ def make(root: Path, count: int) -> None:
     """Checkpoints of steps 1 to `count`."""
     import torch
 
-    from trainer_cli.checkpoint.checkpointer import Facts, make_sync_checkpointer
+    from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 
     checkpointer = make_sync_checkpointer()
     for step in range(1, count + 1):
-        facts = Facts(run_id="bench", attempt=1, step=step, metrics={"val/loss": 1 / step})
+        facts = CheckpointMetadata(run_id="bench", attempt=1, step=step, metrics={"val/loss": 1 / step})
         checkpointer.save(
-            {"model": {"w": torch.zeros(16)}, "progress": {"step": step}}, root / f"step{step}", facts=facts
+            {"model": {"w": torch.zeros(16)}, "progress": {"step": step}}, root / f"step{step}", metadata=facts
         )
 
 

@@ -14,7 +14,7 @@ import torch
 from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
-from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.errors import CheckpointError, ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
@@ -532,7 +532,9 @@ def test_what_there_is_after_an_exception_is_kept_apart_and_never_gone_on_from(t
 def test_of_those_kept_after_exceptions_only_the_runs_own_unpinned_one_goes(tmp_path: Path) -> None:
     kept = tmp_path / "exception"
     for name, run_id in (("step3", "ours"), ("step4", "theirs"), ("step7", "ours")):
-        SyncCheckpointer().save({"model": {}}, kept / name, facts=Facts(run_id=run_id, step=int(name[4:])))
+        SyncCheckpointer().save(
+            {"model": {}}, kept / name, metadata=CheckpointMetadata(run_id=run_id, step=int(name[4:]))
+        )
     (kept / "step3" / "pinned").touch()
     (kept / ".tmp.step6.ours.1").mkdir()
     (kept / ".tmp.step6.theirs.1").mkdir()
@@ -643,7 +645,7 @@ def test_a_part_of_an_epoch_of_unknown_length_is_the_users_mistake(tmp_path: Pat
 class AsksInItsMoment(Callback):
     """Asks when a step is over, with nothing to log."""
 
-    def on_checkpoint(self, trainer: Any, occasion: Any) -> None:
+    def on_save_opportunity(self, trainer: Any, occasion: Any) -> None:
         if trainer.progress.step == 2:
             trainer.checkpoint.asked = True
 

@@ -23,8 +23,8 @@ from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import CheckpointError, SaveError, UserError
 from trainer_cli.testing.faults import FaultyDisk
 from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.intervals import Interval
 from trainer_cli.trainer.progress import Progress
-from trainer_cli.trainer.timetable import Cadence
 
 METRIC = "val/loss"
 EPOCH_STEPS = 3
@@ -106,7 +106,7 @@ class Attempts:
     def __init__(self, root: Path, *, knows_epochs: bool = True, behind: bool = False) -> None:
         self.root = root / "checkpoints"
         self.oracle = Oracle(EPOCH_STEPS if knows_epochs else None)
-        self.loop = SimpleNamespace(saving_cadence=lambda key, interval: self._cadence(interval))
+        self.loop = SimpleNamespace(checkpoint_interval=lambda key, interval: self._cadence(interval))
         self.number = 0
         self.alive = False
         self.story: list[str] = []
@@ -117,8 +117,8 @@ class Attempts:
         self._epoch_steps = EPOCH_STEPS if knows_epochs else None
         self._weight = torch.nn.Parameter(torch.zeros(1))
 
-    def _cadence(self, interval: Any) -> Cadence | None:
-        return None if interval is None else Cadence(Duration.parse(interval), self._epoch_steps)
+    def _cadence(self, interval: Any) -> Interval | None:
+        return None if interval is None else Interval(Duration.parse(interval), self._epoch_steps)
 
     # One attempt.
 
@@ -190,16 +190,16 @@ class Attempts:
                 self._count(4)
         self.trainer = SimpleNamespace(
             progress=self._progress(),
-            journal=SimpleNamespace(last={}, make_durable=lambda: None, hand_over=lambda: None),
+            metric_logger=SimpleNamespace(last={}, make_durable=lambda: None, write_out=lambda: None),
             model=SimpleNamespace(parameters=lambda: [self._weight], state_dict=dict),
             parameters=[self._weight],
             optimizer=None,
             callbacks={},
-            attention=False,
+            interrupt_requested=False,
             name="run",
             hooks=SimpleNamespace(call=lambda *args: None),
             loaded_from=self.root / source.name if source else ELSEWHERE if elsewhere else None,
-            goes_on=source is not None or (elsewhere and start == "all"),
+            resumed=source is not None or (elsewhere and start == "all"),
             stop_reason=None,
             checkpoint_state=lambda: {"model": {"w": self._weight}, "progress": {"step": self.now["st"]}},
         )
@@ -226,7 +226,7 @@ class Attempts:
         """An evaluation that is owed, the moment before the first step, and an end that has come already."""
         self._weight.data.fill_(0.0)
         late = None if source is None else self.owed.get(source.name)
-        self.trainer.journal.last = {} if late is None else {METRIC: late}
+        self.trainer.metric_logger.last = {} if late is None else {METRIC: late}
         self._moment("pre_train")
         if ends:
             self.trainer.stop_reason = "enough"
@@ -249,7 +249,7 @@ class Attempts:
         if step.end == "crash":
             return self._crash()
         owes = step.end in ("owing", "last_owing")
-        self.trainer.journal.last = {} if step.value is None or owes else {METRIC: step.value}
+        self.trainer.metric_logger.last = {} if step.value is None or owes else {METRIC: step.value}
         if step.asks:
             self.callback.asked = self.oracle.asked = True
         occasion = {"final": "final", "stop": "stop", "owing": "stop", "last_owing": "last_stop"}.get(
@@ -260,7 +260,7 @@ class Attempts:
         try:
             with self._perhaps_killed(step.lives):
                 self._moment(
-                    occasion, fault=step.fault, called=bool(step.end or step.asks or self.trainer.journal.last)
+                    occasion, fault=step.fault, called=bool(step.end or step.asks or self.trainer.metric_logger.last)
                 )
                 self.due = self.callback.next_step(self.trainer)  # type: ignore[arg-type]
         except KilledError:
@@ -279,7 +279,7 @@ class Attempts:
 
     def _moment(self, occasion: str, *, fault: str | None = None, called: bool = True) -> None:
         """The callback's moment, which comes only where it said so or something is to be recorded, and the oracle's."""
-        metrics = dict(self.trainer.journal.last)
+        metrics = dict(self.trainer.metric_logger.last)
         result = self.oracle.moment(
             occasion,
             self.before,
@@ -295,11 +295,11 @@ class Attempts:
             return
         self.disk.fault = fault  # type: ignore[assignment]
         try:
-            self.callback.on_checkpoint(self.trainer, Occasion(occasion))  # type: ignore[arg-type]
-            if self.trainer.attention:
+            self.callback.on_save_opportunity(self.trainer, Occasion(occasion))  # type: ignore[arg-type]
+            if self.trainer.interrupt_requested:
                 # As the loop does: the save that was written behind it is taken up before the next step.
-                self.trainer.attention = False
-                self.callback.on_checkpoint(self.trainer, Occasion.step)  # type: ignore[arg-type]
+                self.trainer.interrupt_requested = False
+                self.callback.on_save_opportunity(self.trainer, Occasion.step)  # type: ignore[arg-type]
             self.callback.drain()
         except SaveError:
             assert result == "raised", f"the callback gives up, but {result} is right"

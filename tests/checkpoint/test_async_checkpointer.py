@@ -17,7 +17,7 @@ import torch
 from states import same, small_state
 
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
-from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.snapshot_buffer import SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -65,9 +65,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_the_files_are_byte_for_byte_those_of_the_other_checkpointer(tmp_path: Path) -> None:
     net, background = Net(), make_async_checkpointer()
     for step, state in ((1, net.state), (2, small_state(7)), (3, net.state)):
-        facts = Facts(run_id="r", step=step, metrics={"a": 1.0}, files={"config.yaml": b"x: 1"})
-        SyncCheckpointer().save(state, tmp_path / "b" / f"step{step}", facts=facts)
-        background.save(state, tmp_path / "a" / f"step{step}", facts=facts).written.result(60)
+        facts = CheckpointMetadata(run_id="r", step=step, metrics={"a": 1.0}, files={"config.yaml": b"x: 1"})
+        SyncCheckpointer().save(state, tmp_path / "b" / f"step{step}", metadata=facts)
+        background.save(state, tmp_path / "a" / f"step{step}", metadata=facts).written.result(60)
         assert contents(tmp_path / "a" / f"step{step}") == contents(tmp_path / "b" / f"step{step}")
     background.close()
 

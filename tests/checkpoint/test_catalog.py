@@ -9,7 +9,7 @@ import pytest
 from states import small_state
 
 from trainer_cli.checkpoint.catalog import GONE, REMOVING, Catalog
-from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.naming import removed_marker
 from trainer_cli.checkpoint.policy import Kind, Saved
 from trainer_cli.checkpoint.storage.disk import Disk
@@ -21,8 +21,10 @@ from trainer_cli.testing.faults import FaultyDisk
 def root(tmp_path):
     checkpointer = SyncCheckpointer()
     for step, run, finite in ((10, "a", True), (9, "a", True), (100, "b", True), (200, "a", False)):
-        facts = Facts(run_id=run, step=step, finite=finite, kind=Kind.ephemeral if step == 9 else Kind.permanent)
-        checkpointer.save(small_state(step), tmp_path / f"step{step}", facts=facts)
+        facts = CheckpointMetadata(
+            run_id=run, step=step, finite=finite, kind=Kind.ephemeral if step == 9 else Kind.permanent
+        )
+        checkpointer.save(small_state(step), tmp_path / f"step{step}", metadata=facts)
     return tmp_path
 
 

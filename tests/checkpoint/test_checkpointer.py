@@ -11,9 +11,14 @@ import torch
 from states import same, small_state
 
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
-from trainer_cli.checkpoint.checkpointer import Checkpointer, Facts, SyncCheckpointer, make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import (
+    Checkpointer,
+    CheckpointMetadata,
+    SyncCheckpointer,
+    make_sync_checkpointer,
+)
 from trainer_cli.checkpoint.format.codec import UnsavableState
-from trainer_cli.checkpoint.format.pending import Pending
+from trainer_cli.checkpoint.format.lazy_state import LazyState
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -47,12 +52,12 @@ def test_a_state_comes_back_as_it_was(checkpointer, tmp_path):
 
 
 def test_the_manifest_says_what_the_caller_said(checkpointer, tmp_path):
-    facts = Facts(
+    facts = CheckpointMetadata(
         run_id="r", attempt=2, step=5, epoch=1, kind=Kind.ephemeral, reason="every 5 steps", finished="max_duration",
         metrics={"val/loss": math.inf}, finite=False, config_digest="sha256:x", target_packages=("mine",), world_size=1,
         versions={"trainer-cli": "1"}, files={"config.yaml": b"a: 1\n", "empty": b""},
     )  # fmt: skip
-    checkpointer.save(small_state(), tmp_path / "step5", facts=facts)
+    checkpointer.save(small_state(), tmp_path / "step5", metadata=facts)
     manifest = checkpointer.manifest(tmp_path / "step5")
     for name in ("run_id", "attempt", "step", "epoch", "kind", "reason", "finished", "metrics", "finite",
                  "config_digest", "target_packages", "world_size"):  # fmt: skip
@@ -79,20 +84,20 @@ def test_names_that_cannot_be_are_told_so(checkpointer, tmp_path, name):
 
 def test_a_saved_step_is_never_written_again(checkpointer, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    facts = Facts(run_id="r", step=5)
-    checkpointer.save(small_state(5), tmp_path / "step5", facts=facts)
+    facts = CheckpointMetadata(run_id="r", step=5)
+    checkpointer.save(small_state(5), tmp_path / "step5", metadata=facts)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "step5").iterdir()}
-    checkpointer.save(small_state(6), tmp_path / "step5", facts=facts)
+    checkpointer.save(small_state(6), tmp_path / "step5", metadata=facts)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "step5").iterdir()} == before
     assert "step5 is there already, and is not written again" in caplog.text
     assert os.listdir(tmp_path) == ["step5"]
 
 
-@pytest.mark.parametrize("facts", [Facts(run_id="other", step=5), Facts(run_id="r", step=6)])
+@pytest.mark.parametrize("facts", [CheckpointMetadata(run_id="other", step=5), CheckpointMetadata(run_id="r", step=6)])
 def test_another_valid_checkpoint_in_the_way_is_never_replaced(checkpointer, tmp_path, facts):
-    checkpointer.save(small_state(5), tmp_path / "step5", facts=Facts(run_id="r", step=5))
+    checkpointer.save(small_state(5), tmp_path / "step5", metadata=CheckpointMetadata(run_id="r", step=5))
     with pytest.raises(SaveError, match=r"another checkpoint is in the way.*step 5 of run r"):
-        checkpointer.save(small_state(6), tmp_path / "step5", facts=facts)
+        checkpointer.save(small_state(6), tmp_path / "step5", metadata=facts)
     assert same(dict(checkpointer.load(tmp_path / "step5")), small_state(5))
 
 
@@ -184,7 +189,7 @@ def test_another_format_is_told_apart(tmp_path):
             return TensorsFormat().plan(tree)
 
         def read(self, folder, manifest, only=None, later=(), rank=0):
-            return Pending({"foreign": 1})
+            return LazyState({"foreign": 1})
 
     foreign = SyncCheckpointer(format=Foreign())
     foreign.save({}, tmp_path / "step1")

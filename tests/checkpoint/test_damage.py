@@ -9,7 +9,7 @@ import shutil
 import pytest
 from states import same, small_state
 
-from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint
 from trainer_cli.config.schema import DigestAlgorithm
 
@@ -24,8 +24,8 @@ def checkpointer(request):
 @pytest.fixture
 def path(memory_path, checkpointer):
     path = memory_path / "step5"
-    facts = Facts(run_id="r", step=5, files={"config.yaml": b"seed: 1\nname: x\n"})
-    checkpointer.save(small_state(5), path, facts=facts)
+    facts = CheckpointMetadata(run_id="r", step=5, files={"config.yaml": b"seed: 1\nname: x\n"})
+    checkpointer.save(small_state(5), path, metadata=facts)
     return path
 
 
@@ -80,8 +80,8 @@ def test_zeroed_files_of_the_right_size_are_found_and_named(checkpointer, path, 
 @pytest.mark.parametrize("file", FILES[1:])
 def test_files_of_another_checkpoint_are_found(checkpointer, path, memory_path, file):
     other = memory_path / "step6"
-    facts = Facts(run_id="r", step=6, files={"config.yaml": b"seed: 2\nname: x\n"})
-    checkpointer.save(small_state(6), other, facts=facts)
+    facts = CheckpointMetadata(run_id="r", step=6, files={"config.yaml": b"seed: 2\nname: x\n"})
+    checkpointer.save(small_state(6), other, metadata=facts)
     shutil.copy(other / file, path / file)
     assert is_found(checkpointer, path)
 
@@ -98,6 +98,6 @@ def test_a_damaged_checkpoint_in_the_way_is_set_aside_and_saved_anew(checkpointe
     content = bytearray((path / "rank0.safetensors").read_bytes())
     content[-1] ^= 1
     (path / "rank0.safetensors").write_bytes(content)
-    checkpointer.save(small_state(5), path, facts=Facts(run_id="r", step=5))
+    checkpointer.save(small_state(5), path, metadata=CheckpointMetadata(run_id="r", step=5))
     assert same(dict(checkpointer.load(path)), small_state(5))
     assert len([name for name in os.listdir(path.parent) if name.startswith(".aside.step5.")]) == 1

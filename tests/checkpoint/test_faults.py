@@ -20,7 +20,7 @@ from forgetful import ForgetfulDisk, PowerCut
 from states import same, small_state
 
 from trainer_cli.checkpoint.catalog import Catalog
-from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.naming import Hidden, parse_hidden
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -33,8 +33,8 @@ def checkpointer_on(disk: Disk, attempt: int = 1) -> SyncCheckpointer:
 
 
 def save(root: Path, step: int, disk: Disk, attempt: int = 1) -> None:
-    facts = Facts(run_id="run", attempt=attempt, step=step, files={"config.yaml": b"seed: 1\n"})
-    checkpointer_on(disk, attempt).save(small_state(step), root / f"step{step}", facts=facts)
+    facts = CheckpointMetadata(run_id="run", attempt=attempt, step=step, files={"config.yaml": b"seed: 1\n"})
+    checkpointer_on(disk, attempt).save(small_state(step), root / f"step{step}", metadata=facts)
 
 
 def save_second(root: Path, disk: Disk) -> None:

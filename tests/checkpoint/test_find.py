@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer_cli.checkpoint.checkpointer import Facts, make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
 
 
@@ -19,10 +19,10 @@ def folder(tmp_path: Path) -> Path:
     for name, step, epoch in (
         ("step9", 9, 0), ("step10", 10, 1), ("step100", 100, 1), ("step200-ema", 200, 2), ("ep1-ba7", 57, 1),
     ):  # fmt: skip
-        saver.save({"w": torch.zeros(2)}, root / name, facts=Facts(run_id="r", step=step, epoch=epoch))
+        saver.save({"w": torch.zeros(2)}, root / name, metadata=CheckpointMetadata(run_id="r", step=step, epoch=epoch))
     (root / "step300").mkdir()
     (root / "notes").mkdir()
-    saver.save({"w": torch.zeros(2)}, root / "step400", facts=Facts(run_id="r", step=400, epoch=4))
+    saver.save({"w": torch.zeros(2)}, root / "step400", metadata=CheckpointMetadata(run_id="r", step=400, epoch=4))
     os.truncate(root / "step400" / "rank0.safetensors", 9)
     return root
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 from oracle import read_length
 
-from trainer_cli.checkpoint.checkpointer import Facts, SyncCheckpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 
 HISTORIES = int(os.environ.get("TRAIN_HISTORIES", "2000"))
 SHRINKS = os.environ.get("TRAIN_SHRINKS", "yes") == "yes"
@@ -119,8 +119,8 @@ def attempts(part: str) -> st.SearchStrategy[dict[str, Any]]:
 def theirs(memory_path: Path) -> Path:
     """What is not ours, to lie beside: a checkpoint of another run, its remains, a folder, a file, a link."""
     folder = memory_path / "theirs"
-    facts = Facts(run_id="theirs", step=77)
-    SyncCheckpointer().save({"model": {}}, folder / "step77", facts=facts)
+    facts = CheckpointMetadata(run_id="theirs", step=77)
+    SyncCheckpointer().save({"model": {}}, folder / "step77", metadata=facts)
     (folder / "notes").mkdir()
     (folder / "notes" / "step3").write_text("mine")
     (folder / "README.txt").write_text("mine")

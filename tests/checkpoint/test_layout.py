@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer_cli.checkpoint.format.dtypes import DTYPES
-from trainer_cli.checkpoint.format.layout import ELEMENT_BYTES
+from trainer_cli.checkpoint.format.header import ELEMENT_BYTES
 
 
 def test_every_type_of_element_has_the_size_that_torch_gives_it() -> None:

@@ -22,8 +22,8 @@ from trainer_cli.checkpoint.policy import (
 )
 from trainer_cli.config.schema import Mode, Removal
 from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.intervals import Interval
 from trainer_cli.trainer.progress import Progress
-from trainer_cli.trainer.timetable import Cadence
 
 P, E = Kind.permanent, Kind.ephemeral
 STEP, FINAL, STOP, PRE, LAST = Occasion.step, Occasion.final, Occasion.stop, Occasion.pre_train, Occasion.last_stop
@@ -34,8 +34,8 @@ def ask(rules, now, last, *, moment=STEP, loaded=False, **more):
     return why_save(rules, Moment(now, moment, last, loaded=loaded, **more))
 
 
-def every(interval: int | str, steps_per_epoch: int | None = None) -> Cadence:
-    return Cadence(Duration.parse(interval), steps_per_epoch)
+def every(interval: int | str, steps_per_epoch: int | None = None) -> Interval:
+    return Interval(Duration.parse(interval), steps_per_epoch)
 
 
 RULES = SaveRules(

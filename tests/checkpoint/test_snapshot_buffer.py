@@ -13,7 +13,7 @@ import pytest
 import torch
 from states import small_state
 
-from trainer_cli.checkpoint.format.port import FormatRecord
+from trainer_cli.checkpoint.format.interfaces import FormatRecord
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.host_memory import HostMemory
 from trainer_cli.checkpoint.snapshot_buffer import Snapshot, SnapshotBuffer

@@ -15,8 +15,8 @@ import pytest
 
 from trainer_cli.checkpoint.manifest import new_digest
 from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.port import Storage
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.testing.faults import FaultyDisk
 
@@ -184,10 +184,10 @@ class StorageContract:
 
     def test_a_folder_set_aside_is_out_of_the_way(self, storage):
         put(storage, "step1", a=b"bad")
-        storage.set_aside("step1", "a test")
+        storage.quarantine("step1", "a test")
         assert storage.names() == []
         put(storage, "step1", a=b"good")
-        storage.set_aside("step1", "a test again")
+        storage.quarantine("step1", "a test again")
         put(storage, "step1", a=b"better")
         assert storage.peek("step1", "a") == b"better"
 
@@ -199,7 +199,7 @@ class StorageContract:
             lambda: storage.remove(name),
             lambda: storage.sizes(name),
             lambda: storage.peek(name, "a"),
-            lambda: storage.set_aside(name, ""),
+            lambda: storage.quarantine(name, ""),
             lambda: storage.is_pinned(name),
         ):
             with pytest.raises(ValueError, match="plain name"):

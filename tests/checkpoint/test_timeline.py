@@ -24,13 +24,13 @@ from trainer_cli.checkpoint.policy import (
 from trainer_cli.checkpoint.timeline import Setting, Timeline, foresee
 from trainer_cli.config.schema import Removal
 from trainer_cli.trainer.duration import Duration
-from trainer_cli.trainer.pace import Pace, first_step
+from trainer_cli.trainer.intervals import Interval, epoch_steps
 from trainer_cli.trainer.progress import Progress
+from trainer_cli.trainer.step_counts import StepCounts, first_step
 from trainer_cli.trainer.stopping import Limits, Stop, why_stop
-from trainer_cli.trainer.timetable import Cadence, epoch_steps
 
 
-def naive(setting: Setting, pace: Pace) -> dict[str, Any]:
+def naive(setting: Setting, step_counts: StepCounts) -> dict[str, Any]:
     """The same by brute force: every batch counted, every step asked, every checkpoint judged each time."""
     saved, last, told = list(setting.saved), setting.last_saved_step, Timeline()
 
@@ -54,11 +54,11 @@ def naive(setting: Setting, pace: Pace) -> dict[str, Any]:
         last = now.step
         retire(now.step)
 
-    retire(pace.start.step)
-    moment(pace.start, Occasion.pre_train, False)
-    for now in steps(pace):
-        process_s = (now.step - pace.start.step) * (pace.step_time_s or 0.0)
-        stop = why_stop(setting.limits, now, process_s=process_s, wish=None)
+    retire(step_counts.start.step)
+    moment(step_counts.start, Occasion.pre_train, False)
+    for now in steps(step_counts):
+        process_s = (now.step - step_counts.start.step) * (step_counts.step_time_s or 0.0)
+        stop = why_stop(setting.limits, now, process_s=process_s, stop_request=None)
         done = stop is not None and stop.finished
         due = setting.eval_interval is not None and setting.eval_interval.due(now)
         evaluated = done or (due and stop is None)
@@ -73,27 +73,27 @@ def naive(setting: Setting, pace: Pace) -> dict[str, Any]:
     return _plain(told)
 
 
-def steps(pace: Pace) -> Iterator[Progress]:
+def steps(step_counts: StepCounts) -> Iterator[Progress]:
     """The counts after each step, as the training loop counts them."""
-    now = pace.start
-    assert pace.epoch_batches is not None
-    assert pace.epoch_samples is not None
-    assert pace.batch_size is not None
+    now = step_counts.start
+    assert step_counts.epoch_batches is not None
+    assert step_counts.epoch_samples is not None
+    assert step_counts.batch_size is not None
     while True:
         last = now
         now = replace(
             now, last_samples=last.samples, last_tokens=last.tokens, last_seconds=last.seconds, last_epoch=last.epoch
         )
-        for _ in range(pace.grad_accum_steps):
-            size = min(pace.batch_size, pace.epoch_samples - now.epoch_samples)
+        for _ in range(step_counts.grad_accum_steps):
+            size = min(step_counts.batch_size, step_counts.epoch_samples - now.epoch_samples)
             now.samples, now.epoch_samples, now.batch = now.samples + size, now.epoch_samples + size, now.batch + 1
-            if now.batch == pace.epoch_batches:
+            if now.batch == step_counts.epoch_batches:
                 now.epoch, now.batch, now.epoch_samples = now.epoch + 1, 0, 0
                 break
         now.step += 1
-        made = now.step - pace.start.step
-        now.tokens = pace.start.tokens + int(made * (pace.step_tokens or 0))
-        now.seconds = pace.start.seconds + made * (pace.step_time_s or 0.0)
+        made = now.step - step_counts.start.step
+        now.tokens = step_counts.start.tokens + int(made * (step_counts.step_tokens or 0))
+        now.seconds = step_counts.start.seconds + made * (step_counts.step_time_s or 0.0)
         yield now
 
 
@@ -112,13 +112,13 @@ def _plain(told: Timeline) -> dict[str, Any]:
     }
 
 
-def anything(seed: int) -> tuple[Setting, Pace]:
+def anything(seed: int) -> tuple[Setting, StepCounts]:
     """A training with rules of every kind, from its beginning or from the middle of an earlier one."""
     chance = random.Random(seed)
     batch_size, samples = chance.randint(1, 9), chance.randint(9, 60)
     batches = min(-(-samples // batch_size), chance.randint(1, 40))
     accum = chance.randint(1, 4)
-    whole = Pace(
+    whole = StepCounts(
         grad_accum_steps=accum,
         epoch_batches=batches,
         steps_per_epoch=epoch_steps(batches, accum, None),
@@ -128,9 +128,9 @@ def anything(seed: int) -> tuple[Setting, Pace]:
         step_time_s=0.25,
     )
 
-    def cadence(*amounts: str) -> Cadence | None:
+    def cadence(*amounts: str) -> Interval | None:
         amount = chance.choice([*amounts, ""])
-        return Cadence(Duration.parse(amount), whole.steps_per_epoch) if amount else None
+        return Interval(Duration.parse(amount), whole.steps_per_epoch) if amount else None
 
     every = "2st", "5st", "1ep", "0.5ep", "0.37ep", "17sp", "64sp", "700tok", "2s"
     best = BestRule("val/loss", count=2) if chance.random() < 0.3 else None
@@ -138,7 +138,7 @@ def anything(seed: int) -> tuple[Setting, Pace]:
     save_interval = cadence("7st", "1ep", "1.5ep", "50sp", "3000tok", "5s")
     setting = Setting(
         limits=Limits(
-            Cadence(Duration.parse(chance.choice(["30st", "57st", "3ep", "2.6ep", "300sp"])), whole.steps_per_epoch),
+            Interval(Duration.parse(chance.choice(["30st", "57st", "3ep", "2.6ep", "300sp"])), whole.steps_per_epoch),
             cadence("19st", "1.2ep", "140sp", "6s"),
             chance.choice([None, None, 5.0]),
         ),
@@ -173,7 +173,7 @@ def anything(seed: int) -> tuple[Setting, Pace]:
     return going_on, replace(whole, start=start)
 
 
-def _earlier(chance: random.Random, pace: Pace, step: int) -> Saved:
+def _earlier(chance: random.Random, step_counts: StepCounts, step: int) -> Saved:
     return Saved(
         f"step{step}",
         step,
@@ -181,35 +181,35 @@ def _earlier(chance: random.Random, pace: Pace, step: int) -> Saved:
         pinned=chance.random() < 0.2,
         finite=chance.random() < 0.8,
         metrics={"val/loss": chance.random()} if chance.random() < 0.5 else {},
-        progress=pace.at(step),
+        progress=step_counts.at(step),
     )
 
 
 @pytest.mark.parametrize("seed", range(250))
 def test_the_events_are_those_of_a_training_that_asks_at_every_step(seed: int) -> None:
-    setting, pace = anything(seed)
-    end = why_stop(setting.limits, pace.start, process_s=0.0, wish=None)
+    setting, step_counts = anything(seed)
+    end = why_stop(setting.limits, step_counts.start, process_s=0.0, stop_request=None)
     if end is not None:
         return
-    assert _plain(foresee(setting, pace)) == naive(setting, pace)
+    assert _plain(foresee(setting, step_counts)) == naive(setting, step_counts)
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_counts_of_any_step_are_those_of_counting_up_to_it(seed: int) -> None:
-    _, pace = anything(seed)
-    for now, _ in zip(steps(pace), range(100), strict=False):
-        assert pace.at(now.step) == now
+    _, step_counts = anything(seed)
+    for now, _ in zip(steps(step_counts), range(100), strict=False):
+        assert step_counts.at(now.step) == now
 
 
 def test_the_most_on_the_disk_is_while_what_is_replaced_is_still_there() -> None:
     setting = Setting(
-        limits=Limits(Cadence(Duration.parse(10))),
-        save=SaveRules(save_interval=Cadence(Duration.parse(2))),
+        limits=Limits(Interval(Duration.parse(10))),
+        save=SaveRules(save_interval=Interval(Duration.parse(2))),
         retention=RetentionRules(max_checkpoints=2),
         saved=(Saved("old", 0, Kind.permanent, pinned=True, progress=Progress()),),
         last_saved_step=0,
     )
-    told = foresee(setting, Pace(), size=lambda step: 100 + step, sizes={"old": 7})
+    told = foresee(setting, StepCounts(), size=lambda step: 100 + step, sizes={"old": 7})
     assert told.peak is not None
     assert (told.peak.step, told.peak.count, told.peak.size_bytes) == (10, 4, 7 + 106 + 108 + 110)
     assert list(told.kept) == ["step10", "step8", "old"]
@@ -217,25 +217,25 @@ def test_the_most_on_the_disk_is_while_what_is_replaced_is_still_there() -> None
 
 def test_an_end_that_cannot_be_told_is_not_told() -> None:
     setting = Setting(
-        limits=Limits(Cadence(Duration.parse("1e9tok"))), save=SaveRules(save_interval=Cadence(Duration.parse(2)))
+        limits=Limits(Interval(Duration.parse("1e9tok"))), save=SaveRules(save_interval=Interval(Duration.parse(2)))
     )
-    told = foresee(setting, Pace())
+    told = foresee(setting, StepCounts())
     assert told.end is None
     assert [one.step for one in told.saves] == [0]
-    told = foresee(setting, Pace(step_tokens=1e8))
+    told = foresee(setting, StepCounts(step_tokens=1e8))
     assert told.end is not None
     assert [one.step for one in told.saves] == [0, 2, 4, 6, 8, 10]
 
 
 def test_a_rule_that_cannot_be_told_is_left_out_and_the_others_are_not() -> None:
     setting = Setting(
-        limits=Limits(Cadence(Duration.parse(10)), max_time_s=1.0),
+        limits=Limits(Interval(Duration.parse(10)), max_time_s=1.0),
         save=SaveRules(
-            save_interval=Cadence(Duration.parse("90s")), ephemeral_save_interval=Cadence(Duration.parse(4))
+            save_interval=Interval(Duration.parse("90s")), ephemeral_save_interval=Interval(Duration.parse(4))
         ),
-        eval_interval=Cadence(Duration.parse("3sp")),
+        eval_interval=Interval(Duration.parse("3sp")),
     )
-    told = foresee(setting, Pace())
+    told = foresee(setting, StepCounts())
     assert [(one.step, one.reason) for one in told.saves] == [
         (0, "before the first step"), (4, "every 4 steps, ephemeral"), (8, "every 4 steps, ephemeral"),
         (10, "end of training"),
@@ -246,16 +246,16 @@ def test_a_rule_that_cannot_be_told_is_left_out_and_the_others_are_not() -> None
 def test_a_run_of_a_million_steps_asks_only_where_something_happens() -> None:
     asked = []
     setting = Setting(
-        limits=Limits(Cadence(Duration.parse("64000000sp"), 1000)),
+        limits=Limits(Interval(Duration.parse("64000000sp"), 1000)),
         save=SaveRules(
-            save_interval=Cadence(Duration.parse("1ep"), 1000),
-            ephemeral_save_interval=Cadence(Duration.parse("19200sp"), 1000),
+            save_interval=Interval(Duration.parse("1ep"), 1000),
+            ephemeral_save_interval=Interval(Duration.parse("19200sp"), 1000),
         ),
-        retention=RetentionRules(max_checkpoints=5, keep_every=Cadence(Duration.parse("10ep"), 1000)),
-        eval_interval=Cadence(Duration.parse("1ep"), 1000),
+        retention=RetentionRules(max_checkpoints=5, keep_every=Interval(Duration.parse("10ep"), 1000)),
+        eval_interval=Interval(Duration.parse("1ep"), 1000),
     )
-    pace = Pace(epoch_batches=1000, steps_per_epoch=1000, batch_size=64, epoch_samples=64000)
-    told = foresee(setting, pace, name=lambda at: asked.append(at.step) or f"step{at.step}")  # type: ignore[func-returns-value]
+    step_counts = StepCounts(epoch_batches=1000, steps_per_epoch=1000, batch_size=64, epoch_samples=64000)
+    told = foresee(setting, step_counts, name=lambda at: asked.append(at.step) or f"step{at.step}")  # type: ignore[func-returns-value]
     assert told.end is not None
     assert told.end.step == 1_000_000
     assert len(asked) == len(told.saves) < 5000
@@ -263,19 +263,19 @@ def test_a_run_of_a_million_steps_asks_only_where_something_happens() -> None:
 
 
 def test_more_saves_than_are_to_be_foreseen_end_the_foresight() -> None:
-    setting, pace = anything(3)
+    setting, step_counts = anything(3)
     everything = replace(
         setting,
-        limits=Limits(Cadence(Duration.parse(1000))),
-        save=SaveRules(save_interval=Cadence(Duration.parse(1))),
+        limits=Limits(Interval(Duration.parse(1000))),
+        save=SaveRules(save_interval=Interval(Duration.parse(1))),
         eval_interval=None,
-        wish=None,
+        stop_request=None,
     )
-    pace = replace(pace, start=Progress())
-    told = foresee(everything, pace, most_saves=5)
+    step_counts = replace(step_counts, start=Progress())
+    told = foresee(everything, step_counts, most_saves=5)
     assert told.cut
     assert len(told.saves) == 6
-    assert not foresee(everything, pace, most_saves=5000).cut
+    assert not foresee(everything, step_counts, most_saves=5000).cut
 
 
 @pytest.mark.parametrize("holds_from", [0, 1, 2, 3, 8, 1000, 10**15])
@@ -287,15 +287,15 @@ def test_the_first_step_is_found(holds_from: int) -> None:
 def test_a_run_that_had_ended_when_it_was_killed_only_says_so() -> None:
     last = Saved("step4", 4, Kind.ephemeral, progress=Progress(step=4))
     setting = Setting(
-        limits=Limits(Cadence(Duration.parse(10))),
-        save=SaveRules(save_interval=Cadence(Duration.parse(2))),
+        limits=Limits(Interval(Duration.parse(10))),
+        save=SaveRules(save_interval=Interval(Duration.parse(2))),
         saved=(last,),
         last_saved_step=4,
         loaded=True,
-        wish=Stop("no better for 3 epochs", finished=True),
+        stop_request=Stop("no better for 3 epochs", finished=True),
     )
-    told = foresee(setting, Pace(start=Progress(step=4)))
+    told = foresee(setting, StepCounts(start=Progress(step=4)))
     assert told.end is not None
-    assert (told.end.step, told.stop, told.saves) == (4, setting.wish, [])
+    assert (told.end.step, told.stop, told.saves) == (4, setting.stop_request, [])
     assert told.kept == {"step4": "final"}
     assert (told.completed["step4"].kind, told.completed["step4"].reason) == (Kind.permanent, "every 2 steps")

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from trainer_cli.checkpoint import soundness
-from trainer_cli.checkpoint.checkpointer import Facts, make_sync_checkpointer
+from trainer_cli.checkpoint import integrity
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.policy import Kind
-from trainer_cli.checkpoint.soundness import catalog_of
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.cli.main import main
-from trainer_cli.run import shelf
+from trainer_cli.run import ckpt_admin
 from trainer_cli.run.rundir import RunDir
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,9 @@ def begin(root: Path, name: str, text: str) -> None:
 
 
 def save(root: Path, path: str, state: dict[str, Any], **facts: Any) -> None:
-    make_sync_checkpointer().save({**state, "progress": {"step": facts["step"]}}, root / path, facts=Facts(**facts))
+    make_sync_checkpointer().save(
+        {**state, "progress": {"step": facts["step"]}}, root / path, metadata=CheckpointMetadata(**facts)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -407,13 +409,13 @@ class Removes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *gone: str) -> None:
         self.gone = list(gone)
-        monkeypatch.setattr(shelf, "why_unsound", self)
+        monkeypatch.setattr(ckpt_admin, "why_damaged", self)
 
     def __call__(self, storage: Any, entry: Any) -> str | None:
         while self.gone:
             path = Path(self.gone.pop())
             assert LocalStorage(path.parent).remove(path.name)
-        return soundness.why_unsound(storage, entry)
+        return integrity.why_damaged(storage, entry)
 
 
 def test_verify_passes_over_what_a_run_removes_meanwhile_with_a_word(

@@ -65,14 +65,14 @@ def test_an_example_can_be_run(
 
 def save_some(project: Path) -> None:
     """The run `digits`, with checkpoints as an example names them."""
-    from trainer_cli.checkpoint.checkpointer import Facts, make_sync_checkpointer
+    from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 
     RunDir(project / "runs/digits").create("run_dir: runs/digits\n", [], {"run_id": "digits"}).release()
     for step in (180, 360, 900):
         make_sync_checkpointer().save(
             {"model": {}, "progress": {"step": step}},
             project / f"runs/digits/checkpoints/step{step}",
-            facts=Facts(run_id="digits", step=step, metrics={"val/loss": 1 / step}),
+            metadata=CheckpointMetadata(run_id="digits", step=step, metrics={"val/loss": 1 / step}),
         )
 
 

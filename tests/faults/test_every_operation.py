@@ -15,7 +15,7 @@ import pytest
 from compare import assert_same_run, assert_same_state, checkpoints
 from forks import Done, Forks
 
-from trainer_cli.checkpoint.soundness import catalog_of, why_unsound
+from trainer_cli.checkpoint.integrity import catalog_of, why_damaged
 
 TRAINING = (
     "model.hidden=[4]",
@@ -112,7 +112,7 @@ def resumed(done: Done) -> int:
 def sound(run: Path) -> list[str]:
     """The checkpoints whose every byte is as it was written."""
     catalog = catalog_of(run / "checkpoints")
-    return [entry.name for entry in catalog.entries() if why_unsound(catalog.storage, entry) is None]
+    return [entry.name for entry in catalog.entries() if why_damaged(catalog.storage, entry) is None]
 
 
 def test_the_faults_meet_a_whole_save_and_a_whole_removal(campaign: Campaign) -> None:

@@ -23,8 +23,8 @@ def serve() -> None:
     import trainer_cli.callbacks.checkpointer
     import trainer_cli.cli.fit
     import trainer_cli.loggers.tensorboard
+    import trainer_cli.run.checkpoint_size
     import trainer_cli.run.fit
-    import trainer_cli.run.weigh
     import trainer_cli.trainer.trainer  # noqa: F401
 
     torch.set_num_threads(1)
@@ -42,7 +42,7 @@ def serve() -> None:
 @cache
 def _composed(overrides: tuple[str, ...]) -> Any:
     """The config of many equal commands, composed once: it would take most of their time."""
-    from trainer_cli.run.asked import compose_fit
+    from trainer_cli.run.compose_fit import compose_fit
 
     return compose_fit(overrides)
 
@@ -59,9 +59,9 @@ def _become(asked: Mapping[str, Any], composed: Any) -> None:
         from trainer_cli.cli.main import main
 
         if composed is not None:
-            import trainer_cli.run.asked
+            import trainer_cli.run.compose_fit
 
-            trainer_cli.run.asked.compose_fit = lambda *_, **__: composed
+            trainer_cli.run.compose_fit.compose_fit = lambda *_, **__: composed
         code = main(asked["argv"])
         if disk is not None:
             with open(f"{asked['out']}/operations", "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Going back, wishes by file, failures kept apart, other folders and names: through the command."""
+"""Going back, trigger_files by file, failures kept apart, other folders and names: through the command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from command import SMALL, hold, make_project, names, running
 from compare import assert_same_state, metrics
 from forks import Forks
 
-from trainer_cli.checkpoint.soundness import catalog_of
+from trainer_cli.checkpoint.integrity import catalog_of
 
 RUN = (*SMALL, "loop.max_duration=40", "run_dir=run", "+callbacks.interrupt._target_=interrupts.Interrupt")
 
@@ -118,9 +118,11 @@ def test_files_in_the_run_directory_ask_for_a_save_an_evaluation_and_a_stop(tmp_
     run = project / "run"
     with running("fit", "experiment=mine", "run_dir=run", "loop.max_duration=400", cwd=project) as started:
         started.reach("train")
-        for wish in ("save", "evaluate"):
-            (run / wish).touch()
-            started.wait_for(lambda wish=wish: not (run / wish).exists(), f"heard ({wish})")
+        for stop_request in ("save", "evaluate"):
+            (run / stop_request).touch()
+            started.wait_for(
+                lambda stop_request=stop_request: not (run / stop_request).exists(), f"heard ({stop_request})"
+            )
         (project / "at-train").unlink()
         held.unlink()
         started.wait_for(lambda: any("val/loss" in line for line in metrics(run)), "evaluated")

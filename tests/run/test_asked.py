@@ -8,7 +8,7 @@ import pytest
 
 from trainer_cli.cli.main import main
 from trainer_cli.errors import UserError
-from trainer_cli.run.asked import compose_fit
+from trainer_cli.run.compose_fit import compose_fit
 
 PACKAGED = "# @package _global_\n"
 TRAINS_OURS = "# @package _global_\ndefaults:\n  - override /model: line\n  - override /data: points\n"

@@ -14,9 +14,9 @@ from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError
 from trainer_cli.run.build import Builder, target_packages
-from trainer_cli.trainer.groups import parameter_groups
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.loops import TrainingLoop
+from trainer_cli.trainer.param_groups import parameter_groups
+from trainer_cli.trainer.training_loop import TrainingLoop
 
 HERE = __name__
 MODEL = {"_target_": "trainer_cli.models.mlp.MLP", "hidden": [4]}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer_cli.checkpoint.checkpointer import Facts, make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.naming import MANIFEST_FILE
@@ -25,7 +25,7 @@ WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.u
 
 
 def written(path: Path, **tensors: Any) -> Path:
-    make_sync_checkpointer().save(tensors, path, facts=Facts(step=1))
+    make_sync_checkpointer().save(tensors, path, metadata=CheckpointMetadata(step=1))
     return path
 
 

@@ -11,11 +11,11 @@ import pytest
 from tiny import StopAt, loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
-from trainer_cli.checkpoint.soundness import catalog_of
+from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.errors import UserError
+from trainer_cli.run.ckpt_admin import look
 from trainer_cli.run.prune import carry_out, prunings, steps_per_epoch
 from trainer_cli.run.rundir import RunDir
-from trainer_cli.run.shelf import look
 
 RUN_ID = "prune"
 FIRST = {"save_interval": 2, "ephemeral_save_interval": 1, "remove": "never"}

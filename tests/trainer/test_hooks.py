@@ -15,10 +15,10 @@ from trainer_cli.errors import UserError
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.trainer import hooks as hooks_module
 from trainer_cli.trainer.hooks import VOCABULARY, Callback, Hooks
-from trainer_cli.trainer.loops import TrainingLoop
 from trainer_cli.trainer.schedules import WarmupCosine
 from trainer_cli.trainer.trainer import Trainer
-from trainer_cli.trainer.validation import ValidationLoop
+from trainer_cli.trainer.training_loop import TrainingLoop
+from trainer_cli.trainer.validation_loop import ValidationLoop
 
 
 def test_a_hook_that_nobody_overrides_is_an_empty_tuple() -> None:
@@ -49,18 +49,18 @@ def _pseudo_code() -> list[str]:
     evaluation = [
         "on_enter_validate_all", "on_enter_validate", "on_validate_start", "on_validate_batch_start",
         "on_validate_step_start", "on_before_forward", "on_after_forward", "on_validate_step_end",
-        "on_validate_batch_end", "on_validate_end", "run_validation", "on_after_evaluation", "on_checkpoint",
+        "on_validate_batch_end", "on_validate_end", "run_validation", "on_after_evaluation", "on_save_opportunity",
     ]  # fmt: skip
     stretch = [
         "on_enter_train",
         "on_train_start",
         *step_of_two,
-        "on_checkpoint",
+        "on_save_opportunity",
         *leftover,
         "on_train_end",
         *evaluation,
     ]
-    return ["pre_setup", "setup", "post_setup", "on_enter_fit", "on_fit_start", "on_checkpoint",
+    return ["pre_setup", "setup", "post_setup", "on_enter_fit", "on_fit_start", "on_save_opportunity",
             *stretch, *stretch, "on_fit_end", "finalize"]  # fmt: skip
 
 
@@ -99,10 +99,10 @@ def test_a_save_and_a_load_call_their_hooks_in_order(tmp_path: Any) -> None:
         settings={"max_duration": 3},
         checkpoint=CheckpointerCallback(tmp_path, save_interval=1),
     ).fit(loader())
-    own = [hook for hook in book if "checkpoint" in hook or hook == "on_fit_start"]
+    own = [hook for hook in book if "checkpoint" in hook or hook in ("on_fit_start", "on_save_opportunity")]
     assert own[:4] == ["on_before_load_checkpoint", "preprocess_checkpoint", "on_load_checkpoint", "on_fit_start"]
     assert own[-4:] == [
-        "on_checkpoint", "on_save_checkpoint", "postprocess_checkpoint", "on_after_save_checkpoint",
+        "on_save_opportunity", "on_save_checkpoint", "postprocess_checkpoint", "on_after_save_checkpoint",
     ]  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def test_every_teardown_runs_whatever_the_others_do() -> None:
 def test_the_first_failing_teardown_is_raised_and_the_others_are_noted() -> None:
     bound = Hooks({name: recorder([], f"{name}.", fail_in=("finalize",)) for name in "abc"})
     with pytest.raises(RuntimeError, match=r"c\.finalize") as caught:
-        bound.tear_down("finalize")
+        bound.call_all("finalize")
     notes = " ".join(caught.value.__notes__)
     assert "b.finalize failed" in notes
     assert "a.finalize failed" in notes

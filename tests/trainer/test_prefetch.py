@@ -10,7 +10,7 @@ from tiny import Points, StopAt, Unsized, everything, loader, recorder, same, tr
 from torch.utils.data import DataLoader
 
 from trainer_cli.errors import UserError
-from trainer_cli.trainer import loops
+from trainer_cli.trainer import training_loop
 from trainer_cli.trainer.prefetch import Direct
 
 
@@ -36,7 +36,7 @@ class Ahead(Direct):
 def book(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Everything is sent ahead, and this is what happened."""
     book: list[str] = []
-    monkeypatch.setattr(loops, "carrier", lambda device: Ahead(book))
+    monkeypatch.setattr(training_loop, "device_prefetcher", lambda device: Ahead(book))
     return book
 
 
@@ -64,7 +64,7 @@ def test_a_training_is_the_same_whether_batches_are_sent_ahead_or_not(
 ) -> None:
     def trained(ahead: bool) -> Any:
         kind = Ahead if ahead else Direct
-        monkeypatch.setattr(loops, "carrier", lambda device: kind([]) if ahead else kind(device))
+        monkeypatch.setattr(training_loop, "device_prefetcher", lambda device: kind([]) if ahead else kind(device))
         one = trainer(settings={"grad_accum_steps": accum, "max_duration": 7}, callbacks=[StopAt(stop)])
         one.fit(LOADERS[name]())
         return everything(one)

@@ -18,7 +18,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.loggers.jsonl import JsonlLogger
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
-from trainer_cli.trainer.validation import EvaluationInterruptedError
+from trainer_cli.trainer.validation_loop import EvaluationInterruptedError
 
 
 def made(folder: Path, *callbacks: Callback, length: int = 9, model: Any = Noisy, **more: Any) -> Trainer:

@@ -14,11 +14,11 @@ from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
-from trainer_cli.checkpoint import snapshot
+from trainer_cli.checkpoint import model_state
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.schedules import WarmupCosine
-from trainer_cli.trainer.step import Precision
+from trainer_cli.trainer.train_step import Precision
 
 
 class Spoil(Callback):
@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_one_table_by_owner_and_nothing_is_taken(tmp_path: 
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     before, generators = (
         {name: value.clone() for name, value in made.model.state_dict().items()},
-        snapshot.capture_rng(),
+        model_state.capture_rng(),
     )
     with pytest.raises(UserError) as caught:
         made.fit(loader())
@@ -95,9 +95,9 @@ def test_what_does_not_fit_is_one_table_by_owner_and_nothing_is_taken(tmp_path: 
         "ckpt=."
     )
     assert same(dict(made.model.state_dict()), before) == []
-    assert same(snapshot.capture_rng(), generators) == []
+    assert same(model_state.capture_rng(), generators) == []
     assert made.optimizer.state == {}
-    assert (made.progress.step, made.loop.owed_record) == (0, None)
+    assert (made.progress.step, made.loop.pending_eval_record) == (0, None)
     assert made.callbacks["ema"].state_dict() == {"average": {}}
     assert made.schedulers.state_dict()["ours"]["state"] == {"step": 0}
 

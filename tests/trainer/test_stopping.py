@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.intervals import Interval
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
-from trainer_cli.trainer.timetable import Cadence
 
-TEN = Cadence(Duration.parse(10))
-SEVEN = Cadence(Duration.parse(7))
+TEN = Interval(Duration.parse(10))
+SEVEN = Interval(Duration.parse(7))
 WISH = Stop("signal", finished=False)
 
 
 @pytest.mark.parametrize(
-    ("limits", "step", "process_s", "wish", "reason", "finished"),
+    ("limits", "step", "process_s", "stop_request", "reason", "finished"),
     [
         (Limits(TEN), 9, 0.0, None, None, None),
         (Limits(TEN), 10, 0.0, None, "max_duration of 10 steps reached", True),
@@ -28,9 +28,9 @@ WISH = Stop("signal", finished=False)
     ],
 )
 def test_the_strongest_reason_ends_the_run(
-    limits: Limits, step: int, process_s: float, wish: Stop | None, reason: str | None, finished: bool | None
+    limits: Limits, step: int, process_s: float, stop_request: Stop | None, reason: str | None, finished: bool | None
 ) -> None:
-    stop = why_stop(limits, Progress(step=step), process_s=process_s, wish=wish)
+    stop = why_stop(limits, Progress(step=step), process_s=process_s, stop_request=stop_request)
     assert stop == (None if reason is None else Stop(reason, bool(finished)))
 
 
@@ -40,9 +40,9 @@ def test_the_strongest_reason_ends_the_run(
         (Limits(TEN), 10),
         (Limits(TEN, SEVEN), 7),
         (Limits(TEN, max_time_s=5), 4),
-        (Limits(Cadence(Duration.parse("9tok"))), 4),
-        (Limits(Cadence(Duration.parse("2ep"), 6)), 12),
-        (Limits(TEN, Cadence(Duration.parse("9s"))), 4),
+        (Limits(Interval(Duration.parse("9tok"))), 4),
+        (Limits(Interval(Duration.parse("2ep"), 6)), 12),
+        (Limits(TEN, Interval(Duration.parse("9s"))), 4),
     ],
 )
 def test_an_end_is_looked_for_where_it_may_come(limits: Limits, following: int) -> None:

@@ -19,10 +19,10 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.loops import TrainingLoop
-from trainer_cli.trainer.parts import pick_device
 from trainer_cli.trainer.schedules import WarmupCosine
+from trainer_cli.trainer.setup import pick_device
 from trainer_cli.trainer.trainer import Trainer
+from trainer_cli.trainer.training_loop import TrainingLoop
 
 
 @pytest.mark.parametrize(
@@ -242,18 +242,18 @@ class Counting:
 class Restarting(Counting):
     """One that knows its length, and begins anew with each epoch unless it was put somewhere else."""
 
-    goes_on = False
+    resumed = False
 
     def __len__(self) -> int:
         return self.batches
 
     def __iter__(self) -> Iterator[Any]:
-        self.position, self.goes_on = self.position if self.goes_on else 0, False
+        self.position, self.resumed = self.position if self.resumed else 0, False
         return super().__iter__()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         super().load_state_dict(state)
-        self.goes_on = True
+        self.resumed = True
 
 
 @pytest.mark.parametrize("limit", [None, 3])

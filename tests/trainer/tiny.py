@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from trainer_cli.data.loader import Loader
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.trainer.hooks import VOCABULARY, Callback
-from trainer_cli.trainer.loops import TrainingLoop
 from trainer_cli.trainer.trainer import Trainer
+from trainer_cli.trainer.training_loop import TrainingLoop
 
 
 class Points:

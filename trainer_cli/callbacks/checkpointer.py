@@ -15,6 +15,9 @@ from trainer_cli.callbacks.in_flight import ORDINARY, BackgroundSaves, errors_of
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.commit import CheckpointMetadata, disk_error
+from trainer_cli.checkpoint.integrity import catalog_of, newest_intact
+from trainer_cli.checkpoint.model_state import is_finite
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import (
     Decision,
@@ -26,18 +29,15 @@ from trainer_cli.checkpoint.policy import (
     why_save,
 )
 from trainer_cli.checkpoint.rules import retention_rules, save_rules, typed
-from trainer_cli.checkpoint.snapshot import is_finite
-from trainer_cli.checkpoint.soundness import catalog_of, newest_sound
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.writer import Facts, disk_error
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.config.schema import CheckpointConfig, OnSaveError
 from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.loops import TrainingLoop
     from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.training_loop import TrainingLoop
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class CheckpointerCallback(Callback):
         Raises:
             CheckpointError: there are some, and none is sound.
         """
-        entry = newest_sound(self.retention.catalog, self.identity.run_id, str(self.folder))
+        entry = newest_intact(self.retention.catalog, self.identity.run_id, str(self.folder))
         return None if entry is None else self.folder / entry.name
 
     def newest_finite(self) -> Path | None:
@@ -130,15 +130,15 @@ class CheckpointerCallback(Callback):
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
         self._failed_step, self._failures = None, 0
-        self._rules = save_rules(self.settings, loop.saving_cadence)
-        self.retention.rules = retention_rules(self.settings, loop.saving_cadence)
+        self._rules = save_rules(self.settings, loop.checkpoint_interval)
+        self.retention.rules = retention_rules(self.settings, loop.checkpoint_interval)
         if not self.settings.enabled:
             return
         self.checkpointer.format.plan(trainer.checkpoint_state())
         self._name(trainer)
         self.storage.sweep()
         own = self.retention.own()
-        if own and not self._is_gone_on_from(trainer):
+        if own and not self._resumes_from_folder(trainer):
             raise UserError(
                 f"{self.folder} holds checkpoints of this run (the newest is step {own[-1].step}), but this training "
                 "does not go on from them, and they would not be replaced",
@@ -148,7 +148,7 @@ class CheckpointerCallback(Callback):
             log.info("saves are written behind the training (checkpoint.save_async=false turns this off)")
         if own:
             # An attempt that died may not have come to the fsync after its last rename. Before older ones are removed.
-            self._bring_to_rest(own[-1].name)
+            self._fsync_names(own[-1].name)
         self.retention.leave_branch(trainer.progress.step, self.settings.newer)
         self._last_saved_step = max((one.step for one in own if one.step <= trainer.progress.step), default=None)
         self.retention.retire(self._last_saved_step)
@@ -163,7 +163,7 @@ class CheckpointerCallback(Callback):
             return trainer.progress.step + 1
         return step
 
-    def on_checkpoint(self, trainer: Trainer, occasion: Occasion) -> None:
+    def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
         if not self.settings.enabled or self._rules is None:
             return
         background, best = self._background, self._rules.keep_best
@@ -205,7 +205,7 @@ class CheckpointerCallback(Callback):
 
     def _moment(self, trainer: Trainer, occasion: Occasion) -> Moment:
         assert self._rules is not None
-        metrics = dict(trainer.journal.last)
+        metrics = dict(trainer.metric_logger.last)
         best = self._rules.keep_best
         return Moment(
             trainer.progress,
@@ -281,22 +281,22 @@ class CheckpointerCallback(Callback):
     def _save_in_background(self, trainer: Trainer, decision: Decision, background: BackgroundSaves) -> None:
         """Copy this step and have it written; `_poll` reports the outcome."""
         path = self.folder / self._name(trainer)
-        facts = self._facts_of(trainer, decision, None)
+        metadata = self._metadata_of(trainer, decision, None)
         try:
             background.begin(
                 trainer,
                 path,
                 decision,
-                facts,
+                metadata,
                 requested=self.asked,
                 last_saved_step=self._last_saved_step,
                 # In the writing thread, before the save counts as done: nothing else looks at the disk meanwhile.
-                after_commit=partial(self._is_committed, facts.step, decision),
+                after_commit=partial(self._is_committed, metadata.step, decision),
             )
         except SaveError as error:
-            self._has_failed(facts.step, error, self._last_saved_step)
+            self._has_failed(metadata.step, error, self._last_saved_step)
             raise
-        self._last_saved_step = facts.step
+        self._last_saved_step = metadata.step
         self.asked = False
 
     def _poll(self, trainer: Trainer, *, wait: bool) -> None:
@@ -359,15 +359,17 @@ class CheckpointerCallback(Callback):
     def _write(
         self, trainer: Trainer, path: Path, decision: Decision, finished: str | None, *, exact: bool = True
     ) -> None:
-        facts = self._facts_of(trainer, decision, finished, exact=exact)
-        with errors_of_save(facts.step, path):
-            trainer.journal.make_durable()
-            facts = replace(facts, finite=is_finite(trainer.model))
-            self.checkpointer.save(trainer.checkpoint_state(), path, facts=facts)
+        metadata = self._metadata_of(trainer, decision, finished, exact=exact)
+        with errors_of_save(metadata.step, path):
+            trainer.metric_logger.make_durable()
+            metadata = replace(metadata, finite=is_finite(trainer.model))
+            self.checkpointer.save(trainer.checkpoint_state(), path, metadata=metadata)
 
-    def _facts_of(self, trainer: Trainer, decision: Decision, finished: str | None, *, exact: bool = True) -> Facts:
+    def _metadata_of(
+        self, trainer: Trainer, decision: Decision, finished: str | None, *, exact: bool = True
+    ) -> CheckpointMetadata:
         progress, identity = trainer.progress, self.identity
-        return Facts(
+        return CheckpointMetadata(
             run_id=identity.run_id,
             attempt=identity.attempt,
             step=progress.step,
@@ -375,7 +377,7 @@ class CheckpointerCallback(Callback):
             kind=decision.kind,
             reason=decision.reason,
             finished=finished,
-            metrics=dict(trainer.journal.last) if exact else {},
+            metrics=dict(trainer.metric_logger.last) if exact else {},
             config_digest=identity.config_digest,
             target_packages=identity.target_packages,
             files=dict(identity.extra_files),
@@ -394,7 +396,7 @@ class CheckpointerCallback(Callback):
         entry = next((one for one in self.retention.own() if one.step == moment.now.step), None)
         if entry is None or entry.manifest is None or self._rules is None:
             return
-        self._bring_to_rest(entry.name)
+        self._fsync_names(entry.name)
         manifest = entry.manifest
         decision = why_save(self._rules, replace(moment, last_saved_step=None, occasion=_asked_late(moment.occasion)))
         metrics = {**manifest.metrics, **moment.metrics}
@@ -414,21 +416,21 @@ class CheckpointerCallback(Callback):
         log.info("completed step %d (its evaluation is made)", entry.step)
         self.retention.retire(self._last_saved_step)
 
-    def _bring_to_rest(self, name: str) -> None:
+    def _fsync_names(self, name: str) -> None:
         """Have the names of all checkpoints survive a power cut.
 
         Raises:
             NotDurableError: they may not; it names this checkpoint.
         """
         try:
-            self.storage.bring_to_rest()
+            self.storage.fsync_names()
         except OSError as error:
             raise disk_error(error, self.folder / name) from error
 
-    def _is_gone_on_from(self, trainer: Trainer) -> bool:
+    def _resumes_from_folder(self, trainer: Trainer) -> bool:
         """True where the training goes on, whole, from a checkpoint in the folder."""
         source = trainer.loaded_from
-        return trainer.goes_on and source is not None and source.absolute().parent == self.folder.absolute()
+        return trainer.resumed and source is not None and source.absolute().parent == self.folder.absolute()
 
     def _name(self, trainer: Trainer) -> str:
         counts = {**trainer.progress.state_dict(), "run_name": trainer.name, "world_size": 1}

@@ -12,9 +12,9 @@ from trainer_cli.trainer.duration import Duration, Unit
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.loops import TrainingLoop
     from trainer_cli.trainer.progress import Progress
     from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.training_loop import TrainingLoop
 
 _COUNTS = {
     Unit.STEP: "step", Unit.EPOCH: "epoch", Unit.SAMPLE: "samples", Unit.TOKEN: "tokens", Unit.SECOND: "seconds",

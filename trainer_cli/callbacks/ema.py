@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.checkpoint.snapshot import clean_name, plain_name, unwrapped
+from trainer_cli.checkpoint.model_state import clean_name, plain_name, unwrapped
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.hooks import Callback
@@ -17,8 +17,8 @@ from trainer_cli.trainer.hooks import Callback
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from trainer_cli.trainer.loops import TrainingLoop
     from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.training_loop import TrainingLoop
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
+from trainer_cli.checkpoint.commit import INTACT, CheckpointMetadata, disk_error
 from trainer_cli.checkpoint.policy import Decision, Occasion
-from trainer_cli.checkpoint.writer import INTACT, Facts, disk_error
 from trainer_cli.errors import SaveError, UserError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class BackgroundSaves:
         trainer: Trainer,
         path: Path,
         decision: Decision,
-        facts: Facts,
+        metadata: CheckpointMetadata,
         *,
         requested: bool,
         last_saved_step: int | None,
@@ -89,22 +89,22 @@ class BackgroundSaves:
             SaveError: the state could not be copied.
         """
         self._interrupted = False
-        with errors_of_save(facts.step, path):
-            trainer.journal.hand_over()
+        with errors_of_save(metadata.step, path):
+            trainer.metric_logger.write_out()
             saving = self.checkpointer.save(
                 trainer.checkpoint_state(),
                 path,
-                facts=facts,
+                metadata=metadata,
                 trained=[parameter for parameter in trainer.model.parameters() if parameter.requires_grad],
-                before_commit=trainer.journal.make_durable,
+                before_commit=trainer.metric_logger.make_durable,
                 after_commit=after_commit,
             )
         self.current = InFlightSave(
-            facts.step, path, decision, saving.written, facts.metrics, requested, last_saved_step
+            metadata.step, path, decision, saving.written, metadata.metrics, requested, last_saved_step
         )
 
         def request_poll(written: Future[None]) -> None:
-            trainer.attention = True
+            trainer.interrupt_requested = True
 
         saving.written.add_done_callback(request_poll)
 
@@ -120,7 +120,7 @@ class BackgroundSaves:
         Args:
             best_metric: the metric that ranks checkpoints, if one does.
         """
-        save, metrics = self.current, trainer.journal.last
+        save, metrics = self.current, trainer.metric_logger.last
         if save is None:
             return False
         if occasion not in ORDINARY:

@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.integrity import is_intact
 from trainer_cli.checkpoint.policy import RetentionRules, Saved, why_keep, why_remove
-from trainer_cli.checkpoint.soundness import is_sound
-from trainer_cli.checkpoint.storage.port import Storage
+from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.config.schema import Newer, Removal
 from trainer_cli.errors import UserError
 
@@ -22,7 +22,7 @@ class Retention:
         self.folder, self.storage, self.run_id = folder, storage, run_id
         self.catalog = Catalog(storage)
         self.rules = RetentionRules()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def own(self) -> list[Entry]:
         """This run's valid checkpoints, oldest first."""
@@ -49,12 +49,12 @@ class Retention:
             try:
                 removed = self.storage.remove(name)
             except OSError as error:
-                if name not in self._told:
-                    self._told.add(name)
+                if name not in self._reported:
+                    self._reported.add(name)
                     log.warning("could not remove checkpoint %s: %s; it will be tried again", name, error)
                 continue
             if removed:
-                self._told.discard(name)
+                self._reported.discard(name)
                 log.info("removed %s (%s)", name, reason)
 
     def leave_branch(self, step: int, newer: Newer) -> None:
@@ -66,7 +66,7 @@ class Retention:
         Raises:
             UserError: there are newer ones, and they may not go, or cannot.
         """
-        left = [entry for entry in self.own() if entry.step > step and is_sound(self.storage, entry)]
+        left = [entry for entry in self.own() if entry.step > step and is_intact(self.storage, entry)]
         if not left:
             return
         names = ", ".join(entry.name for entry in left)
@@ -85,7 +85,7 @@ class Retention:
         for entry in reversed(left):
             if self.rules.remove is Removal.never:
                 # Nothing is ever deleted then; under its hidden name it wins no more.
-                self.storage.set_aside(entry.name, f"the training went back to step {step}")
+                self.storage.quarantine(entry.name, f"the training went back to step {step}")
             elif not self.storage.remove(entry.name):
                 raise UserError(f"{entry.name} is being read, so it cannot be removed now", cure="Try again later.")
         log.warning("went back to step %d: removed %s", step, names)

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, Saving
-from trainer_cli.checkpoint.format.leaves import FileLayout
-from trainer_cli.checkpoint.format.port import Format
+from trainer_cli.checkpoint.commit import CheckpointMetadata, metadata_of
+from trainer_cli.checkpoint.format.file_layout import FileLayout
+from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.host_memory import available_bytes
-from trainer_cli.checkpoint.snapshot import are_finite
+from trainer_cli.checkpoint.model_state import are_finite
 from trainer_cli.checkpoint.snapshot_buffer import Snapshot, SnapshotBuffer
-from trainer_cli.checkpoint.storage.port import Storage
-from trainer_cli.checkpoint.writer import Facts, facts_of
+from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.config.schema import DigestAlgorithm
 
@@ -76,7 +76,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         state_dict: Mapping[str, Any],
         path: str | Path,
         *,
-        facts: Facts | None = None,
+        metadata: CheckpointMetadata | None = None,
         trained: Iterable[torch.Tensor] = (),
         before_commit: Callable[[], object] = _nothing,
         after_commit: Callable[[], object] = _nothing,
@@ -92,22 +92,24 @@ class AsyncCheckpointer(FolderCheckpointer):
             UnsavableState: naming the owner of what cannot be saved.
         """
         storage, name = self._place(path)
-        facts = facts or facts_of(name)
+        metadata = metadata or metadata_of(name)
         self._wait_for_last_save()
         trained = list(trained)
         layout = self.format.plan(state_dict)
         snapshot = self._captured(layout, trained)
 
-        def last_facts(facts: Facts) -> Facts:
+        def final_metadata(metadata: CheckpointMetadata) -> CheckpointMetadata:
             before_commit()
             finite = are_finite(trained) if snapshot is None else snapshot.is_finite()
-            return replace(facts, finite=facts.finite and finite)
+            return replace(metadata, finite=metadata.finite and finite)
 
         def write() -> None:
             if snapshot is not None:
                 snapshot.wait()
             put = layout.write if snapshot is None else snapshot.write
-            self.writer.write(storage, name, facts, put, size_bytes=layout.total_bytes, last_facts=last_facts)
+            self.writer.write(
+                storage, name, metadata, put, size_bytes=layout.total_bytes, final_metadata=final_metadata
+            )
             after_commit()
 
         staged: Future[None] = Future()

@@ -10,7 +10,7 @@ from functools import lru_cache
 from trainer_cli.checkpoint.manifest import Manifest, ManifestError
 from trainer_cli.checkpoint.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
 from trainer_cli.checkpoint.policy import Saved
-from trainer_cli.checkpoint.storage.port import Storage
+from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.trainer.progress import Progress
 
 logger = logging.getLogger(__name__)

@@ -21,16 +21,16 @@ from typing import Any, TypeVar
 import torch
 
 from trainer_cli.checkpoint.catalog import examine
-from trainer_cli.checkpoint.format.pending import Pending, can_take
-from trainer_cli.checkpoint.format.port import Format
+from trainer_cli.checkpoint.commit import CheckpointMetadata as CheckpointMetadata
+from trainer_cli.checkpoint.commit import Writer, metadata_of
+from trainer_cli.checkpoint.format.interfaces import Format
+from trainer_cli.checkpoint.format.lazy_state import LazyState, can_take
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
-from trainer_cli.checkpoint.format.verified import read_verified, verify
+from trainer_cli.checkpoint.format.verified_file import read_verified, verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.naming import is_plain
+from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.port import ReadableFolder, Storage
-from trainer_cli.checkpoint.writer import Facts as Facts
-from trainer_cli.checkpoint.writer import Writer, facts_of
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.errors import CheckpointError
 
@@ -60,7 +60,9 @@ class Checkpointer(ABC):
     """Saves state trees to paths and loads them. With several ranks, every rank calls every method."""
 
     @abstractmethod
-    def save(self, state_dict: Mapping[str, Any], path: str | Path, *, facts: Facts | None = None) -> Saving | None:
+    def save(
+        self, state_dict: Mapping[str, Any], path: str | Path, *, metadata: CheckpointMetadata | None = None
+    ) -> Saving | None:
         """Save a tree as the checkpoint at `path`. What is there already, whole, is never written again.
 
         None where it is committed when this returns; else what will tell.
@@ -96,7 +98,7 @@ class Checkpointer(ABC):
     @contextmanager
     def reading(
         self, path: str | Path, only: Collection[str] | None = None, later: Collection[str] = ()
-    ) -> Iterator[Pending]:
+    ) -> Iterator[LazyState]:
         """The checkpoint at `path`, or these top-level keys of it, held until the end of the `with`.
 
         Tensors under the paths in `later` may come without values, which `fill` reads straight to where they are
@@ -105,7 +107,7 @@ class Checkpointer(ABC):
         Raises:
             CheckpointError: as `load`.
         """
-        yield Pending(self.load(path, None if only is None else dict.fromkeys(only)))
+        yield LazyState(self.load(path, None if only is None else dict.fromkeys(only)))
 
     @abstractmethod
     def close(self) -> None:
@@ -158,7 +160,7 @@ class FolderCheckpointer(Checkpointer):
     @contextmanager
     def reading(
         self, path: str | Path, only: Collection[str] | None = None, later: Collection[str] = ()
-    ) -> Iterator[Pending]:
+    ) -> Iterator[LazyState]:
         storage, name = self._place(path)
         with ExitStack() as stack:
             with self._telling(storage, name):
@@ -167,7 +169,7 @@ class FolderCheckpointer(Checkpointer):
             pending.around = lambda: self._telling(storage, name)
             yield pending
 
-    def _prepared(self, pending: Pending, target: Mapping[str, Any], path: str | Path, strict: bool) -> list[str]:
+    def _prepared(self, pending: LazyState, target: Mapping[str, Any], path: str | Path, strict: bool) -> list[str]:
         """What the checkpoint lacks of a target, whose tensors will be filled in place."""
         missing, faults = _compared(target, pending.tree, "")
         where = str(Path(path).absolute())
@@ -253,10 +255,12 @@ class FolderCheckpointer(Checkpointer):
 class SyncCheckpointer(FolderCheckpointer):
     """Saves here and now: once `save` returns, the checkpoint survives a power cut."""
 
-    def save(self, state_dict: Mapping[str, Any], path: str | Path, *, facts: Facts | None = None) -> None:
+    def save(
+        self, state_dict: Mapping[str, Any], path: str | Path, *, metadata: CheckpointMetadata | None = None
+    ) -> None:
         storage, name = self._place(path)
         layout = self.format.plan(state_dict)
-        self.writer.write(storage, name, facts or facts_of(name), layout.write, size_bytes=layout.total_bytes)
+        self.writer.write(storage, name, metadata or metadata_of(name), layout.write, size_bytes=layout.total_bytes)
 
 
 def make_sync_checkpointer(
@@ -276,7 +280,7 @@ def _examined(storage: Storage, name: str) -> Manifest:
     return manifest
 
 
-def _place_on(device: torch.device, pending: Pending, value: Any) -> None:
+def _place_on(device: torch.device, pending: LazyState, value: Any) -> None:
     """Have the tensors that nobody has a place for read into new memory on a device."""
     if isinstance(value, torch.Tensor):
         if value.numel() and pending.awaits(value):
@@ -286,7 +290,7 @@ def _place_on(device: torch.device, pending: Pending, value: Any) -> None:
             _place_on(device, pending, one)
 
 
-def _moved(value: Any, device: torch.device, pending: Pending, done: dict[int, torch.Tensor] | None = None) -> Any:
+def _moved(value: Any, device: torch.device, pending: LazyState, done: dict[int, torch.Tensor] | None = None) -> Any:
     """The tree with its tensors where they were read to, or on a device; tied ones stay tied."""
     done = {} if done is None else done
     if isinstance(value, torch.Tensor):
@@ -304,7 +308,7 @@ def _moved(value: Any, device: torch.device, pending: Pending, done: dict[int, t
     return value
 
 
-def _direct(target: Mapping[Any, Any], pending: Pending, tree: Mapping[Any, Any] | None = None) -> None:
+def _direct(target: Mapping[Any, Any], pending: LazyState, tree: Mapping[Any, Any] | None = None) -> None:
     """Have what is read written straight into the target's tensors."""
     tree = pending.tree if tree is None else tree
     for key, value in target.items():

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Entry
-from trainer_cli.checkpoint.soundness import catalog_of
+from trainer_cli.checkpoint.integrity import catalog_of
 
 
 def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:

@@ -9,8 +9,8 @@ from enum import StrEnum
 
 from trainer_cli.config.schema import Mode, Removal
 from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.intervals import Interval
 from trainer_cli.trainer.progress import Progress
-from trainer_cli.trainer.timetable import Cadence
 
 
 class Kind(StrEnum):
@@ -89,8 +89,8 @@ class BestRule:
 class SaveRules:
     """The config's rules of saving, with cadences that know the length of an epoch."""
 
-    save_interval: Cadence | None = None
-    ephemeral_save_interval: Cadence | None = None
+    save_interval: Interval | None = None
+    ephemeral_save_interval: Interval | None = None
     ephemeral_cooldown: Duration | None = None
     fixed_steps: frozenset[int] = frozenset()
     pre_train: bool | None = None
@@ -171,10 +171,10 @@ class RetentionRules:
 
     remove: Removal = Removal.ephemeral_only
     max_checkpoints: int | None = None
-    keep_every: Cadence | None = None
+    keep_every: Interval | None = None
     keep_best: BestRule | None = None
     fixed_steps: frozenset[int] = frozenset()
-    save_interval: Cadence | None = None
+    save_interval: Interval | None = None
 
 
 def why_keep(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
@@ -230,7 +230,7 @@ def _merit(one: Saved, rules: RetentionRules, *, newest: bool, counted: bool, be
     return _among(rules.max_checkpoints) if rules.max_checkpoints is not None and counted else None
 
 
-def _names(cadence: Cadence, one: Saved) -> str | None:
+def _names(cadence: Interval, one: Saved) -> str | None:
     """Whether a cadence names the step of a checkpoint. Where that cannot be told, it stays."""
     if one.progress is None and cadence.steps is None:
         return f"perhaps {cadence}"

@@ -11,9 +11,9 @@ from trainer_cli.checkpoint.policy import BestRule, RetentionRules, SaveRules
 from trainer_cli.config.schema import CheckpointConfig, KeepBestConfig, Mode, Newer, OnSaveError, Removal
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration
-from trainer_cli.trainer.timetable import Cadence
+from trainer_cli.trainer.intervals import Interval
 
-ToCadence = Callable[[str, Any], Cadence | None]
+ToCadence = Callable[[str, Any], Interval | None]
 """The cadence of a setting, by its key and value; None for null. It knows how long an epoch is, or refuses."""
 
 

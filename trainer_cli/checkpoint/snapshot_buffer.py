@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from trainer_cli.checkpoint.host_memory import HostMemory
-from trainer_cli.checkpoint.snapshot import are_finite
+from trainer_cli.checkpoint.model_state import are_finite
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.codec import Leaf
-    from trainer_cli.checkpoint.format.leaves import FileLayout
-    from trainer_cli.checkpoint.format.port import FormatRecord
-    from trainer_cli.checkpoint.storage.port import WritableFolder
+    from trainer_cli.checkpoint.format.file_layout import FileLayout
+    from trainer_cli.checkpoint.format.interfaces import FormatRecord
+    from trainer_cli.checkpoint.storage.interfaces import WritableFolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What a training will do, told before it begins: the same policy, asked at every step that can matter.
 
-Nothing here trains or reads: counts are arithmetic over `Pace`, and between two events no time is spent. A metric
+Nothing here trains or reads: counts are arithmetic over `StepCounts`, and between two events no time is spent. A metric
 is not known beforehand, so an evaluation that may save for one is only noted.
 """
 
@@ -22,20 +22,20 @@ from trainer_cli.checkpoint.policy import (
     why_save,
 )
 from trainer_cli.config.schema import Removal
-from trainer_cli.trainer.pace import Pace, first_step
+from trainer_cli.trainer.intervals import Interval
 from trainer_cli.trainer.progress import Progress
+from trainer_cli.trainer.step_counts import StepCounts, first_step
 from trainer_cli.trainer.stopping import Limits, Stop, why_stop
-from trainer_cli.trainer.timetable import Cadence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """All that decides what happens, beside the pace."""
+    """All that decides what happens, beside the step_counts."""
 
     limits: Limits
     save: SaveRules = field(default_factory=SaveRules)
     retention: RetentionRules = field(default_factory=RetentionRules)
-    eval_interval: Cadence | None = None
+    eval_interval: Interval | None = None
     eval_at_start: bool = False
     evaluates: bool = True
     """There is something to evaluate."""
@@ -47,7 +47,7 @@ class Setting:
     saved: Sequence[Saved] = ()
     """What is on the disk at the start and has a say."""
     last_saved_step: int | None = None
-    wish: Stop | None = None
+    stop_request: Stop | None = None
     """An end that is asked for before the first step."""
 
 
@@ -100,18 +100,18 @@ class Timeline:
     """True where there are more saves than were to be foreseen: nothing is said of what comes after them."""
 
 
-def known(setting: Setting, pace: Pace) -> Setting:
-    """The setting without the rules that ask for what this pace cannot tell. An end that cannot be told stays."""
+def known(setting: Setting, step_counts: StepCounts) -> Setting:
+    """The setting without the rules that ask for the step counts cannot tell. An end that is unknown stays."""
 
-    def told(cadence: Cadence | None) -> Cadence | None:
-        return cadence if cadence is not None and pace.knows(cadence) else None
+    def told(cadence: Interval | None) -> Interval | None:
+        return cadence if cadence is not None and step_counts.knows(cadence) else None
 
     return replace(
         setting,
         limits=replace(
             setting.limits,
             hard_stop=told(setting.limits.hard_stop),
-            max_time_s=setting.limits.max_time_s if pace.step_time_s is not None else None,
+            max_time_s=setting.limits.max_time_s if step_counts.step_time_s is not None else None,
         ),
         eval_interval=told(setting.eval_interval),
         save=replace(
@@ -124,7 +124,7 @@ def known(setting: Setting, pace: Pace) -> Setting:
 
 def foresee(
     setting: Setting,
-    pace: Pace,
+    step_counts: StepCounts,
     *,
     name: Callable[[Progress], str] = lambda at: f"step{at.step}",
     size: Callable[[int], int] = lambda step: 0,
@@ -137,7 +137,7 @@ def foresee(
         name: what a checkpoint is called.
         size: bytes of a checkpoint of this step; `sizes` has those of what is there already, by name.
     """
-    return _Run(known(setting, pace), pace, name, size, dict(sizes or {}), most_saves).told()
+    return _Run(known(setting, step_counts), step_counts, name, size, dict(sizes or {}), most_saves).told()
 
 
 class _Run:
@@ -146,14 +146,14 @@ class _Run:
     def __init__(
         self,
         setting: Setting,
-        pace: Pace,
+        step_counts: StepCounts,
         name: Callable[[Progress], str],
         size: Callable[[int], int],
         sizes: dict[str, int],
         most_saves: int | None,
     ) -> None:
         self.most_saves = most_saves
-        self.setting, self.pace, self.name, self.size = setting, pace, name, size
+        self.setting, self.step_counts, self.name, self.size = setting, step_counts, name, size
         self.there = {one.name: sizes.get(one.name, 0) for one in setting.saved}
         self.there_bytes = sum(self.there.values())
         self.live = sorted(setting.saved, key=lambda one: (one.step, one.name))
@@ -162,7 +162,7 @@ class _Run:
         self.line = Timeline()
 
     def told(self) -> Timeline:
-        start, line, setting = self.pace.start, self.line, self.setting
+        start, line, setting = self.step_counts.start, self.line, self.setting
         if setting.enabled:
             self._note_peak(start.step, 0, 0)
             self._retire(start.step)
@@ -175,7 +175,7 @@ class _Run:
         end = self._end()
         if end is None:
             return self._closed()
-        line.end, line.stop = self.pace.at(end), self._stop(end)
+        line.end, line.stop = self.step_counts.at(end), self._stop(end)
         assert line.stop is not None
         if end == start.step:
             self._moment(start, Occasion.final if line.stop.finished else Occasion.stop, line.stop, False)
@@ -194,17 +194,17 @@ class _Run:
         if evaluated:
             self.line.evaluations.append(step)
         occasion = Occasion.step if stop is None else Occasion.final if done else Occasion.stop
-        self._moment(self.pace.at(step), occasion, stop, evaluated)
+        self._moment(self.step_counts.at(step), occasion, stop, evaluated)
 
     def _events(self, end: int) -> Iterator[tuple[int, bool]]:
         """Every step up to the end at which anything but training may happen, and whether an evaluation is due."""
-        start = self.pace.start.step
+        start = self.step_counts.start.step
         save = self.setting.save
         fixed = sorted(step for step in save.fixed_steps if step > start) if self.setting.enabled else []
         cadences = [self.setting.eval_interval]
         if self.setting.enabled:
             cadences += [save.save_interval, save.ephemeral_save_interval]
-        coming = [None if one is None else self.pace.next_due(one, start) for one in cadences]
+        coming = [None if one is None else self.step_counts.next_due(one, start) for one in cadences]
         while True:
             steps = [step for step in (*coming, *fixed[:1]) if step is not None]
             step = min(steps, default=end)
@@ -216,22 +216,25 @@ class _Run:
                 fixed.pop(0)
             for index, cadence in enumerate(cadences):
                 if cadence is not None and coming[index] == step:
-                    coming[index] = self.pace.next_due(cadence, step)
+                    coming[index] = self.step_counts.next_due(cadence, step)
 
     def _end(self) -> int | None:
         limits = self.setting.limits
-        ends = limits.hard_stop, limits.max_time_s, self.setting.wish
-        if not self.pace.knows(limits.max_duration) and all(end is None for end in ends):
+        ends = limits.hard_stop, limits.max_time_s, self.setting.stop_request
+        if not self.step_counts.knows(limits.max_duration) and all(end is None for end in ends):
             return None
-        return first_step(lambda step: self._stop(step) is not None, self.pace.start.step)
+        return first_step(lambda step: self._stop(step) is not None, self.step_counts.start.step)
 
     def _stop(self, step: int) -> Stop | None:
         return why_stop(
-            self.setting.limits, self.pace.at(step), process_s=self.pace.process_s(step), wish=self.setting.wish
+            self.setting.limits,
+            self.step_counts.at(step),
+            process_s=self.step_counts.process_s(step),
+            stop_request=self.setting.stop_request,
         )
 
     def _moment(self, now: Progress, occasion: Occasion, stop: Stop | None, evaluated: bool) -> None:
-        """The moment for saving: what `CheckpointerCallback.on_checkpoint` does."""
+        """The moment for saving: what `CheckpointerCallback.on_save_opportunity` does."""
         if not self.setting.enabled:
             return
         finished = stop.reason if stop is not None and occasion is Occasion.final else None

@@ -16,8 +16,8 @@ from trainer_cli.cli.table import HEADER, age, print_json, size, table, tensor_r
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError
 
 if TYPE_CHECKING:
+    from trainer_cli.run.ckpt_admin import Item
     from trainer_cli.run.inspect import Content
-    from trainer_cli.run.shelf import Item
 
 EXAMPLES = """WHAT is a checkpoint, a glob, a run directory, or RUN@latest, RUN@best, RUN@step500; CKPT is one
 checkpoint. Each action also answers as JSON with --json. `train ckpt ACTION --help` shows its flags.
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ls(args: argparse.Namespace) -> int:
-    from trainer_cli.run.shelf import look
+    from trainer_cli.run.ckpt_admin import look
 
     what = args.what or [pattern for pattern in _RUNS if any(Path().glob(pattern))]
     if not what:
@@ -195,7 +195,7 @@ def _told_facts(content: Content) -> list[tuple[str, str]]:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from trainer_cli.run.shelf import look, verify_all
+    from trainer_cli.run.ckpt_admin import look, verify_all
 
     shows = sys.stderr.isatty() and not args.json
 
@@ -261,14 +261,14 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _pin(args: argparse.Namespace) -> int:
-    from trainer_cli.run.shelf import look, pin
+    from trainer_cli.run.ckpt_admin import look, pin
 
     changed = pin(look(args.what), pinned=args.action == "pin")
-    return _told(args, f"{args.action}ned", changed)
+    return _reported(args, f"{args.action}ned", changed)
 
 
 def _rm(args: argparse.Namespace) -> int:
-    from trainer_cli.run.shelf import look, remove, why_not_remove
+    from trainer_cli.run.ckpt_admin import look, remove, why_not_remove
 
     items = look(args.what)
     if not args.force and (reasons := why_not_remove(items)):
@@ -276,15 +276,15 @@ def _rm(args: argparse.Namespace) -> int:
         raise UserError(f"nothing is removed, because of\n{listed}\n", cure="To remove them all the same, add --force.")
     paths = [item.path for item in items]
     if args.dry_run:
-        return _told(args, "would_be_removed", paths)
+        return _reported(args, "would_be_removed", paths)
     if not _confirmed(args, paths):
-        return _told(args, "removed", [], dict.fromkeys(paths, "you said no"))
-    return _told(args, "removed", *remove(items))
+        return _reported(args, "removed", [], dict.fromkeys(paths, "you said no"))
+    return _reported(args, "removed", *remove(items))
 
 
 def _prune(args: argparse.Namespace) -> int:
+    from trainer_cli.run.ckpt_admin import look
     from trainer_cli.run.prune import carry_out, prunings
-    from trainer_cli.run.shelf import look
 
     items = look(args.what)
     plans = list(prunings(items))
@@ -297,16 +297,16 @@ def _prune(args: argparse.Namespace) -> int:
         rows += [[str(path), "left", "not counted: damaged, partial, or another run's"] for path in others]
         print(table(["checkpoint", "rules", "why"], rows))
     if args.dry_run or not go:
-        return _told(args, "would_be_removed" if args.dry_run else "removed", list(go))
+        return _reported(args, "would_be_removed" if args.dry_run else "removed", list(go))
     if not _confirmed(args, list(go)):
-        return _told(args, "removed", [], dict.fromkeys(go, "you said no"))
+        return _reported(args, "removed", [], dict.fromkeys(go, "you said no"))
     gone: list[Path] = []
     left: dict[Path, str] = {}
     for plan in plans:
         removed, refused = carry_out(plan, items)
         gone += removed
         left |= refused
-    return _told(args, "removed", gone, left)
+    return _reported(args, "removed", gone, left)
 
 
 _FLAGS = {
@@ -352,7 +352,7 @@ def _confirmed(args: argparse.Namespace, paths: Sequence[Path]) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _told(args: argparse.Namespace, what: str, done: Sequence[Path], left: Mapping[Path, str] | None = None) -> int:
+def _reported(args: argparse.Namespace, what: str, done: Sequence[Path], left: Mapping[Path, str] | None = None) -> int:
     """Say what was done, and what was left alone and why; the exit code."""
     left = left or {}
     if args.json:

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         return sweep(args.overrides, config_dir=args.config_dir, config_name=args.config_name, at_once=at_once)
     if args.jobs is not None:
         raise UserError("--jobs is for a sweep", cure="Add -m.")
-    from trainer_cli.run.asked import compose_fit
+    from trainer_cli.run.compose_fit import compose_fit
 
     composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     # Only now: a mistake in the config is answered without what training needs.

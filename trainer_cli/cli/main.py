@@ -156,7 +156,7 @@ def _dispatch(arguments: list[str]) -> int:
         _refuse_to_stand_nowhere()
     verb = {**VERBS, **_INTERNAL}.get(word)
     if verb is None:
-        from trainer_cli.cli.meant import no_verb
+        from trainer_cli.cli.suggestions import no_verb
 
         raise no_verb(word, arguments, VERBS)
     with uncollected():
@@ -205,7 +205,7 @@ def _parsed(parser: Parser, word: str, rest: list[str]) -> argparse.Namespace:
     actions = actions_of(parser)
     if actions and rest[:1] not in (["-h"], ["--help"]):
         if not rest or rest[0] not in actions:
-            from trainer_cli.cli.meant import no_action
+            from trainer_cli.cli.suggestions import no_action
 
             raise no_action(word, rest, actions)
         word, parser, rest = f"{word} {rest[0]}", actions[rest[0]], rest[1:]
@@ -215,14 +215,14 @@ def _parsed(parser: Parser, word: str, rest: list[str]) -> argparse.Namespace:
     flag = next((one for one in unknown if one.startswith("-")), None)
     takes_overrides = hasattr(parsed, "overrides")
     if flag is not None:
-        from trainer_cli.cli.meant import no_flag
+        from trainer_cli.cli.suggestions import no_flag
 
         owners = [name for name, one in actions.items() if flag.partition("=")[0] in one._option_string_actions]
         raise no_flag(flag, rest, parser._option_string_actions, verb=word, overrides=takes_overrides, owners=owners)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if takes_overrides and not all("=" in one or one.startswith("~") for one in parsed.overrides):
-        from trainer_cli.cli.meant import stray_word
+        from trainer_cli.cli.suggestions import stray_word
 
         stray = stray_word(parsed.overrides, verb=word, config_dir=parsed.config_dir)
         if stray is not None:

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     for flag, value in (("--step-time", args.step_time), ("--step-tokens", args.step_tokens)):
         if value is not None and not (math.isfinite(value) and value > 0):
             raise UserError(f"{flag} is {value:g}, but it is a number above 0")
-    from trainer_cli.run.asked import compose_fit
+    from trainer_cli.run.compose_fit import compose_fit
     from trainer_cli.run.plan import plan
     from trainer_cli.run.plan_view import as_dict, shown
 

@@ -39,7 +39,7 @@ class InHand:
         self._iterator: Any = None
         self._drawn: dict[int, Any] = {}
         self._number, self._since = first, time.monotonic()
-        self._told = False
+        self._reported = False
 
     def begin(self) -> Iterator[Any]:
         """Start the pass."""
@@ -111,8 +111,8 @@ class InHand:
     def _looked(self, found: tuple[bool, Any]) -> tuple[bool, Any]:
         """After each of torch's looks for a batch, every few seconds; it looks for ever."""
         waited = time.monotonic() - self._since
-        if not found[0] and not self._told and waited >= LONG_S:
-            self._told = True
+        if not found[0] and not self._reported and waited >= LONG_S:
+            self._reported = True
             info = getattr(self._iterator, "_task_info", {}).get(self._number - self._first)
             worker = f"data worker {info[0]} (pid {self._workers[info[0]].pid})" if info else "a worker"
             log.warning(

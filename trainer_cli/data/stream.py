@@ -105,7 +105,7 @@ class StreamLoader:
         self._position = 0, 0
         self._next = 0
         self._places = self._beginning()
-        self._told = False
+        self._reported = False
 
     @property
     def promise(self) -> str:
@@ -184,8 +184,8 @@ class StreamLoader:
                     "(at the end of an epoch it may change)",
                     where="data.num_workers",
                 )
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 log.warning(
                     "data.num_workers was %d and is %d: %s shares its samples in another way from here on, so the "
                     "results differ from those of going on with %d",
@@ -250,7 +250,7 @@ class StreamSource:
         self.collate = collate_fn or default_collate
         self.drop_last = drop_last
         self.stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
-        self._told = False
+        self._reported = False
         self.initial = self._state()
         self._turn = 0
         self._iterator: Iterator[Any] = iter(())
@@ -288,8 +288,8 @@ class StreamSource:
         began = time.perf_counter()
         state = copy.deepcopy(self.dataset.state_dict())
         took_s = time.perf_counter() - began
-        if took_s > _LONG_S and not self._told:
-            self._told = True
+        if took_s > _LONG_S and not self._reported:
+            self._reported = True
             log.warning(
                 "the state of %s takes %.1f ms to copy, for every batch: keep its state_dict() small",
                 type_name(self.dataset),

@@ -38,7 +38,7 @@ from trainer_cli.run.resume import frozen
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new, refuse_no_optimizer
-from trainer_cli.run.wishes import Wishes
+from trainer_cli.run.trigger_files import Wishes
 
 if TYPE_CHECKING:
     from trainer_cli.run.build import Data
@@ -114,7 +114,7 @@ def _put_back_if_nothing_was_loaded(start: Start, trainer: Trainer) -> Iterator[
     try:
         yield
     except BaseException:
-        if start.entry is not None and not trainer.goes_on:
+        if start.entry is not None and not trainer.resumed:
             start.run.put_back(before)
         raise
 
@@ -198,7 +198,7 @@ def _tell_timetable(start: Start, trainer: Trainer, data: Data, composed: Compos
     assert isinstance(checkpoint, CheckpointerCallback)
     whence = whence_of(start, fork, checkpoint.folder, composed)
     loop.learn_lengths(data.train, whence.progress)
-    loop.go_on_from(data.train, whence.progress)
+    loop.start_at(data.train, whence.progress)
     evaluates = bool(data.val) or bool(trainer.hooks["run_validation"])
     setting = setting_of(loop, checkpoint.settings, start, whence, evaluates=evaluates)
     told = foresee(setting, pace_of(loop, data.train, whence.progress), most_saves=_MOST_FORESEEN)

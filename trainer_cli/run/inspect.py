@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
-from trainer_cli.checkpoint.format.layout import TensorEntry, parsed_header, state_file, tensor_file
-from trainer_cli.checkpoint.format.verified import Verified, read_verified
+from trainer_cli.checkpoint.format.header import TensorEntry, parsed_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.verified_file import VerifiedFile, read_verified
+from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.naming import CONFIG_FILE
-from trainer_cli.checkpoint.soundness import catalog_of
-from trainer_cli.checkpoint.storage.port import ReadableFolder
+from trainer_cli.checkpoint.storage.interfaces import ReadableFolder
 from trainer_cli.errors import CheckpointError, TrainError
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def _config_changes(first: Content, second: Content) -> tuple[list[Change], str 
 
 
 def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[Tensor]:
-    checked = Verified(folder, manifest, file)
+    checked = VerifiedFile(folder, manifest, file)
     with checked.peeked():
         layout = parsed_header(checked)
         offset = checked.size_bytes - checked.left_bytes

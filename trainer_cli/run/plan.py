@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
-from trainer_cli.checkpoint.format.layout import state_file
-from trainer_cli.checkpoint.format.verified import read_verified
+from trainer_cli.checkpoint.format.header import state_file
+from trainer_cli.checkpoint.format.verified_file import read_verified
+from trainer_cli.checkpoint.integrity import catalog_of, is_intact
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import Saved
 from trainer_cli.checkpoint.rules import retention_rules, save_rules, settings_of
-from trainer_cli.checkpoint.soundness import catalog_of, is_sound
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.timeline import Setting, Timeline, foresee
 from trainer_cli.config.arguments import SAVER
@@ -30,19 +30,19 @@ from trainer_cli.config.targets import component, import_from
 from trainer_cli.run import report
 from trainer_cli.run.rundir import RunDir, RunStatus
 from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new, refuse_no_optimizer
-from trainer_cli.trainer.pace import Pace
 from trainer_cli.trainer.progress import Progress
+from trainer_cli.trainer.step_counts import StepCounts
 from trainer_cli.trainer.stopping import Stop
 
 if TYPE_CHECKING:
-    from trainer_cli.run.weigh import Weight
-    from trainer_cli.trainer.loops import TrainingLoop
+    from trainer_cli.run.checkpoint_size import Weight
+    from trainer_cli.trainer.training_loop import TrainingLoop
 
 
 class Untouched(LocalStorage):
     """A storage that is only read: what is not valid is passed over and left where it is."""
 
-    def set_aside(self, name: str, why: str) -> str:
+    def quarantine(self, name: str, why: str) -> str:
         return name
 
 
@@ -68,7 +68,7 @@ class Plan:
     run_dir: Path
     start: Start | Done
     whence: Whence
-    pace: Pace
+    step_counts: StepCounts
     timeline: Timeline
     weight: Weight
     at_most: tuple[int, int] | None
@@ -98,19 +98,26 @@ def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: f
 
 
 def _nothing(run: RunDir, done: Done) -> Plan:
-    from trainer_cli.run.weigh import Weight
+    from trainer_cli.run.checkpoint_size import Weight
 
     here = Progress(step=done.step)
     return Plan(
-        run_dir=run.path, start=done, whence=Whence(here), pace=Pace(start=here), timeline=Timeline(), weight=Weight(),
-        at_most=None, estimates=(), unknown=(),
-    )  # fmt: skip
+        run_dir=run.path,
+        start=done,
+        whence=Whence(here),
+        step_counts=StepCounts(start=here),
+        timeline=Timeline(),
+        weight=Weight(),
+        at_most=None,
+        estimates=(),
+        unknown=(),
+    )
 
 
 def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tokens: float | None) -> Plan:
     from trainer_cli.run.build import Builder
-    from trainer_cli.run.weigh import weigh
-    from trainer_cli.trainer.loops import TrainingLoop
+    from trainer_cli.run.checkpoint_size import weigh
+    from trainer_cli.trainer.training_loop import TrainingLoop
 
     config = composed.config
     folder = start.run.folder_for(config.checkpoint.folder)
@@ -119,29 +126,29 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
     data = builder.data()
     loop = TrainingLoop(**{one.name: getattr(config.loop, one.name) for one in fields(config.loop)})
     loop.learn_lengths(data.train, whence.progress)
-    loop.go_on_from(data.train, whence.progress)
+    loop.start_at(data.train, whence.progress)
     kinds = {
         name: component(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
         for name, node in config.callbacks.items()
         if node is not None
     }
     checkpoint = settings_of(config.checkpoint, config.callbacks.get(SAVER))
-    pace = pace_of(loop, data.train, whence.progress, step_time_s=step_time_s, step_tokens=step_tokens)
+    step_counts = pace_of(loop, data.train, whence.progress, step_time_s=step_time_s, step_tokens=step_tokens)
     evaluates = bool(data.val) or any(_overrides(kind, "run_validation") for kind in kinds.values())
     setting = setting_of(loop, checkpoint, start, whence, evaluates=evaluates)
-    end = foresee(setting, pace, most_saves=0).end or whence.progress
+    end = foresee(setting, step_counts, most_saves=0).end or whence.progress
     weight = weigh(builder, data, end, beside=len(to_yaml(composed).encode()))
-    timeline = foresee(setting, pace, name=_name(composed, checkpoint), size=weight.at, sizes=whence.sizes)
+    timeline = foresee(setting, step_counts, name=_name(composed, checkpoint), size=weight.at, sizes=whence.sizes)
     return Plan(
         run_dir=start.run.path,
         start=start,
         whence=whence,
-        pace=pace,
+        step_counts=step_counts,
         timeline=timeline,
         weight=weight,
         at_most=_at_most(setting, timeline, weight),
-        estimates=tuple(_estimates(setting, pace)),
-        unknown=tuple(_unknown(setting, pace, kinds, weight, start.run)),
+        estimates=tuple(_estimates(setting, step_counts)),
+        unknown=tuple(_unknown(setting, step_counts, kinds, weight, start.run)),
     )
 
 
@@ -151,8 +158,8 @@ def setting_of(
     """All that decides what happens, of a loop that has learnt its lengths."""
     return Setting(
         limits=loop.limits,
-        save=save_rules(checkpoint, loop.saving_cadence),
-        retention=retention_rules(checkpoint, loop.saving_cadence),
+        save=save_rules(checkpoint, loop.checkpoint_interval),
+        retention=retention_rules(checkpoint, loop.checkpoint_interval),
         eval_interval=loop.eval_interval,
         eval_at_start=loop.settings.eval_at_start,
         evaluates=evaluates,
@@ -161,7 +168,7 @@ def setting_of(
         loaded=whence.path is not None,
         saved=whence.saved,
         last_saved_step=whence.last_saved_step,
-        wish=None if start.finished is None else Stop(start.finished, finished=True),
+        stop_request=None if start.finished is None else Stop(start.finished, finished=True),
     )
 
 
@@ -172,13 +179,13 @@ def pace_of(
     *,
     step_time_s: float | None = None,
     step_tokens: float | None = None,
-) -> Pace:
+) -> StepCounts:
     """How far each step goes, from what the loader says of itself."""
     length = getattr(train_loader, "length", None)
     size = getattr(train_loader, "batch_size", None)
     if size is not None and length is not None and getattr(train_loader, "drop_last", False):
         length -= length % size
-    return Pace(
+    return StepCounts(
         start=progress,
         grad_accum_steps=loop.settings.grad_accum_steps,
         epoch_batches=loop.epoch_batches,
@@ -201,7 +208,7 @@ def whence_of(start: Start, fork: Path | None, folder: Path, composed: Composed)
     catalog = Catalog(Untouched(folder))
     own = [] if start.is_new else catalog.valid(start.run_id)
     before = [one for one in own if one.step <= progress.step]
-    left = [one for one in own if one.step > progress.step and is_sound(catalog.storage, one)]
+    left = [one for one in own if one.step > progress.step and is_intact(catalog.storage, one)]
     return Whence(
         progress,
         path,
@@ -266,25 +273,27 @@ def _rules(setting: Setting) -> Iterator[tuple[str, Any]]:
         yield "checkpoint.keep_every", setting.retention.keep_every
 
 
-def _estimates(setting: Setting, pace: Pace) -> Iterator[str]:
+def _estimates(setting: Setting, step_counts: StepCounts) -> Iterator[str]:
     told = {"s": ("step_time_s", "--step-time", "s"), "tok": ("step_tokens", "--step-tokens", " tokens")}
     for key, cadence in _rules(setting):
         if cadence is not None and cadence.interval.unit in told:
             field, flag, unit = told[cadence.interval.unit]
-            if (value := getattr(pace, field)) is not None:
+            if (value := getattr(step_counts, field)) is not None:
                 yield f"{key} ({cadence.interval}): estimated from {flag}, {value:g}{unit} a step"
-    if setting.limits.max_time_s is not None and pace.step_time_s is not None:
+    if setting.limits.max_time_s is not None and step_counts.step_time_s is not None:
         limit = setting.limits.max_time_s
-        yield f"loop.max_time ({limit:g}s): estimated from --step-time, {pace.step_time_s:g}s a step"
+        yield f"loop.max_time ({limit:g}s): estimated from --step-time, {step_counts.step_time_s:g}s a step"
 
 
-def _unknown(setting: Setting, pace: Pace, kinds: dict[str, Any], weight: Weight, run: RunDir) -> Iterator[str]:
+def _unknown(
+    setting: Setting, step_counts: StepCounts, kinds: dict[str, Any], weight: Weight, run: RunDir
+) -> Iterator[str]:
     cures = {"s": "give --step-time SECONDS", "tok": "give --step-tokens N"}
     for key, cadence in _rules(setting):
-        if cadence is not None and not pace.knows(cadence):
+        if cadence is not None and not step_counts.knows(cadence):
             cure = cures.get(cadence.interval.unit, "the train loader has no length")
             yield f"{key} ({cadence.interval}): when it is reached cannot be told, so it is left out; {cure}"
-    if setting.limits.max_time_s is not None and pace.step_time_s is None:
+    if setting.limits.max_time_s is not None and step_counts.step_time_s is None:
         yield f"loop.max_time ({setting.limits.max_time_s:g}s): left out; {cures['s']}"
     if setting.save.keep_best is not None and setting.enabled:
         yield f"checkpoint.keep_best: {setting.save.keep_best.metric} is measured only then; an evaluation may save"

@@ -39,7 +39,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         },
         "end": None if line.end is None else {"step": line.end.step, "epoch": line.end.epoch},
         "stop": None if line.stop is None else asdict(line.stop),
-        "steps_per_epoch": plan.pace.steps_per_epoch,
+        "steps_per_epoch": plan.step_counts.steps_per_epoch,
         "evaluations": line.evaluations,
         "saves": [{**asdict(one), "size_bytes": one.size_bytes or None} for one in line.saves],
         "completed": [asdict(one) for one in line.completed.values()],
@@ -100,7 +100,7 @@ def _summary(plan: Plan) -> Iterator[str]:
     if line.end is None or line.stop is None:
         yield f"  steps          from {first:,}; when it ends cannot be told"
         return
-    per_epoch = plan.pace.steps_per_epoch
+    per_epoch = plan.step_counts.steps_per_epoch
     epochs = "" if per_epoch is None else f", epochs of {per_epoch:,}"
     yield f"  steps          {first:,} to {line.end.step:,}{epochs} ({line.stop.reason})"
     yield f"  evaluations    {_listed(line.evaluations)}"

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.integrity import catalog_of, is_intact
 from trainer_cli.checkpoint.policy import RetentionRules, why_keep, why_remove
 from trainer_cli.checkpoint.rules import retention_rules, settings_of
-from trainer_cli.checkpoint.soundness import catalog_of, is_sound
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.run.ckpt_admin import Item, remove
 from trainer_cli.run.rundir import RunDir
-from trainer_cli.run.shelf import Item, remove
 from trainer_cli.trainer.duration import Duration
-from trainer_cli.trainer.timetable import Cadence
+from trainer_cli.trainer.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _usable(folder: Path, run_id: str) -> list[Entry]:
     """The run's valid checkpoints up to the newest that a resume would go on from."""
     catalog = catalog_of(folder)
     entries = catalog.valid(run_id)
-    while entries and (not entries[-1].resumable or not is_sound(catalog.storage, entries[-1])):
+    while entries and (not entries[-1].resumable or not is_intact(catalog.storage, entries[-1])):
         entries.pop()
     return entries
 
@@ -90,11 +90,11 @@ def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
     settings = settings_of(config.checkpoint, config.callbacks.get(SAVER))
     epoch = config.loop.steps_per_epoch or steps_per_epoch(entries)
 
-    def cadence(key: str, interval: Any) -> Cadence | None:
+    def cadence(key: str, interval: Any) -> Interval | None:
         if interval is None:
             return None
         try:
-            return Cadence(Duration.parse(interval), epoch)
+            return Interval(Duration.parse(interval), epoch)
         except ValueError:
             raise UserError(
                 f"checkpoint.{key}={interval} cannot be told without knowing how many steps an epoch has, and no "

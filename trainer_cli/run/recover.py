@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer_cli.checkpoint.format.verified import read_verified
+from trainer_cli.checkpoint.format.verified_file import read_verified
+from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.naming import CONFIG_FILE
-from trainer_cli.checkpoint.soundness import catalog_of
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.run.rundir import RunDir
 from trainer_cli.run.select import is_checkpoint, select_one

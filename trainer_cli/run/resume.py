@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
-from trainer_cli.checkpoint.soundness import catalog_of, newest_sound, why_unsound
+from trainer_cli.checkpoint.integrity import catalog_of, newest_intact, why_damaged
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.difference import Change
 from trainer_cli.config.origins import Origins
@@ -108,7 +108,7 @@ def choose(
     if resume not in ("auto", "must") and not repeated:
         return _named(Path(resume), entries, catalog, folder, newer, meanwhile)
     limit = None if back is None or saved_since else back.step
-    newest = newest_sound(catalog, run_id, str(folder), limit=limit, meanwhile=meanwhile)
+    newest = newest_intact(catalog, run_id, str(folder), limit=limit, meanwhile=meanwhile)
     if newest is not None:
         before = f"; the start before this one went back to {resume}, and saved since" if repeated else ""
         return Choice(newest, f"the newest valid checkpoint of {folder.parent}{before}")
@@ -189,7 +189,7 @@ def _named(
             cure="To begin a new run with the weights of another, use ckpt=PATH.",
         )
     try:
-        problem = why_unsound(catalog.storage, entry, meanwhile)
+        problem = why_damaged(catalog.storage, entry, meanwhile)
     except OSError as error:
         problem = f"it cannot be read: {error}"
     if problem is not None:

@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.naming import CONFIG_FILE, MANIFEST_FILE, parse_step
 from trainer_cli.checkpoint.policy import BestRule, Saved
-from trainer_cli.checkpoint.soundness import catalog_of
 from trainer_cli.config.globs import alternatives
 from trainer_cli.config.schema import Mode
 from trainer_cli.config.suggest import did_you_mean

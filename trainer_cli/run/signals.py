@@ -37,17 +37,17 @@ class StopSignals:
     """
 
     def __init__(self, promise: str = "stopping after this step") -> None:
-        self.wish: str | None = None
+        self.stop_request: str | None = None
         self._promise = promise
         self._ctrl_c = False
         self._listener: Callable[[str], None] | None = None
         self._before: dict[int, object] = {}
 
     def listen(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with the reason of the first wish, now if there has been one."""
+        """Call `listener` with the reason of the first stop_request, now if there has been one."""
         self._listener = listener
-        if self.wish is not None:
-            listener(self.wish)
+        if self.stop_request is not None:
+            listener(self.stop_request)
 
     def __enter__(self) -> StopSignals:
         for number in STOPPING:
@@ -65,11 +65,11 @@ class StopSignals:
             if self._ctrl_c:
                 raise KeyboardInterrupt
             self._ctrl_c = True
-        if self.wish is not None:
+        if self.stop_request is not None:
             return
-        self.wish = _name(number)
+        self.stop_request = _name(number)
         # Straight to the descriptor: a handler must not wait for a stream that the interrupted code holds.
         with contextlib.suppress(OSError):
-            os.write(2, f"{self.wish}: {self._promise}; Ctrl-C again stops at once\n".encode())
+            os.write(2, f"{self.stop_request}: {self._promise}; Ctrl-C again stops at once\n".encode())
         if self._listener is not None:
-            self._listener(self.wish)
+            self._listener(self.stop_request)

@@ -104,7 +104,7 @@ class Sweep:
                 print("next: the same command again goes on, and tries what failed.")
             sys.stdout.flush()
             left = any(one.job.key not in self.codes for one in waiting)
-            return exit_code(list(self.codes.values()), stopped=signals.wish is not None, left=left)
+            return exit_code(list(self.codes.values()), stopped=signals.stop_request is not None, left=left)
 
     def _work(
         self, waiting: Sequence[Planned], children: Children, signals: StopSignals, env: Mapping[str, str]
@@ -115,9 +115,9 @@ class Sweep:
         queue = list(waiting)
         passed_on = False
         while queue or children:
-            while queue and len(children) < self.at_once and signals.wish is None:
+            while queue and len(children) < self.at_once and signals.stop_request is None:
                 self._start(queue.pop(0), children, env)
-            if signals.wish is not None:
+            if signals.stop_request is not None:
                 queue.clear()
                 if not passed_on:
                     # Ctrl-C too: where the terminal has sent it to a job already, another would be the second.

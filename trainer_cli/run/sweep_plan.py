@@ -17,7 +17,7 @@ from trainer_cli.config.place import Place
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.config.walk import whole_values
 from trainer_cli.errors import ConfigError, TrainError, UserError
-from trainer_cli.run.asked import refuse_shipped_default
+from trainer_cli.run.compose_fit import refuse_shipped_default
 from trainer_cli.run.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes, reopens
 from trainer_cli.run.rundir import RunDir, RunStatus
 from trainer_cli.run.start import refuse_no_optimizer
@@ -119,10 +119,10 @@ def _of_jobs(same: Sequence[tuple[Job, TrainError]]) -> ConfigError:
     """One mistake, with the swept values of the first job that has it."""
     job, error = same[0]
     more = f" and {len(same) - 1} more" if len(same) > 1 else ""
-    return ConfigError(f"{_told(job)}{more}: {error}")
+    return ConfigError(f"{_reported(job)}{more}: {error}")
 
 
-def _told(job: Job) -> str:
+def _reported(job: Job) -> str:
     return " ".join(f"{key}={text}" for key, text in job.swept.items())
 
 
@@ -134,7 +134,7 @@ def _refuse_equal(planned: Sequence[Planned]) -> None:
         other = seen.setdefault(text, one.job)
         if other is not one.job:
             raise ConfigError(
-                f"{_told(other)} and {_told(one.job)} give the same config",
+                f"{_reported(other)} and {_reported(one.job)} give the same config",
                 where=COMMAND_LINE,
                 cure="Sweep a key that nothing else sets.",
             )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.soundness import catalog_of
+from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.errors import RunDirectoryError
 from trainer_cli.loggers.files import replace
 from trainer_cli.run.rundir import RunDir, RunStatus, write_json

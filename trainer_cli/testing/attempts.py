@@ -109,12 +109,12 @@ class Runner:
         stops: Sequence[Stop] = (),
         *,
         notes: bool = False,
-        goes_on: Callable[[Chain], bool] = lambda chain: True,
+        resumed: Callable[[Chain], bool] = lambda chain: True,
         **changes: Any,
     ) -> Chain:
         """Make a run with these stops.
 
-        `notes`: calls of clocks and unseeded generators are noted. `goes_on` is asked after each process whether the
+        `notes`: calls of clocks and unseeded generators are noted. `resumed` is asked after each process whether the
         next stop is worth trying. `changes` are values of the config, as in `freeze`.
         """
         folder = self._scratch / name
@@ -132,6 +132,6 @@ class Runner:
             code = self._run(plan_file, output)
             text = output.read_text("utf-8", errors="replace")
             attempts.append(Attempt(stop, code, trace.read(plan.trace), text))
-            if not attempts[-1].came or not goes_on(Chain(stops, attempts)):
+            if not attempts[-1].came or not resumed(Chain(stops, attempts)):
                 break
         return Chain(stops, attempts, calls.read(noted))

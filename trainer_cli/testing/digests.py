@@ -18,7 +18,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 
-from trainer_cli.checkpoint.format.leaves import bytes_of
+from trainer_cli.checkpoint.format.file_layout import bytes_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, np.generic)
 _DEPTH = 4

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from trainer_cli.trainer.loops import TrainingLoop
     from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.validation import ValidationLoop
+    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer.validation_loop import ValidationLoop
 
 _OURS = "trainer_cli"
 _CLOCK = ("progress.seconds", "progress.last_seconds")
@@ -129,7 +129,7 @@ class Recorder(Callback):
             self._send(trainer, signal.SIGTERM)
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
-        if trainer.stop_wish is None:
+        if trainer.stop_request is None:
             self._write_state(trainer)
 
     def finalize(self) -> None:

@@ -67,7 +67,7 @@ class Report:
         ]
         lines.append("")
         if self.finding is not None:
-            lines += self._told(self.finding)
+            lines += self._reported(self.finding)
         else:
             count = sum(row.exact is True for row in self.rows)
             lines.append(
@@ -78,7 +78,7 @@ class Report:
         return "\n".join(lines)
 
     @staticmethod
-    def _told(finding: Finding) -> list[str]:
+    def _reported(finding: Finding) -> list[str]:
         rows = {
             "first": f"{finding.moment} ({finding.after})",
             "shows": finding.shows,

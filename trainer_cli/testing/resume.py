@@ -89,11 +89,11 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
         )
     jobs = 2 if straight.facts["device"] == "cpu" and (os.cpu_count() or 1) > 1 else 1
     comparison = Comparison(straight)
-    goes_on = comparison.is_worth_going_on
+    resumed = comparison.is_worth_going_on
     pool = ThreadPoolExecutor(jobs)
     try:
         works = [
-            pool.submit(runner.chain, f"run{number}", stops, goes_on=goes_on)
+            pool.submit(runner.chain, f"run{number}", stops, resumed=resumed)
             for number, stops in enumerate(chains(steps))
         ]
         made = [work.result() for work in works]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from trainer_cli.checkpoint.snapshot import is_finite
+from trainer_cli.checkpoint.model_state import is_finite
 from trainer_cli.errors import NotFiniteError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ The loop in pseudo-code, each hook at its place:
         on_enter_fit(stack)                          contexts that the whole fit runs in
         on_before_load_checkpoint -> read -> preprocess_checkpoint -> on_load_checkpoint
         on_fit_start
-        on_checkpoint(pre_train)
+        on_save_opportunity(pre_train)
         until the run ends:
             on_enter_train(stack)  on_train_start    one stretch: the steps up to the next evaluation
             for each optimizer step:
@@ -20,7 +20,7 @@ The loop in pseudo-code, each hook at its place:
                         on_before_optimizer_zero_grad  optimizer.zero_grad()  on_after_optimizer_zero_grad
                         on_before_scheduler_step       scheduler.step()       on_after_scheduler_step
                     on_train_step_end  on_train_batch_end
-                on_checkpoint(step)                  where `next_step` asked for it and no evaluation is due
+                on_save_opportunity(step)                  where `next_step` asked for it and no evaluation is due
             on_train_end
             for each validation loader:              on_enter_validate_all around them
                 on_enter_validate(stack)  on_validate_start
@@ -31,11 +31,11 @@ The loop in pseudo-code, each hook at its place:
                 on_validate_end
             run_validation(is_last)
             on_after_evaluation(metrics)
-            on_checkpoint(step | final | stop)
+            on_save_opportunity(step | final | stop)
         on_fit_end
     finalize
 
-A save inside `on_checkpoint` runs: on_save_checkpoint(state) -> postprocess_checkpoint(state) -> write ->
+A save inside `on_save_opportunity` runs: on_save_checkpoint(state) -> postprocess_checkpoint(state) -> write ->
 on_after_save_checkpoint(path). The first two also run once after on_fit_start, to try whether the state can be saved
 at all. Where a callback names metrics in `wanted_metrics`, one batch of each loader is evaluated before all else, to
 see whether they are reported; `trainer.rehearsing` is then True. A hook that nobody overrides costs nothing: the loop
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from trainer_cli.checkpoint.policy import Occasion
-    from trainer_cli.trainer.loops import TrainingLoop
     from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.validation import ValidationLoop
+    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer.validation_loop import ValidationLoop
 
 
 class Callback:
@@ -217,10 +217,10 @@ class Callback:
         """In a fit, an evaluation is whole: `metrics` holds all that loaders and callbacks reported in it."""
 
     def next_step(self, trainer: Trainer) -> int | None:
-        """The earliest step after this one at which `on_checkpoint` must be called; None: never by step."""
+        """The earliest step after this one at which `on_save_opportunity` must be called; None: never by step."""
         return None
 
-    def on_checkpoint(self, trainer: Trainer, occasion: Occasion) -> None:
+    def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
         """The moment for saving: after the evaluation and the log of this step."""
 
     def on_save_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
@@ -273,7 +273,7 @@ class Hooks:
         for call in self._hooks[hook]:
             call(*args)
 
-    def tear_down(self, hook: str, *args: Any) -> None:
+    def call_all(self, hook: str, *args: Any) -> None:
         """Call every overrider whatever happens; then raise the first exception, noting the others."""
         first: BaseException | None = None
         for call in self._hooks[hook]:

@@ -9,7 +9,7 @@ import torch
 from trainer_cli.trainer.batch import tensors_of, to_device
 
 
-class Carrier(Protocol):
+class DevicePrefetcher(Protocol):
     """Brings batches to where the model is."""
 
     ahead: bool
@@ -68,6 +68,6 @@ class SideStream:
         return moved
 
 
-def carrier(device: torch.device) -> Carrier:
+def device_prefetcher(device: torch.device) -> DevicePrefetcher:
     """What brings batches to this device."""
     return SideStream(device) if device.type == "cuda" else Direct(device)

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint import snapshot
-from trainer_cli.checkpoint.optimizers import capture_optimizer, fit_optimizer
-from trainer_cli.checkpoint.snapshot import Fitting
+from trainer_cli.checkpoint import model_state
+from trainer_cli.checkpoint.model_state import Fitting
+from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.errors import TrainError, UserError
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.schedulers import MOVED
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.format.pending import Pending
+    from trainer_cli.checkpoint.format.lazy_state import LazyState
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
 
@@ -54,12 +54,12 @@ class Tree(dict[str, Any]):
 def capture(trainer: Trainer, train_loader: Any) -> Tree:
     """The state after the step just made. Tensors in it are the live ones."""
     state = Tree(
-        model=snapshot.capture_model(trainer.model),
+        model=model_state.capture_model(trainer.model),
         schedulers=trainer.schedulers.state_dict(),
         progress=trainer.progress.state_dict(),
         loop=trainer.loop.state_dict(),
         callbacks={name: own for name, call in trainer.callbacks.items() if (own := call.state_dict())},
-        rng=trainer.rng or snapshot.capture_rng(),
+        rng=trainer.rng or model_state.capture_rng(),
     )
     if trainer.optimizer is not None:
         state["optimizer"] = capture_optimizer(trainer.model, trainer.optimizer)
@@ -70,7 +70,7 @@ def capture(trainer: Trainer, train_loader: Any) -> Tree:
     return state
 
 
-def take_weights(trainer: Trainer, pending: Pending, path: Path) -> None:
+def take_weights(trainer: Trainer, pending: LazyState, path: Path) -> None:
     """Take the model alone.
 
     Raises:
@@ -80,7 +80,7 @@ def take_weights(trainer: Trainer, pending: Pending, path: Path) -> None:
     _take({"model": _of_model(trainer, pending)}, pending, path)
 
 
-def take_for_evaluation(trainer: Trainer, pending: Pending, path: Path) -> None:
+def take_for_evaluation(trainer: Trainer, pending: LazyState, path: Path) -> None:
     """Take the model, and the state of every callback that changes what is evaluated."""
     state = pending.tree
     fittings = {"model": _of_model(trainer, pending)}
@@ -91,7 +91,7 @@ def take_for_evaluation(trainer: Trainer, pending: Pending, path: Path) -> None:
     _take(fittings, pending, path)
 
 
-def take_all(trainer: Trainer, train_loader: Any, pending: Pending, keep_settings: Sequence[str], path: Path) -> None:
+def take_all(trainer: Trainer, train_loader: Any, pending: LazyState, keep_settings: Sequence[str], path: Path) -> None:
     """Take everything; the RNG waits in `trainer.rng` for the first step.
 
     What only one side has of callbacks and of the loss scale is told, not refused: whoever changed the config so
@@ -117,7 +117,7 @@ def take_all(trainer: Trainer, train_loader: Any, pending: Pending, keep_setting
     fittings["scaler"] = _of_scaler(trainer, state)
     fittings["progress"] = _of(state, "progress", lambda own: _of_progress(trainer.progress, own))
     fittings["loop"] = _of(state, "loop", lambda own: _of_loop(trainer, own))
-    fittings["rng"] = _of(state, "rng", lambda own: Fitting(snapshot.rng_faults(own), lambda: None))
+    fittings["rng"] = _of(state, "rng", lambda own: Fitting(model_state.rng_faults(own), lambda: None))
     saved = state.get("callbacks", {})
     for name, callback in trainer.callbacks.items():
         if name in saved:
@@ -130,11 +130,11 @@ def take_all(trainer: Trainer, train_loader: Any, pending: Pending, keep_setting
     trainer.rng = state["rng"]
 
 
-def _take(fittings: Mapping[str, Fitting], pending: Pending, path: Path) -> None:
+def _take(fittings: Mapping[str, Fitting], pending: LazyState, path: Path) -> None:
     faults = {owner: fitting.faults for owner, fitting in fittings.items() if fitting.faults}
     if faults:
         pending.prove()
-        text = snapshot.table(f"{path} does not fit this training", faults)
+        text = model_state.table(f"{path} does not fit this training", faults)
         raise UserError(f"{text}\n", cure=f"Nothing was loaded. {ADVICE}")
     pending.fill()
     for fitting in fittings.values():
@@ -150,8 +150,8 @@ def _of(state: Mapping[str, Any], owner: str, fit: Callable[[Any], Fitting]) -> 
         return Fitting([f"is not what this version saves: {type(error).__name__}: {error}"], lambda: None)
 
 
-def _of_model(trainer: Trainer, pending: Pending) -> Fitting:
-    return _of(pending.tree, "model", lambda own: snapshot.fit_model(trainer.model, own, pending=pending)[0])
+def _of_model(trainer: Trainer, pending: LazyState) -> Fitting:
+    return _of(pending.tree, "model", lambda own: model_state.fit_model(trainer.model, own, pending=pending)[0])
 
 
 def _of_scaler(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:

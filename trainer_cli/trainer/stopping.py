@@ -1,11 +1,11 @@
-"""Why training stops: pure decisions over progress and wishes."""
+"""Why training stops: pure decisions over progress and trigger_files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainer_cli.trainer.intervals import Interval
 from trainer_cli.trainer.progress import Progress
-from trainer_cli.trainer.timetable import Cadence
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,26 +20,26 @@ class Stop:
 class Limits:
     """How long the run may go on. `max_time_s` bounds this process, in seconds."""
 
-    max_duration: Cadence
-    hard_stop: Cadence | None = None
+    max_duration: Interval
+    hard_stop: Interval | None = None
     max_time_s: float | None = None
 
 
-def why_stop(limits: Limits, now: Progress, *, process_s: float, wish: Stop | None) -> Stop | None:
+def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: Stop | None) -> Stop | None:
     """The end that has come, if one has. A run that is complete is finished, whoever else wants it to stop."""
     if limits.max_duration.reached(now):
         return Stop(f"max_duration of {limits.max_duration.interval} reached", finished=True)
     if limits.hard_stop is not None and limits.hard_stop.reached(now):
         return Stop(f"hard_stop at {limits.hard_stop.interval}", finished=True)
-    if wish is not None:
-        return wish
+    if stop_request is not None:
+        return stop_request
     if limits.max_time_s is not None and process_s >= limits.max_time_s:
         return Stop(f"max_time of {limits.max_time_s:g}s used up", finished=False)
     return None
 
 
 def next_stop_step(limits: Limits, now: Progress) -> int:
-    """The earliest step after `now` at which `why_stop` may answer, wishes apart."""
+    """The earliest step after `now` at which `why_stop` may answer, trigger_files apart."""
     if limits.max_time_s is not None:
         return now.step + 1
     ends = [end for end in (limits.max_duration, limits.hard_stop) if end is not None]

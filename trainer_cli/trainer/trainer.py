@@ -14,27 +14,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.checkpoint import snapshot
+from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
-from trainer_cli.checkpoint.format.pending import Pending
+from trainer_cli.checkpoint.format.lazy_state import LazyState
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.base import Logger, RunFacts
 from trainer_cli.trainer.finite import check_end
 from trainer_cli.trainer.hooks import Callback, Hooks, second_to
-from trainer_cli.trainer.journal import Journal
-from trainer_cli.trainer.loops import TrainingLoop
-from trainer_cli.trainer.parts import made, named, pick_device, reset, seed_everything, settings_of, typed
+from trainer_cli.trainer.metric_logger import MetricLogger
+from trainer_cli.trainer.precision import LossScaler
 from trainer_cli.trainer.progress import Progress
-from trainer_cli.trainer.rehearsal import rehearse
-from trainer_cli.trainer.scaling import LossScaler
+from trainer_cli.trainer.sanity_check import sanity_check
 from trainer_cli.trainer.schedulers import Schedulers, by_name
+from trainer_cli.trainer.setup import made, named, pick_device, reset, seed_everything, settings_of, typed
 from trainer_cli.trainer.state import LATER, capture, take_all, take_for_evaluation, take_weights
-from trainer_cli.trainer.step import Precision
 from trainer_cli.trainer.stopping import Stop
-from trainer_cli.trainer.undynamo import leave_compiler_out, step_lightly
-from trainer_cli.trainer.validation import EvaluationInterruptedError, ValidationLoop
+from trainer_cli.trainer.torch_compat import leave_compiler_out, step_lightly
+from trainer_cli.trainer.train_step import Precision
+from trainer_cli.trainer.training_loop import TrainingLoop
+from trainer_cli.trainer.validation_loop import EvaluationInterruptedError, ValidationLoop
 
 Factory = Callable[..., Any]
 
@@ -113,7 +113,7 @@ class Trainer:
             self.callbacks["checkpoint"] = typed("checkpoint", checkpoint, Callback)
         self.checkpoint = checkpoint
         self.loggers = named("loggers", loggers, Logger)
-        self.journal = Journal(self.loggers)
+        self.metric_logger = MetricLogger(self.loggers)
         self.hooks = Hooks(self.callbacks, families={"validate", self.loop.validation.hook})
         self.device = pick_device(device)
         self.seed = None if seed is None else typed("seed", seed, int)
@@ -143,13 +143,13 @@ class Trainer:
         self.schedulers = Schedulers({}, self.optimizer)
         self.progress = Progress()
         self.checkpointer: Checkpointer = getattr(checkpoint, "checkpointer", None) or make_sync_checkpointer()
-        self.stop_wish: Stop | None = None
+        self.stop_request: Stop | None = None
         self.evaluation_asked = False
-        self.attention = False
+        self.interrupt_requested = False
         """True where the loop must look up after this step: something was asked for."""
         self.loaded_from: Path | None = None
         self.loaded_step = 0
-        self.goes_on = False
+        self.resumed = False
         self.rehearsing = False
         self.rng: dict[str, Any] | None = None
         self._train_loader: Any = None
@@ -194,7 +194,7 @@ class Trainer:
         loop = self.loop
         self._check_names(val)
         if ckpt_path is None and self._used:
-            self._begin_anew()
+            self._reset()
         self._used = True
         # What an interrupted step of an earlier fit left would be added to the first one's.
         self.optimizer.zero_grad()
@@ -212,25 +212,25 @@ class Trainer:
                 else:
                     self._make_schedulers()
                     # Its own earlier fit, or what was loaded before: the records up to here stay.
-                    self.goes_on = self.goes_on or self.progress.step > 0
-                loop.go_on_from(train, self.progress)
+                    self.resumed = self.resumed or self.progress.step > 0
+                loop.start_at(train, self.progress)
                 self._start_samples = self.progress.samples
                 # Whoever refuses to start does so here, before anything written earlier is cut back.
                 self.hooks.call("on_fit_start", self, train, val, loop)
-                rehearse(self, val)
+                sanity_check(self, val)
                 self._start_loggers()
                 stop = loop.run(self, val)
-                self.hooks.tear_down("on_fit_end", self, loop)
+                self.hooks.call_all("on_fit_end", self, loop)
         except BaseException as error:
             with ExitStack() as after:
                 after.callback(self._close_after, error)
                 with second_to(error):
-                    self.hooks.tear_down("on_fit_exception", self, error)
+                    self.hooks.call_all("on_fit_exception", self, error)
             raise
         finally:
-            self._forget_wishes()
+            self._clear_requests()
         self.close()
-        return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.journal.last))
+        return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.metric_logger.last))
 
     def validate(self, val_loader: Any, ckpt_path: str | Path | None = None) -> dict[str, dict[str, float]]:
         """Evaluate on each loader, with the weights of a checkpoint where one is given: loader -> metrics."""
@@ -243,57 +243,57 @@ class Trainer:
         try:
             return [row for path in ckpt_paths for row in self._validate_one(loaders, path)]
         finally:
-            self._forget_wishes()
+            self._clear_requests()
 
     def stop(self, reason: str, *, finished: bool = True) -> None:
         """Ask for an end after the step that is being made. `finished=False`: with exit code 75, to be resumed."""
-        if self.stop_wish is None:
-            self.stop_wish = Stop(reason, finished)
-        self.attention = True
+        if self.stop_request is None:
+            self.stop_request = Stop(reason, finished)
+        self.interrupt_requested = True
 
     def ask_for_save(self) -> None:
         """Have the step that is being made saved; from any thread."""
         if self.checkpoint is not None:
             self.checkpoint.asked = True
-        self.attention = True
+        self.interrupt_requested = True
 
     def ask_for_evaluation(self) -> None:
         """Have the model evaluated after the step that is being made; from any thread."""
         self.evaluation_asked = True
-        self.attention = True
+        self.interrupt_requested = True
 
     def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
         """Add to the record of the current step; nothing is dropped. Tensors wait for the device at the flush."""
-        self.journal.add({**(metrics or {}), **named})
+        self.metric_logger.add({**(metrics or {}), **named})
 
     def flush_record(self) -> dict[str, float]:
         """Hand the record of this step to every logger, once and whole. Returns it."""
-        return self.journal.flush(self.progress, self._epoch())
+        return self.metric_logger.flush(self.progress, self._epoch())
 
     def evaluate(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> bool:
         """Evaluate on every loader and log `LOADER/K`. False where a stop was asked for meanwhile."""
-        before = dict(self.journal.record)
+        before = dict(self.metric_logger.record)
         began = time.monotonic()
         try:
             self._evaluate_all(val_loaders, loop, is_last=is_last)
             if self.hooks["on_after_evaluation"]:
-                found = {key: value for key, value in self.journal.record.items() if before.get(key) is not value}
+                found = {key: value for key, value in self.metric_logger.record.items() if before.get(key) is not value}
                 metrics = {key: float(value) for key, value in found.items()}
                 self.hooks.call("on_after_evaluation", self, metrics)
         except EvaluationInterruptedError:
-            self.journal.record.clear()
-            self.journal.record.update(before)
+            self.metric_logger.record.clear()
+            self.metric_logger.record.update(before)
             return False
         finally:
-            self.journal.leave_out(time.monotonic() - began)
+            self.metric_logger.exclude_time(time.monotonic() - began)
         self.progress.evaluated_step = self.progress.step
         return True
 
     def _evaluate_all(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> None:
-        rng = snapshot.capture_rng()
+        rng = model_state.capture_rng()
         if self.rng is not None:
             # An evaluation that an earlier attempt owes: it draws what it would have drawn there.
-            snapshot.restore_rng(self.rng)
+            model_state.restore_rng(self.rng)
         try:
             with ExitStack() as stack:
                 self.hooks.call("on_enter_validate_all", self, stack, val_loaders)
@@ -302,9 +302,9 @@ class Trainer:
                     self.log_metrics({f"{name}/{key}": value for key, value in means.items()})
                 self.hooks.call("run_validation", self, is_last)
         finally:
-            snapshot.restore_rng(rng)
+            model_state.restore_rng(rng)
 
-    def checkpoint_moment(self, stop: Stop | None, *, over: bool = False) -> None:
+    def maybe_checkpoint(self, stop: Stop | None, *, over: bool = False) -> None:
         """The moment for saving after a step: an ordinary one, the final one, or one that stops early.
 
         `over` says that a stop came when no step was left to make.
@@ -318,8 +318,8 @@ class Trainer:
         occasion = Occasion.step if stop is None else Occasion.final if stop.finished else early
         self.stop_reason = stop.reason if stop is not None else None
         began = time.monotonic()
-        self.hooks.call("on_checkpoint", self, occasion)
-        self.journal.leave_out(time.monotonic() - began)
+        self.hooks.call("on_save_opportunity", self, occasion)
+        self.metric_logger.exclude_time(time.monotonic() - began)
 
     def callback_steps(self) -> list[int]:
         """The steps at which callbacks want their moment for saving."""
@@ -352,14 +352,14 @@ class Trainer:
                 take_weights(self, pending, path)
         if whole:
             self.hooks.call("on_load_checkpoint", self, pending.tree)
-        self.goes_on = whole
+        self.resumed = whole
 
     def _make_schedulers(self) -> None:
         """Make the schedules, once: over a trained optimizer, they would take its rates for the first ones."""
         if self.optimizer is not None and not self.schedulers.live:
             self.schedulers = Schedulers(self._given_schedulers, self.optimizer)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         """Take back what an earlier fit has changed. A model given as an instance keeps its weights."""
         assert self.optimizer is not None
         if self.seed is not None:
@@ -373,20 +373,20 @@ class Trainer:
             if state:
                 self.callbacks[name].load_state_dict(copy.deepcopy(state))
         self.progress = Progress()
-        self.journal = Journal(self.loggers)
-        self.loop.begin_anew()
-        self.loaded_from, self.loaded_step, self.goes_on, self.rng = None, 0, False, None
+        self.metric_logger = MetricLogger(self.loggers)
+        self.loop.reset()
+        self.loaded_from, self.loaded_step, self.resumed, self.rng = None, 0, False, None
 
-    def _forget_wishes(self) -> None:
+    def _clear_requests(self) -> None:
         """What was asked of this fit or evaluation is not asked of the next one."""
-        self.stop_wish, self.evaluation_asked, self.attention = None, False, False
+        self.stop_request, self.evaluation_asked, self.interrupt_requested = None, False, False
 
     def _progress_of(self, path: str | Path) -> Progress | None:
         """Where a checkpoint stands, if it says so."""
         return Progress.of(self.checkpointer.progress(path) or {})
 
     @contextmanager
-    def _reading(self, path: Path, parts: Sequence[str] | None) -> Iterator[Pending]:
+    def _reading(self, path: Path, parts: Sequence[str] | None) -> Iterator[LazyState]:
         """What a checkpoint holds, or these parts of it, as hooks have changed it.
 
         The bulk is still to be read, straight to where it is wanted, unless somebody may look at it before or after.
@@ -408,7 +408,7 @@ class Trainer:
     def restore_rng(self) -> None:
         """Put the random state of the loaded checkpoint in place: the last thing before the first step."""
         if self.rng is not None:
-            snapshot.restore_rng(self.rng)
+            model_state.restore_rng(self.rng)
             self.rng = None
 
     @property
@@ -426,8 +426,8 @@ class Trainer:
         """Close loggers and callbacks; every one of them, whatever happens."""
         with ExitStack() as stack:
             # Last: a save that is still being written brings to rest what was logged before it.
-            stack.callback(self.journal.close)
-            stack.callback(self.hooks.tear_down, "finalize")
+            stack.callback(self.metric_logger.close)
+            stack.callback(self.hooks.call_all, "finalize")
 
     def _close_after(self, error: BaseException) -> None:
         with second_to(error):
@@ -440,13 +440,13 @@ class Trainer:
             parts = ["model", "progress", *(["callbacks"] if evaluating else [])]
             with self._reading(Path(path), parts) as pending:
                 take_for_evaluation(self, pending, Path(path))
-        self.journal.record.clear()
+        self.metric_logger.record.clear()
         self._evaluate_all(loaders, self.loop.validation, is_last=True)
         rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
-        for key, value in self.journal.record.items():
+        for key, value in self.metric_logger.record.items():
             name = next((name for name in loaders if key.startswith(f"{name}/")), key.partition("/")[0])
             rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = float(value)
-        self.journal.record.clear()
+        self.metric_logger.record.clear()
         where = None if path is None else Path(path)
         return [Evaluation(where, self.loaded_step, name, metrics) for name, metrics in rows.items()]
 
@@ -455,7 +455,7 @@ class Trainer:
         return newest() if newest is not None else None
 
     def _start_loggers(self) -> None:
-        whole = self.goes_on and self.loop.owed_record is None
+        whole = self.resumed and self.loop.pending_eval_record is None
         facts = RunFacts(
             run_dir=self.run_dir,
             name=self.name,
@@ -464,7 +464,7 @@ class Trainer:
             start_samples=self.progress.samples,
             console=self.console,
         )
-        self.journal.start(facts, self.progress, keep=self.progress.step if whole else self.progress.step - 1)
+        self.metric_logger.start(facts, self.progress, keep=self.progress.step if whole else self.progress.step - 1)
 
     @staticmethod
     def _check_names(val_loaders: Mapping[str, Any]) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.format import codec
-from trainer_cli.checkpoint.format.leaves import FileLayout, lay_out
-from trainer_cli.checkpoint.format.pending import Pending
-from trainer_cli.checkpoint.format.reading import read_state
+from trainer_cli.checkpoint.format.file_layout import FileLayout, lay_out
+from trainer_cli.checkpoint.format.lazy_state import LazyState
+from trainer_cli.checkpoint.format.tensor_reader import read_state
 from trainer_cli.checkpoint.manifest import Manifest
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.storage.port import ReadableFolder
+    from trainer_cli.checkpoint.storage.interfaces import ReadableFolder
 
 
 class TensorsFormat:
@@ -40,5 +40,5 @@ class TensorsFormat:
         only: Collection[str] | None = None,
         later: Collection[str] = (),
         rank: int = 0,
-    ) -> Pending:
+    ) -> LazyState:
         return read_state(folder, manifest, only, later, rank)

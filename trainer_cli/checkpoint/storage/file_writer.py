@@ -10,7 +10,7 @@ from threading import Thread
 
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
 from trainer_cli.checkpoint.storage.disk import REFUSED, Disk
-from trainer_cli.checkpoint.storage.port import Bytes
+from trainer_cli.checkpoint.storage.interfaces import Bytes
 from trainer_cli.config.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from trainer_cli.checkpoint.naming import (
 from trainer_cli.checkpoint.storage.disk import Disk, StrPath
 from trainer_cli.checkpoint.storage.file_writer import BlockPool
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
-from trainer_cli.checkpoint.storage.port import UnsyncedError
+from trainer_cli.checkpoint.storage.interfaces import UnsyncedError
 from trainer_cli.config.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class LocalStorage:
         self._staged: set[str] = set()
         self._undeleted: set[Path] = set()
         self._told_links: set[str] = set()
-        self._root_at_rest = False
+        self._root_synced = False
 
     @property
     def disk(self) -> Disk:
@@ -92,7 +92,7 @@ class LocalStorage:
         self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
     ) -> Iterator[LocalWritableFolder]:
         final = self._path(name)
-        self._bring_root_to_rest()
+        self._fsync_root()
         self._refuse_existing(final)
         staging = self._hidden(Hidden.tmp, name)
         self._staged.add(staging.name)
@@ -102,7 +102,7 @@ class LocalStorage:
             self.disk.fsync_dir(staging)
             self._clear_the_way(name)
             self.disk.rename(staging, final)
-            self.bring_to_rest()
+            self.fsync_names()
         except BaseException:
             self._discard_quietly(staging)
             raise
@@ -210,7 +210,7 @@ class LocalStorage:
             self.disk.unlink(path / PINNED_FILE)
         self.disk.fsync_dir(path)
 
-    def set_aside(self, name: str, why: str) -> str:
+    def quarantine(self, name: str, why: str) -> str:
         path = self._path(name)
         aside = self._hidden(Hidden.aside, name)
         self.disk.rename(path, aside)
@@ -218,7 +218,7 @@ class LocalStorage:
         logger.warning("%s is set aside as %s: %s", path, aside.name, why)
         return aside.name
 
-    def bring_to_rest(self) -> None:
+    def fsync_names(self) -> None:
         try:
             self.disk.fsync_dir(self.root)
         except OSError as error:
@@ -307,9 +307,9 @@ class LocalStorage:
                     return False
         return True
 
-    def _bring_root_to_rest(self) -> None:
+    def _fsync_root(self) -> None:
         """Make the directory where it is missing, so that its own name survives a power cut too."""
-        if self._root_at_rest:
+        if self._root_synced:
             return
         root = self.root.absolute()
         missing = [path for path in (root, *root.parents) if not self._is_there(path)]
@@ -321,7 +321,7 @@ class LocalStorage:
             self.disk.fsync_dir(path.parent)
         if not missing:
             self.disk.fsync_dir(root.parent)
-        self._root_at_rest = True
+        self._root_synced = True
 
     def _refuse_existing(self, final: Path) -> None:
         if self._is_there(final / MANIFEST_FILE):
@@ -333,7 +333,7 @@ class LocalStorage:
         if self._is_half_removed(name):
             self._discard_quietly(self._to_trash(name))
         elif self._is_there(final):
-            self.set_aside(name, "it has no manifest")
+            self.quarantine(name, "it has no manifest")
 
     def _is_there(self, path: StrPath) -> bool:
         try:

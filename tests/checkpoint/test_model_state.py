@@ -1,0 +1,366 @@
+"""Models, optimizers and random generators to state trees and back, through real files."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from states import same
+from torch import nn
+
+from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.model_state import (
+    are_finite,
+    capture_model,
+    capture_rng,
+    clean_name,
+    parameter_names,
+    restore_model,
+    restore_rng,
+    unwrapped,
+)
+from trainer_cli.checkpoint.optimizer_state import capture_optimizer, restore_optimizer
+from trainer_cli.errors import UserError
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 4, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.emb = nn.Embedding(5, width)
+        self.conv = nn.Conv2d(2, width, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, 5, bias=False)
+        self.head.weight = self.emb.weight
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.register_buffer("scratch", torch.zeros(1), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        image = self.conv(torch.ones(len(tokens), 2, 3, 3)).flatten(1)
+        return self.head(self.norm(self.emb(tokens) + image)).square().mean()
+
+
+def through_disk(tmp_path, tree):
+    path = tmp_path / "step0"
+    make_sync_checkpointer().save(tree, path)
+    return make_sync_checkpointer().load(path)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int = 5) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randint(0, 5, (6,), generator=generator)).backward()
+        optimizer.step()
+
+
+OPTIMIZERS = {
+    "adamw": lambda model: torch.optim.AdamW(groups(model), lr=0.01),
+    "fused": lambda model: torch.optim.AdamW(groups(model), lr=0.01, fused=True),
+    "amsgrad": lambda model: torch.optim.Adam(groups(model), lr=torch.tensor(0.01), amsgrad=True, foreach=False),
+    "momentum": lambda model: torch.optim.SGD(groups(model), lr=0.01, momentum=0.9, nesterov=True),
+    "sgd": lambda model: torch.optim.SGD(groups(model), lr=0.01),
+    "adagrad": lambda model: torch.optim.Adagrad(groups(model), lr=0.01),
+    "adafactor": lambda model: torch.optim.Adafactor(groups(model), lr=0.01),
+}
+
+
+def groups(model: nn.Module) -> list[dict]:
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return [
+        {"params": [p for _, p in named if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for _, p in named if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_restored_run_goes_on_bit_for_bit(tmp_path, kind):
+    model = Net()
+    optimizer = OPTIMIZERS[kind](model)
+    train(model, optimizer, 3)
+    tree = through_disk(tmp_path, {"model": capture_model(model), "optimizer": capture_optimizer(model, optimizer)})
+    train(model, optimizer, 3, seed=6)
+    other = Net(seed=1)
+    again = OPTIMIZERS[kind](other)
+    report = restore_model(other, tree["model"])
+    restore_optimizer(other, again, tree["optimizer"])
+    assert report.missing == report.unexpected == []
+    train(other, again, 3, seed=6)
+    assert same(capture_model(other), capture_model(model))
+    assert same(capture_optimizer(other, again), capture_optimizer(model, optimizer))
+
+
+def test_parameters_and_their_ties_stay_the_same_objects(tmp_path):
+    model = Net(seed=1)
+    before = dict(model.named_parameters())
+    restore_model(model, through_disk(tmp_path, capture_model(Net())))
+    assert all(value is before[name] for name, value in model.named_parameters())
+    assert model.head.weight is model.emb.weight
+    assert same(capture_model(model), capture_model(Net()))
+
+
+def test_optimizer_state_follows_names_not_the_order_of_parameters(tmp_path):
+    model = Net()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    train(model, optimizer, 2)
+    state = through_disk(tmp_path, capture_optimizer(model, optimizer))
+    assert "unused" not in state["state"]
+    assert "unused" in state["groups"][0]["params"]
+    assert "frozen" not in state["groups"][0]["params"]
+    turned = torch.optim.AdamW([p for p in reversed(list(model.parameters())) if p.requires_grad])
+    restore_optimizer(model, turned, state)
+    for name, parameter in model.named_parameters():
+        assert (name in state["state"]) == (parameter in turned.state)
+        if parameter in turned.state:
+            assert torch.equal(turned.state[parameter]["exp_avg"], state["state"][name]["exp_avg"])
+
+
+def test_optimizer_states_take_the_layout_of_their_parameters(tmp_path):
+    model = Net()
+    optimizer = torch.optim.AdamW(groups(model))
+    train(model, optimizer, 1)
+    state = through_disk(tmp_path, capture_optimizer(model, optimizer))
+    again = torch.optim.AdamW(groups(model))
+    restore_optimizer(model, again, state)
+    assert again.state[model.conv.weight]["exp_avg"].stride() == model.conv.weight.stride()
+
+
+def test_optimizer_states_of_higher_precision_are_not_cast_down(tmp_path):
+    model = nn.Linear(2, 2, bias=False).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters())
+    exact = torch.tensor([[1.0000001, 2], [3, 4]])
+    optimizer.state[model.weight] = {"step": torch.tensor(1.0), "exp_avg": exact, "exp_avg_sq": exact.clone()}
+    state = through_disk(tmp_path, capture_optimizer(model, optimizer))
+    again = torch.optim.AdamW(model.parameters())
+    restore_optimizer(model, again, state)
+    assert again.state[model.weight]["exp_avg"].dtype == torch.float32
+    assert torch.equal(again.state[model.weight]["exp_avg"], exact)
+
+
+def test_group_settings_come_from_the_checkpoint_unless_they_are_kept(tmp_path):
+    model = nn.Linear(2, 2)
+    state = through_disk(tmp_path, capture_optimizer(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.1)
+    restore_optimizer(model, optimizer, state, keep_settings=["lr"])
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.1, 0.9)
+    restore_optimizer(model, optimizer, state)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_an_optimizer_that_does_not_fit_is_refused_in_one_table_and_untouched():
+    model = Net()
+    optimizer = torch.optim.AdamW([model.emb.weight, model.unused])
+    state = capture_optimizer(
+        model, torch.optim.AdamW([{"params": [model.emb.weight]}, {"params": [model.norm.weight]}])
+    )
+    with pytest.raises(UserError) as caught:
+        restore_optimizer(model, optimizer, state)
+    text = str(caught.value)
+    assert "1 parameter groups, but the checkpoint has 2" in text
+    assert "unused: missing in group 0 of the checkpoint" in text
+    with pytest.raises(
+        UserError, match=r"it is a torch.optim.sgd.SGD, but the checkpoint has a torch.optim.adamw.AdamW"
+    ):
+        restore_optimizer(model, torch.optim.SGD([model.emb.weight]), capture_optimizer(model, optimizer))
+
+
+def test_everything_that_does_not_fit_is_told_in_one_table_and_nothing_is_loaded():
+    model, other = Net(), Net(width=6, seed=1)
+    state = capture_model(other)
+    state["norm.running_mean"] = torch.zeros(4, dtype=torch.float64)
+    state["frozen"] = 3
+    state["more"] = torch.ones(1)
+    del state["unused"]
+    before = {name: value.clone() for name, value in capture_model(model).items()}
+    with pytest.raises(UserError) as caught:
+        restore_model(model, state)
+    text = str(caught.value)
+    for row in (
+        "emb.weight: has shape (5, 4) in this model, but (5, 6) in the checkpoint",
+        "norm.running_mean: is torch.float32 in this model, but torch.float64 in the checkpoint",
+        "frozen: is a Tensor in this model, but a int in the checkpoint",
+        "unused: missing in the checkpoint",
+        "more: not in this model",
+    ):
+        assert row in text
+    assert same(capture_model(model), before)
+
+
+def test_without_strict_other_names_are_told_but_other_shapes_are_still_refused(caplog):
+    model = Net()
+    state = capture_model(Net(seed=1))
+    state["more"] = state.pop("unused")
+    report = restore_model(model, state, strict=False)
+    assert (report.missing, report.unexpected) == (["unused"], ["more"])
+    assert "unused: missing in the checkpoint" in caplog.text
+    assert torch.equal(model.conv.weight, state["conv.weight"])
+    with pytest.raises(UserError, match="has shape"):
+        restore_model(model, capture_model(Net(width=6)), strict=False)
+
+
+def test_ignored_keys_are_left_as_they_are(caplog):
+    model = Net()
+    kept = model.emb.weight.detach().clone()
+    state = capture_model(Net(width=4, seed=1))
+    state["emb.weight"] = state["head.weight"] = torch.zeros(1)
+    report = restore_model(model, state, ignore_keys=["emb.*", "head.*", "tail.*"])
+    assert report.ignored == ["emb.weight", "head.weight"]
+    assert torch.equal(model.emb.weight, kept)
+    assert "'tail.*' matches nothing" in caplog.text
+
+
+def test_one_name_of_a_tied_pair_is_enough_but_two_values_are_refused():
+    model = Net()
+    state = dict(capture_model(Net(seed=1)))
+    del state["head.weight"]
+    assert restore_model(model, state).missing == []
+    assert torch.equal(model.head.weight, state["emb.weight"])
+    state["head.weight"] = state["emb.weight"] + 1
+    with pytest.raises(UserError, match=r"head.weight: is tied to emb.weight in this model, but differs"):
+        restore_model(model, state)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_wrappers_leave_no_trace_in_names(compiled):
+    model = Net()
+    wrapped = nn.DataParallel(torch.compile(model, backend="eager") if compiled else model)
+    assert unwrapped(wrapped) is model
+    assert same(capture_model(wrapped), capture_model(model))
+    restore_model(wrapped, capture_model(Net(seed=1)))
+    assert torch.equal(model.conv.weight, Net(seed=1).conv.weight)
+    optimizer = torch.optim.SGD(model.parameters())
+    assert capture_optimizer(wrapped, optimizer) == capture_optimizer(model, optimizer)
+
+
+def test_prefixes_in_a_state_are_understood():
+    state = {f"module._orig_mod.{name}": value for name, value in capture_model(Net(seed=1)).items()}
+    model = Net()
+    assert restore_model(model, state).unexpected == []
+    assert torch.equal(model.conv.weight, Net(seed=1).conv.weight)
+    assert clean_name("a._orig_mod.b.module.c") == "a.b.module.c"
+
+
+def test_a_model_with_a_part_called_module_keeps_its_names():
+    model = nn.ModuleDict({"module": nn.Linear(1, 1)})
+    assert list(capture_model(model)) == ["module.weight", "module.bias"]
+    restore_model(model, capture_model(nn.ModuleDict({"module": nn.Linear(1, 1)})))
+
+
+def test_extra_state_of_modules_travels_along(tmp_path):
+    class Counting(nn.Linear):
+        seen = 0
+
+        def get_extra_state(self):
+            return {"seen": self.seen}
+
+        def set_extra_state(self, state):
+            self.seen = state["seen"]
+
+    model, other = Counting(1, 1), Counting(1, 1)
+    model.seen = 7
+    restore_model(other, through_disk(tmp_path, capture_model(model)))
+    assert other.seen == 7
+
+
+class OwnWay(nn.Linear):
+    def state_dict(self, *args, **kwargs):
+        return {f"{name}.own": value for name, value in super().state_dict(*args, **kwargs).items()}
+
+
+class OwnSaving(nn.Linear):
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        destination[prefix + "both"] = torch.cat([self.weight.detach().flatten(), self.bias.detach()])
+
+
+class Counts(nn.Linear):
+    def get_extra_state(self):
+        return torch.tensor(3)
+
+
+def shared_part() -> nn.Module:
+    part = nn.Linear(2, 2)
+    return nn.ModuleDict({"a": part, "b": nn.Sequential(part, nn.ReLU(), nn.BatchNorm1d(2, affine=False))})
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].register_state_dict_post_hook(
+        lambda module, state, prefix, _: state.update({prefix + "bias": torch.ones(2)})
+    )
+    return model
+
+
+def wrapped() -> nn.Module:
+    model, plain = nn.Sequential(nn.Linear(2, 2)), nn.Sequential.state_dict
+    model.state_dict = lambda *args, **kwargs: {"mine": plain(model, *args, **kwargs)["0.weight"]}
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Net, lambda: OwnWay(2, 2), lambda: nn.Sequential(nn.Linear(2, 2), OwnSaving(2, 2)), lambda: Counts(2, 2),
+     shared_part, hooked, wrapped, lambda: nn.LazyLinear(3), lambda: nn.MultiheadAttention(4, 2, bias=False),
+     lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), lambda: nn.utils.spectral_norm(nn.Linear(2, 2)),
+     lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_captured_of_a_model_is_what_it_gives_itself(make) -> None:
+    model = make()
+    given, captured = model.state_dict(), capture_model(model)
+    assert list(captured) == list(given)
+    for name, value in captured.items():
+        assert type(value) is type(given[name])
+        if not nn.parameter.is_lazy(value):
+            own = name.endswith(("both", "extra_state")) or make is hooked
+            assert value.data_ptr() == given[name].data_ptr() or own
+            assert torch.equal(value, given[name])
+            assert not value.requires_grad
+    assert parameter_names(model) == {id(value): name for name, value in model.named_parameters()}
+
+
+def test_random_generators_go_on_where_they_were(tmp_path):
+    def draw():
+        return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3).tolist()]
+
+    draw()
+    state = through_disk(tmp_path, {"rng": capture_rng()})["rng"]
+    expected = draw()
+    draw()
+    restore_rng(state)
+    assert draw() == expected
+
+
+def test_random_states_of_missing_gpus_are_told(caplog):
+    state = capture_rng()
+    state["cuda"] = [torch.zeros(16, dtype=torch.uint8)] * (torch.cuda.device_count() + 1)
+    if torch.cuda.is_available():
+        pytest.skip("would set the state of a GPU")
+    restore_rng(state)
+    assert "random states of 1 GPUs, but there are 0 here" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize(
+    ("values", "finite"),
+    [
+        ([], True),
+        ([1.0, 2.0], True),
+        (["max", "max", "max"], True),  # whose sum leaves the range
+        ([1.0, "nan"], False),
+        (["inf", 1.0], False),
+        (["-inf", 1.0], False),
+        (["inf", "-inf"], False),
+        (["max", "max", "nan"], False),
+    ],
+    ids=str,
+)
+def test_weights_are_finite_where_each_of_their_numbers_is(
+    dtype: torch.dtype, values: list[float | str], finite: bool
+) -> None:
+    numbers = [torch.finfo(dtype).max if value == "max" else float(value) for value in values]
+    tensor = torch.tensor(numbers, dtype=torch.float64).to(dtype)
+    assert are_finite([torch.ones(2), tensor, torch.ones(1, dtype=torch.bfloat16)]) is finite
+    assert are_finite([tensor]) is finite

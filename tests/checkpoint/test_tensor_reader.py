@@ -1,0 +1,241 @@
+"""Loading in place: straight into what is there, once, all of it or told; and in no more memory than it takes."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from states import same
+from torch import nn
+
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
+from trainer_cli.checkpoint.format import block_reader, tensor_reader
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest, new_digest
+from trainer_cli.checkpoint.model_state import capture_model, fit_model
+from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
+from trainer_cli.errors import CheckpointError
+
+LATER = ("model", "optimizer/state")
+MB = 2**20
+
+
+class Model(nn.Module):
+    """Tied, scalar, empty, boolean, 16-bit and channels-last values."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.last = nn.Linear(6, 5, bias=False), nn.Linear(6, 5, bias=False)
+        self.last.weight = self.first.weight
+        self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.scale = nn.Parameter(torch.randn(()))
+        self.none = nn.Parameter(torch.empty(0, 3))
+        self.narrow = nn.Parameter(torch.randn(7).bfloat16())
+        self.register_buffer("mask", torch.rand(9) > 0.5)
+        self.register_buffer("count", torch.tensor(seed))
+
+
+def optimizer_of(model: nn.Module, *, steps: int = 0) -> torch.optim.Optimizer:
+    made = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        made.step()
+    return made
+
+
+def saved(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> SyncCheckpointer:
+    checkpointer = SyncCheckpointer()
+    state = {"model": capture_model(model)}
+    if optimizer is not None:
+        state["optimizer"] = capture_optimizer(model, optimizer)
+    checkpointer.save(state, path, metadata=CheckpointMetadata(step=1))
+    return checkpointer
+
+
+def load(checkpointer: SyncCheckpointer, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None):
+    with checkpointer.reading(path, None, LATER) as pending:
+        fittings = [fit_model(model, pending.tree["model"], pending=pending)[0]]
+        if optimizer is not None:
+            fittings.append(fit_optimizer(model, optimizer, pending.tree["optimizer"], pending=pending))
+        assert [fitting.faults for fitting in fittings] == [[]] * len(fittings)
+        pending.fill()
+        for fitting in fittings:
+            fitting.take()
+    return pending
+
+
+def flip(path: Path, place: int = -1) -> None:
+    content = bytearray((path / "rank0.safetensors").read_bytes())
+    content[place] ^= 1
+    (path / "rank0.safetensors").write_bytes(content)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(block_reader, "BLOCK_BYTES", 64)
+
+
+@pytest.fixture(params=["straight", "through spare blocks"])
+def how(request, monkeypatch):
+    """As on the CPU; and as on a GPU, where bytes are handed on block by block."""
+    if request.param == "straight":
+        return
+    usual = tensor_reader.part_of
+
+    def staged(target, size_bytes, file, name):
+        part = usual(target, size_bytes, file, name)
+        if part.done is None:
+            raw = target.detach().reshape(-1).view(torch.uint8)
+            part.give = tensor_reader.giver(raw)
+            part.into = None
+        return part
+
+    monkeypatch.setattr(tensor_reader, "part_of", staged)
+
+
+def test_model_and_optimizer_come_back_in_place_bit_for_bit(tmp_path, small_blocks, how):
+    source = Model(1)
+    optimizer = optimizer_of(source, steps=2)
+    checkpointer = saved(tmp_path / "step1", source, optimizer)
+    model = Model(2)
+    mine = optimizer_of(model, steps=1)
+    places = {name: value.data_ptr() for name, value in model.state_dict().items()}
+    versions = {name: value._version for name, value in model.named_parameters() if value.numel()}
+    pending = load(checkpointer, tmp_path / "step1", model, mine)
+    assert same(capture_model(model), capture_model(source))
+    assert same(capture_optimizer(model, mine), capture_optimizer(source, optimizer))
+    assert {name: value.data_ptr() for name, value in model.state_dict().items()} == places
+    assert all(value._version > versions[name] for name, value in model.named_parameters() if name in versions)
+    exp_avg = mine.state[model.conv.weight]["exp_avg"]
+    assert exp_avg.stride() == model.conv.weight.stride()
+    # No second copy: the optimizer keeps the memory that was read into.
+    kept = pending.placed(pending.tree["optimizer"]["state"]["first.weight"]["exp_avg"])
+    assert mine.state[model.first.weight]["exp_avg"].data_ptr() == kept.data_ptr()
+
+
+def test_names_that_are_tied_in_the_checkpoint_alone_are_both_filled(tmp_path):
+    checkpointer = saved(tmp_path / "step1", Model(1))
+    untied = Model(2)
+    untied.last = nn.Linear(6, 5, bias=False)
+    load(checkpointer, tmp_path / "step1", untied)
+    assert torch.equal(untied.first.weight, Model(1).first.weight)
+    assert torch.equal(untied.last.weight, Model(1).first.weight)
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_names_that_are_tied_in_the_model_alone_are_compared_by_value(tmp_path, differ):
+    source = Model(1)
+    source.last = copy.deepcopy(source.first)
+    if differ:
+        nn.init.zeros_(source.last.weight)
+    checkpointer = saved(tmp_path / "step1", source)
+    model = Model(2)
+    before = copy.deepcopy(capture_model(model))
+    with checkpointer.reading(tmp_path / "step1", None, LATER) as pending:
+        fitting, _ = fit_model(model, pending.tree["model"], pending=pending)
+        assert same(capture_model(model), before)
+        assert bool(fitting.faults) is differ
+        if not differ:
+            pending.fill()
+            fitting.take()
+            assert torch.equal(model.last.weight, source.first.weight)
+
+
+def test_a_module_with_its_own_way_of_loading_is_given_values_of_their_own(tmp_path):
+    checkpointer = saved(tmp_path / "step1", Model(1))
+    model = Model(2)
+    present = model.conv.weight.detach().clone()
+
+    def halfway(module, state, prefix, *_):
+        state[prefix + "weight"] = (state[prefix + "weight"] + module.weight.detach()) / 2
+
+    model.conv.register_load_state_dict_pre_hook(halfway)
+    load(checkpointer, tmp_path / "step1", model)
+    assert torch.equal(model.conv.weight, (Model(1).conv.weight + present) / 2)
+
+
+def test_what_does_not_fit_leaves_everything_untouched(tmp_path):
+    checkpointer = saved(tmp_path / "step1", Model(1))
+    model = Model(2)
+    before = copy.deepcopy(capture_model(model))
+    target = {"model": {**capture_model(model), "narrow": torch.zeros(8).bfloat16()}}
+    with pytest.raises(CheckpointError, match="does not fit"):
+        checkpointer.load(tmp_path / "step1", target)
+    assert same(capture_model(model), before)
+
+
+def test_damage_that_only_the_digest_shows_leaves_nan_and_says_so(tmp_path, small_blocks):
+    checkpointer = saved(tmp_path / "step1", Model(1))
+    flip(tmp_path / "step1")
+    model = Model(2)
+    with pytest.raises(DamagedCheckpoint, match=r"digest differs.*holds NaN now"):
+        checkpointer.load(tmp_path / "step1", {"model": capture_model(model)})
+    for name, value in model.named_parameters():
+        assert value.isnan().all(), name
+
+
+def test_damage_is_told_as_damage_where_the_state_does_not_fit_either(tmp_path):
+    checkpointer = saved(tmp_path / "step1", Model(1))
+    flip(tmp_path / "step1")
+    with pytest.raises(DamagedCheckpoint, match="digest differs"):
+        checkpointer.load(tmp_path / "step1", {"model": {"first.weight": torch.zeros(3)}})
+
+
+def test_booleans_that_are_neither_are_refused_in_place_too(tmp_path):
+    checkpointer = saved(tmp_path / "step1", Model(1))
+    file = tmp_path / "step1" / "rank0.safetensors"
+    # A writer that is not ours: the digest is that of the bytes, which are no booleans.
+    file.write_bytes(file.read_bytes()[:-1] + b"\7")
+    manifest = Manifest.parse((tmp_path / "step1" / "manifest.json").read_bytes())
+    digest = new_digest("xxh3_128")
+    digest.update(file.read_bytes())
+    forged = dict(manifest.files)
+    forged[file.name] = type(forged[file.name])(file.stat().st_size, f"xxh3_128:{digest.hexdigest()}")
+    (tmp_path / "step1" / "manifest.json").write_bytes(
+        Manifest(**{name: getattr(manifest, name) for name in manifest.__slots__} | {"files": forged}).to_bytes()
+    )
+    with pytest.raises(DamagedCheckpoint, match="neither true nor false"):
+        checkpointer.load(tmp_path / "step1", {"model": capture_model(Model(2))})
+
+
+def peak_growth(act) -> int:
+    """The bytes by which the process is larger at its largest while something is done."""
+    status = Path("/proc/self/status")
+
+    def now(key: str) -> int:
+        line = next(line for line in status.read_text().splitlines() if line.startswith(key))
+        return int(line.split()[1]) * 1024
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before = now("VmRSS")
+    act()
+    return now("VmHWM") - before
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell")
+def test_loading_takes_the_memory_of_what_is_new_and_a_constant(memory_path):
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ParameterList([nn.Parameter(torch.ones(2 * MB)) for _ in range(6)])
+
+    source = Large()
+    checkpointer = saved(memory_path / "step1", source, optimizer_of(source, steps=1))
+    del source
+    model = Large()
+    optimizer = optimizer_of(model)
+    weights = 48 * MB
+
+    def validated() -> None:
+        with checkpointer.reading(memory_path / "step1", ["model"], LATER) as pending:
+            fitting, _ = fit_model(model, pending.tree["model"], pending=pending)
+            pending.fill()
+            fitting.take()
+
+    load(checkpointer, memory_path / "step1", model)
+    assert peak_growth(validated) < 28 * MB
+    assert peak_growth(lambda: load(checkpointer, memory_path / "step1", model, optimizer)) < 2 * weights + 28 * MB
+    assert peak_growth(lambda: checkpointer.verify(memory_path / "step1")) < 28 * MB

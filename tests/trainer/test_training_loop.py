@@ -1,0 +1,599 @@
+"""The loops: what happens at which step, exact accumulation and means, and evaluations that leave no trace."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import Line, ListLogger, Noisy, StopAt, StopInEvaluation, Unsized, loader, trainer
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.data.loader import Loader
+from trainer_cli.errors import NotFiniteError, UserError
+from trainer_cli.loggers.jsonl import JsonlLogger
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.schedules import WarmupCosine
+from trainer_cli.trainer.train_step import Precision
+from trainer_cli.trainer.trainer import Trainer
+
+
+class Weighted(nn.Module):
+    """A loss that is the mean over the samples with weights of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1, dtype=torch.float64)
+
+    def forward(self, batch: Any) -> Any:
+        x, y, weight = batch
+        error = (self.linear(x).squeeze(-1) - y).square()
+        return {"loss": (error * weight).sum() / weight.sum(), "weight": weight.sum(), "tokens": len(y)}
+
+
+class WeightedPoints:
+    deterministic = True
+
+    def __init__(self, length: int) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.x = torch.randn(length, 2, generator=generator, dtype=torch.float64)
+        self.weight = torch.rand(length, generator=generator, dtype=torch.float64) * 9 + 0.5
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index], self.x[index].prod(), self.weight[index]
+
+
+class KeepGradients(Callback):
+    def __init__(self) -> None:
+        self.gradients: list[dict[str, torch.Tensor]] = []
+
+    def on_before_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
+        self.gradients.append({name: value.grad.clone() for name, value in model.named_parameters()})
+
+
+@pytest.mark.parametrize(
+    ("length", "batch", "accum", "steps"), [(12, 4, 3, 1), (11, 4, 3, 1), (18, 4, 3, 2), (7, 1, 5, 2)]
+)
+def test_accumulated_gradients_are_those_of_the_whole_batch(length: int, batch: int, accum: int, steps: int) -> None:
+    """Unequal weights, an uneven last batch, and batches left over at the epoch's end, which make a step."""
+    found, whole = KeepGradients(), KeepGradients()
+    data = WeightedPoints(length)
+    for keep, size, count in ((found, batch, accum), (whole, batch * accum, 1)):
+        trained = trainer(
+            Weighted, callbacks=[keep], settings={"max_duration": "2ep", "grad_accum_steps": count}, lr=0.01
+        )
+        trained.fit(Loader(data, size, shuffle=True, seed=1))
+        assert (trained.progress.step, trained.progress.samples, trained.progress.epoch) == (2 * steps, 2 * length, 2)
+    for one, other in zip(found.gradients, whole.gradients, strict=True):
+        for name in one:
+            torch.testing.assert_close(one[name], other[name], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 10])
+def test_a_validation_mean_is_that_over_all_samples_whatever_the_batches(batch_size: int) -> None:
+    data = loader(10, batch_size, noise=0, shuffle=False)
+    found = trainer().validate(data)["val"]
+    model = trainer().model
+    x, y = (torch.stack(part) for part in zip(*(data.source.dataset[i] for i in range(10)), strict=True))
+    error = model.linear(x).squeeze(-1) - y  # type: ignore[operator]
+    assert found["loss"] == pytest.approx(error.square().mean().item(), rel=1e-6)
+    assert found["mae"] == pytest.approx(error.abs().mean().item(), rel=1e-6)
+
+
+def test_a_validation_mean_takes_the_weights_that_the_model_gives() -> None:
+    data = WeightedPoints(7)
+    one = trainer(Weighted).validate(Loader(data, 3, shuffle=False, seed=0))["val"]["loss"]
+    assert one == pytest.approx(trainer(Weighted).validate(Loader(data, 7, shuffle=False, seed=0))["val"]["loss"])
+
+
+def test_eval_steps_limits_the_batches_of_each_loader() -> None:
+    trained = trainer(settings={"eval_steps": 2})
+    trained.validate({"a": loader(40), "b": loader(40)})
+    assert trained.model.calls == 4
+    assert trained.model.training
+
+
+class Draws(Callback):
+    def on_validate_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
+        torch.rand(3), random.random(), np.random.rand()
+
+
+def test_an_evaluation_leaves_modes_gradients_and_random_state_alone() -> None:
+    trained = trainer(Noisy, callbacks=[Draws()])
+    trained.model.body[3].eval()
+    for parameter in trained.model.parameters():
+        parameter.grad = torch.full_like(parameter, 3.0)
+    modes = [module.training for module in trained.model.modules()]
+    state = {name: value.clone() for name, value in trained.model.state_dict().items()}
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+    trained.validate(loader(noise=0.1, num_workers=0))
+    assert [module.training for module in trained.model.modules()] == modes
+    assert False in modes
+    assert all((parameter.grad == 3).all() for parameter in trained.model.parameters())
+    assert all(torch.equal(value, state[name]) for name, value in trained.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn[0])
+    assert random.getstate() == drawn[1]
+    now = np.random.get_state(legacy=False)["state"]
+    assert all(np.array_equal(now[key], drawn[2]["state"][key]) for key in ("key", "pos"))
+
+
+def test_a_training_is_the_same_with_and_without_evaluations() -> None:
+    ends = []
+    for often in (None, 1):
+        trained = trainer(Noisy, callbacks=[Draws()], settings={"eval_interval": often, "eval_at_start": bool(often)})
+        trained.fit(loader(12), loader(6))
+        ends.append(trained.model.state_dict())
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_a_failing_evaluation_puts_the_modes_back() -> None:
+    class Fails(Callback):
+        def on_validate_batch_end(self, *args: Any) -> None:
+            raise RuntimeError("no")
+
+    trained = trainer(callbacks=[Fails()])
+    with pytest.raises(RuntimeError, match="no"):
+        trained.validate(loader())
+    assert trained.model.training
+
+
+@pytest.mark.parametrize(
+    ("length", "steps"),
+    [
+        (5, 5),
+        ("2ep", 6),
+        ("0.5ep", 2),
+        ("1.34ep", 5),
+        ("9sp", 3),
+        ("14sp", 4),
+        ("25tok", 3),
+        ("30tok", 3),
+        ("31tok", 4),
+    ],
+)
+def test_a_training_is_as_long_as_it_is_told(length: Any, steps: int) -> None:
+    trained = trainer(settings={"max_duration": length})
+    result = trained.fit(loader(10, 4))
+    assert (result.step, result.finished) == (steps, True)
+
+
+def test_a_training_in_seconds_ends_and_counts_all_attempts() -> None:
+    trained = trainer(settings={"max_duration": "0.05s"})
+    assert trained.fit(loader()).finished
+    assert 0.05 <= trained.progress.seconds < 2
+    later = trainer(settings={"max_duration": "1h"})
+    later.progress.seconds = 3600.0
+    assert later.fit(loader()).reason == "max_duration of 3600s reached"
+    assert later.progress.step == 0
+
+
+def test_max_time_stops_this_process_to_be_resumed() -> None:
+    result = trainer(settings={"max_duration": 10**9, "max_time": "0.02s"}).fit(loader())
+    assert (result.finished, result.reason) == (False, "max_time of 0.02s used up")
+
+
+def test_a_hard_stop_ends_the_run_but_not_what_schedules_see() -> None:
+    trained = trainer(settings={"max_duration": "10ep", "hard_stop": "4st"})
+    assert trained.fit(loader()).reason == "hard_stop at 4 steps"
+    assert trained.loop.total_steps == 30
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [(2, [2, 4, 6]), ("1ep", [3, 6]), ("0.5ep", [2, 3, 5, 6]), ("8sp", [2, 5, 6]), ("36tok", [4, 6]), (4, [4, 6])],
+)
+def test_logs_and_evaluations_come_at_absolute_counts_and_at_the_end(interval: Any, expected: list[int]) -> None:
+    logger = ListLogger()
+    settings = {"log_interval": interval, "eval_interval": interval}
+    trainer(loggers=[logger], settings=settings).fit(loader(10, 4), loader(3))
+    # 4, 4 and 2 samples a step; the end always has both.
+    assert logger.steps("train/loss") == logger.steps("val/loss") == expected
+
+
+def test_a_step_has_one_record_with_all_that_was_measured_at_it() -> None:
+    logger = ListLogger()
+    trainer(loggers=[logger], settings={"log_interval": 2, "eval_interval": 3}).fit(
+        loader(), {"one": loader(3), "two": loader(4)}
+    )
+    steps = [record.step for record in logger.records]
+    assert steps == sorted(set(steps)) == [2, 3, 4, 6]
+    assert {key.split("/")[0] for key in logger.records[-1].metrics} == {"train", "one", "two"}
+
+
+def test_what_a_callback_logs_stands_at_the_step_it_was_logged_at() -> None:
+    class Logs(Callback):
+        def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if trainer.progress.step in (2, 3):
+                trainer.log_metrics(mine=outputs["loss"] * 0 + trainer.progress.step)
+
+    logger = ListLogger()
+    trainer(callbacks=[Logs()], loggers=[logger], settings={"log_interval": 3}).fit(loader())
+    assert [(record.step, record.metrics.get("mine")) for record in logger.records] == [(2, 2.0), (3, 3.0), (6, None)]
+
+
+def test_a_training_mean_is_over_the_samples_since_the_last_log() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, batch: Any) -> Any:
+            return {"loss": self.weight.sum(), "size": float(len(batch[1]))}
+
+    logger = ListLogger()
+    trainer(Counts, loggers=[logger], settings={"log_interval": "1ep"}).fit(loader(10, 4))
+    # Batches of 4, 4 and 2: weighted (16 + 16 + 4) / 10.
+    assert [record.metrics["train/size"] for record in logger.records] == [3.6, 3.6]
+
+
+def test_eval_at_start_measures_the_new_model_at_step_0() -> None:
+    logger = ListLogger()
+    trained = trainer(loggers=[logger], settings={"eval_at_start": True, "max_duration": 2})
+    expected = trained.validate(loader(6, shuffle=False))["val"]["loss"]
+    trained.fit(loader(), loader(6, shuffle=False))
+    assert (logger.records[0].step, logger.records[0].metrics["val/loss"]) == (0, expected)
+    assert [record.step for record in logger.records] == [0, 2]
+
+
+class Waits(TorchDispatchMode):
+    """Notes the step at which the host asks the device for a number."""
+
+    def __init__(self, trained: Trainer) -> None:
+        super().__init__()
+        self.trained, self.steps = trained, set[int]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._local_scalar_dense.default:
+            self.steps.add(self.trained.progress.step)
+        return function(*args, **(kwargs or {}))
+
+
+class OnTheDevice(Line):
+    """Its outputs are all tensors; also its tokens."""
+
+    def forward(self, batch: Any) -> Any:
+        outputs = super().forward(batch)
+        return {**outputs, "tokens": torch.tensor(3, dtype=torch.int32) * len(batch[1]), "half": 0.5}
+
+
+@pytest.mark.parametrize("accum", [1, 2])
+@pytest.mark.parametrize("model", [Line, OnTheDevice])
+def test_the_host_waits_for_the_device_at_log_steps_alone(accum: int, model: Any) -> None:
+    settings = {"max_duration": 8, "log_interval": 4, "grad_accum_steps": accum}
+    trained = trainer(model, settings=settings, precision=Precision(clip_norm=1.0), loggers=[ListLogger()])
+    with Waits(trained) as waits:
+        trained.fit(loader(noise=0))
+    assert waits.steps == {4, 8}
+    assert trained.progress.tokens == 3 * trained.progress.samples
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_host_waits_at_log_steps_alone() -> None:
+    class Watched(Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            torch.cuda.set_sync_debug_mode("error")
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            torch.cuda.set_sync_debug_mode("default")
+
+    trained = trainer(OnTheDevice, callbacks=[Watched()], settings={"max_duration": 8, "log_interval": 4})
+    trained.model.cuda()
+    trained.device = torch.device("cuda")
+    trained.fit(loader(noise=0))
+    assert trained.progress.tokens == 3 * trained.progress.samples
+
+
+class WeightsNothing(Line):
+    def forward(self, batch: Any) -> Any:
+        return {**super().forward(batch), "weight": 0}
+
+
+class Breaks(Line):
+    """Its loss is not finite at these calls."""
+
+    def __init__(self, *calls: int) -> None:
+        super().__init__()
+        self.bad = calls
+
+    def forward(self, batch: Any) -> Any:
+        loss = super().forward(batch)["loss"]
+        return loss.detach() * float("inf") + 0 * loss if self.calls in self.bad else loss
+
+
+def test_a_mean_of_nothing_is_no_loss_that_is_not_finite() -> None:
+    trained = trainer(WeightsNothing, settings={"log_interval": 1}, loggers=[ListLogger()])
+    assert trained.fit(loader(noise=0)).finished
+
+
+def test_one_loss_that_is_not_finite_is_a_warning_and_two_in_a_row_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    optimizer = {"optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.0)}
+    once = trainer(lambda: Breaks(2, 4), settings={"log_interval": 1}, **optimizer)
+    assert once.fit(loader(noise=0)).finished
+    assert caplog.text.count("the loss is not finite at step") == 2
+    assert "There is no checkpoint with finite weights." in caplog.text
+    twice = trainer(lambda: Breaks(2, 3), settings={"log_interval": 1}, **optimizer)
+    with pytest.raises(
+        NotFiniteError, match=r"since step 2, so the training ends at step 3\. There is no .*name=OTHER"
+    ):
+        twice.fit(loader(noise=0))
+
+
+def test_tokens_in_tensors_make_a_duration_too() -> None:
+    steps = []
+    for model in (Line, OnTheDevice):
+        trained = trainer(model, settings={"max_duration": "40tok"})
+        trained.fit(loader(noise=0))
+        steps.append((trained.progress.step, trained.progress.tokens))
+    assert steps[0] == steps[1]
+
+
+class AddsGroup(Callback):
+    """Trains a part of the model from step 2 on."""
+
+    def __init__(self) -> None:
+        self.gradients: list[torch.Tensor] = []
+
+    def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step == 2 and len(trainer.optimizer.param_groups) == 1:
+            trainer.optimizer.add_param_group({"params": [model.scale], "lr": 0.5})
+
+    def on_after_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
+        self.gradients.append(model.scale.grad.clone())
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(2, 1), nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: Any) -> Any:
+        return (self.linear(batch[0]).sum() + 100) * self.scale / len(batch[0])
+
+
+@pytest.mark.parametrize(
+    ("accum", "precision", "largest"), [(1, Precision(clip_norm=0.1), 0.11), (3, None, 40.0)], ids=["clip", "divide"]
+)
+def test_parameters_of_a_group_added_in_the_middle_are_clipped_and_divided(
+    accum: int, precision: Precision | None, largest: float
+) -> None:
+    adds = AddsGroup()
+    trained = trainer(
+        Scaled,
+        optimizer=lambda model: torch.optim.SGD(model.linear.parameters(), lr=1e-3),
+        schedulers=lambda optimizer: WarmupCosine(optimizer, total_steps=6),
+        callbacks=[adds],
+        precision=precision,
+        settings={"grad_accum_steps": accum},
+    )
+    trained.fit(loader(24, 4))
+    # Before, nothing changed or cleared them.
+    assert all(abs(float(gradient)) <= largest for gradient in adds.gradients[3:])
+    rates = [group["lr"] for group in trained.optimizer.param_groups]
+    assert rates == pytest.approx([0.0, 0.0], abs=1e-9), "the schedule ends for both"
+
+
+def test_parts_in_evaluation_mode_stay_in_it_and_a_model_as_a_whole_does_not() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    class Looks(Callback):
+        def on_train_batch_start(self, trainer: Any, model: Any, *_: Any) -> None:
+            seen.append((model.training, model.body[1].training))
+
+    def batch_norm_frozen() -> Noisy:
+        model = Noisy()
+        model.body[1].eval()
+        return model
+
+    for make in (batch_norm_frozen, lambda: Noisy().eval()):
+        seen.clear()
+        trained = trainer(make, callbacks=[Looks()], settings={"eval_interval": 2, "log_interval": 1})
+        trained.fit(loader(), loader(3))
+        assert set(seen) == {(True, make is not batch_norm_frozen)}
+
+
+def test_a_loader_without_length_ends_its_epochs_by_itself() -> None:
+    for accum, steps in ((1, 10), (2, 6)):
+        trained = trainer(settings={"max_duration": "2ep", "eval_interval": "1ep", "grad_accum_steps": accum})
+        trained.fit(Unsized(5), loader(3))
+        assert (trained.progress.step, trained.progress.samples) == (steps, 20)
+        assert (trained.progress.epoch, trained.progress.batch, trained.progress.epoch_samples) == (2, 0, 0)
+        assert trained.loop.total_steps is None
+
+
+def test_a_part_epoch_of_a_loader_without_length_is_refused_unless_its_steps_are_told() -> None:
+    with pytest.raises(UserError, match=r"set loop\.steps_per_epoch"):
+        trainer(settings={"max_duration": "0.5ep"}).fit(Unsized(4))
+    trained = trainer(settings={"max_duration": "0.5ep", "steps_per_epoch": 4})
+    assert trained.fit(Unsized(4)).step == 2
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(2, 4), (0.5, 4), (1, 2), (99, 6), (1.0, 6)])
+def test_limit_train_batches_makes_epochs_shorter(limit: Any, steps: int) -> None:
+    trained = trainer(settings={"max_duration": "2ep", "limit_train_batches": limit})
+    assert trained.fit(loader(10, 4)).step == steps
+    assert trained.progress.epoch == 2
+
+
+def test_a_loader_that_ends_before_its_length_is_an_error() -> None:
+    class Short(Unsized):
+        def __len__(self) -> int:
+            return 9
+
+    with pytest.raises(UserError, match="ended after 4 batches of epoch 0, but 9 were to come"):
+        trainer(settings={"max_duration": "1ep"}).fit(Short(4))
+
+
+def test_a_duration_in_tokens_needs_a_model_that_counts_them() -> None:
+    for settings in ({"max_duration": "9tok"}, {"log_interval": "5tok"}):
+        with pytest.raises(UserError, match="the model's outputs have no 'tokens'"):
+            trainer(Noisy, settings=settings).fit(loader(12))
+
+
+def test_empty_loaders_are_refused() -> None:
+    with pytest.raises(UserError, match="no batches"):
+        trainer().fit(_Empty())
+    with pytest.raises(UserError, match="'probe' gave no batch"):
+        trainer().validate({"probe": Unsized(0)})
+
+
+class _Empty(Unsized):
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_a_stop_that_finishes_the_run_still_has_its_evaluation_and_its_log() -> None:
+    logger = ListLogger()
+    result = trainer(callbacks=[StopAt(4, finished=True)], loggers=[logger]).fit(loader(), loader(9))
+    assert (result.step, result.finished) == (4, True)
+    assert {"val/loss", "train/loss"} <= set(result.metrics)
+    assert [record.step for record in logger.records] == [4]
+
+
+def test_a_stop_asked_for_by_an_evaluation_lets_it_end_where_the_run_is_finished() -> None:
+    class Enough(Callback):
+        def on_validate_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.progress.step == 2:
+                trainer.stop("good enough")
+
+    logger = ListLogger()
+    result = trainer(callbacks=[Enough()], loggers=[logger], settings={"eval_interval": 2}).fit(loader(), loader(9))
+    assert (result.step, result.finished, result.reason) == (2, True, "good enough")
+    assert [(record.step, {"val/loss", "train/loss"} <= set(record.metrics)) for record in logger.records] == [
+        (2, True)
+    ]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_stop_asked_for_while_saving_repeats_nothing(tmp_path: Path, finished: bool) -> None:
+    class WhileSaving(Callback):
+        evaluations = 0
+
+        def on_after_save_checkpoint(self, trainer: Any, path: Path) -> None:
+            if trainer.progress.step == 2:
+                trainer.stop("signal", finished=finished)
+
+        def run_validation(self, trainer: Any, is_last: bool) -> None:
+            self.evaluations += 1
+
+    logger, callback = ListLogger(), WhileSaving()
+    result = trainer(
+        callbacks=[callback],
+        loggers=[logger],
+        settings={"log_interval": 2, "eval_interval": 2},
+        checkpoint=CheckpointerCallback(tmp_path, save_interval=2, save_async=False),
+    ).fit(loader(), loader(3))
+    assert (result.step, result.finished) == (2, finished)
+    assert [record.step for record in logger.records] == [2]
+    assert callback.evaluations == 1
+
+
+def test_run_validation_runs_without_validation_data_too() -> None:
+    seen: list[tuple[int, bool]] = []
+
+    class Downstream(Callback):
+        def run_validation(self, trainer: Any, is_last: bool) -> None:
+            seen.append((trainer.progress.step, is_last))
+            trainer.log_metrics({"task/score": 0.5})
+
+    logger = ListLogger()
+    trainer(callbacks=[Downstream()], loggers=[logger], settings={"eval_interval": 4}).fit(loader())
+    assert seen == [(4, False), (6, True)]
+    assert logger.steps("task/score") == [4, 6]
+
+
+class RandomModel(Line):
+    """Draws in its evaluations, so that they depend on the random state that training left."""
+
+    def forward(self, batch: Any) -> Any:
+        return {**super().forward(batch), "drawn": torch.rand(()).item()}
+
+
+def _attempts(folder: Path, loggers: list[Any], *stops: Any, settings: Any = None) -> Any:
+    """Attempts at one run, each stopped by the callback given to it; the last goes through."""
+    for attempt, stop in enumerate((*stops, None)):
+        trained = trainer(
+            RandomModel,
+            callbacks={"stop": stop} if stop else (),
+            loggers=loggers,
+            settings={
+                "max_duration": 9,
+                "log_interval": 2,
+                "eval_interval": 3,
+                "eval_at_start": True,
+                **(settings or {}),
+            },
+            checkpoint=CheckpointerCallback(folder / "checkpoints", save_interval=4),
+            run_dir=folder,
+        )
+        if list(folder.glob("checkpoints/step*")):
+            torch.rand(attempt)  # What was drawn before a resume must not matter.
+        result = trained.fit(loader(10, 4), {"val": loader(7, 3, shuffle=False), "more": loader(4, shuffle=False)})
+        assert result.finished is (stop is None)
+    return trained
+
+
+STOPS: dict[str, list[Any]] = {
+    "between logs": [StopAt(5)],
+    "at a log": [StopAt(4)],
+    "at an evaluation": [StopAt(3)],
+    "in an evaluation": [StopInEvaluation(6, 1)],
+    "in its first batch, twice": [StopInEvaluation(6), StopInEvaluation(6, 1)],
+    "in the last evaluation": [StopInEvaluation(9)],
+    "in the first one": [StopInEvaluation(0)],
+    "again and again": [StopAt(1), StopAt(3), StopInEvaluation(6), StopAt(8)],
+}
+
+
+@pytest.mark.parametrize("stops", STOPS.values(), ids=STOPS)
+def test_the_records_of_a_resumed_run_are_those_of_one_that_went_through(tmp_path: Path, stops: list[Any]) -> None:
+    logger, straight = ListLogger(), ListLogger()
+    one = _attempts(tmp_path / "straight", [straight, JsonlLogger()])
+    two = _attempts(tmp_path / "resumed", [logger, JsonlLogger()], *stops)
+    assert logger.stream == straight.stream
+    assert [record.step for record in straight.records] == [0, 2, 3, 4, 6, 8, 9]
+    assert _lines(tmp_path / "resumed") == _lines(tmp_path / "straight")
+    assert torch.equal(one.model.linear.weight, two.model.linear.weight)
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in ("time", "train/samples_per_s")} for line in lines]
+
+
+def test_an_owed_evaluation_is_made_before_anything_else(tmp_path: Path) -> None:
+    logger = ListLogger()
+    stop = StopInEvaluation(6)
+    settings = {"max_duration": 9, "eval_interval": 3, "log_interval": 2}
+
+    def attempt(callbacks: Any) -> Any:
+        trained = trainer(callbacks=callbacks, loggers=[logger], settings=settings, run_dir=tmp_path,
+                          checkpoint=CheckpointerCallback(tmp_path / "c"))  # fmt: skip
+        trained.fit(loader(), loader(6, 3))
+        return trained
+
+    attempt([stop])
+    assert logger.records[-1].step == 6
+    assert "val/loss" not in logger.records[-1].metrics
+    attempt([])
+    assert logger.steps("val/loss") == [3, 6, 9]
+    assert logger.steps("train/loss") == [2, 4, 6, 8, 9]
+
+
+def test_samples_of_the_last_attempt_start_where_it_started(tmp_path: Path) -> None:
+    for stop in ([StopAt(4)], []):
+        trained = trainer(callbacks=stop, checkpoint=CheckpointerCallback(tmp_path))
+        trained.fit(loader(10, 4))
+    assert trained.progress.samples == 20
+    assert trained.samples_this_time == 6

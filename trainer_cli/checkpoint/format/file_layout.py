@@ -1,0 +1,164 @@
+"""Tensors and arrays as a tensor file holds them: their types, their order in it, and their bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
+from trainer_cli.checkpoint.format.dtypes import DTYPES
+from trainer_cli.checkpoint.format.header import LINE, TensorEntry, rendered_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.interfaces import FormatRecord
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.storage.interfaces import WritableFolder
+
+_CODES = {dtype: (code, dtype.itemsize) for code, dtype in DTYPES.items()}
+_NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+_ARRAY_CODES = {
+    np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in DTYPES.items() if code not in _NOT_ARRAYS
+}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpan:
+    """A tensor with at least one byte, and where it lies in the tensor file."""
+
+    leaf: Leaf
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """What the files of one rank hold, and where: known before any tensor is read."""
+
+    text: bytes
+    """The file of small states."""
+    header: bytes
+    """The beginning of the tensor file."""
+    spans: list[TensorSpan]
+    """The rest of it, in order and without holes."""
+    aliases: dict[str, str]
+    """Names of tied tensors, and the name under which each is stored."""
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The size of the tensor file."""
+        return self.spans[-1].offset + self.spans[-1].size_bytes if self.spans else len(self.header)
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of both files."""
+        return len(self.text) + self.tensor_bytes
+
+    def write(self, folder: WritableFolder, image: memoryview | None = None, rank: int = 0) -> FormatRecord:
+        """Write both files: the tensor file from `image`, a copy of all of it, or else from the tensors themselves."""
+        with folder.create(tensor_file(rank)) as file:
+            if image is not None:
+                file.write(image)
+            else:
+                file.write(self.header)
+                for span in self.spans:
+                    file.write(bytes_of(span.leaf).data)
+        with folder.create(state_file(rank)) as file:
+            file.write(self.text)
+        return FormatRecord({tensor_file(rank): self.aliases} if self.aliases else {})
+
+
+def lay_out(text: bytes, tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> FileLayout:
+    """The layout of a state's files, from its text and its tensors by name.
+
+    Args:
+        shapes_only: tensors on the device `meta`, which have no bytes to write, are accepted.
+
+    Raises:
+        UnsavableState: naming what a file cannot hold.
+    """
+    entries, aliases = laid_out(tensors, shapes_only=shapes_only)
+    header = rendered_header(entries)
+    spans, offset = [], len(header)
+    for entry in entries:
+        if entry.size_bytes:
+            spans.append(TensorSpan(tensors[entry.name], offset, entry.size_bytes))
+        offset += entry.size_bytes
+    return FileLayout(text, header, spans, aliases)
+
+
+def laid_out(tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> tuple[list[TensorEntry], dict[str, str]]:
+    """The tensors in file order, each stored once, and the names of those that are stored under another.
+
+    Tensors of whole lines come first, so that each begins at one; in either part the largest elements come first, which
+    leaves no holes.
+
+    Raises:
+        UnsavableState: naming what a file cannot hold.
+    """
+    of_size: dict[tuple[bool, int], list[TensorEntry]] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, leaf in tensors.items():
+        code, element_bytes = _code_of(name, leaf, shapes_only)
+        shape = tuple(leaf.shape)
+        count = math.prod(shape)
+        if count and (own := identity(leaf)) is not None:
+            first = seen.setdefault(own, name)
+            if first != name:
+                aliases[name] = first
+                continue
+        entry = TensorEntry(name, code, shape, count * element_bytes)
+        of_size.setdefault((entry.size_bytes % LINE == 0, element_bytes), []).append(entry)
+    return [entry for size in sorted(of_size, reverse=True) for entry in of_size[size]], aliases
+
+
+def bytes_of(leaf: Leaf) -> np.ndarray[Any, Any]:
+    """The bytes of a tensor or array in contiguous order: its own memory where that is such, else a copy."""
+    if isinstance(leaf, np.ndarray):
+        return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+    flat = leaf.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return np.frombuffer(memory_of(flat), np.uint8)
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, which stays as long as they are looked at.
+
+    Not by numpy: from then on torch would take its memory for somebody else's.
+    """
+    raw = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    raw.tensor = tensor  # type: ignore[attr-defined]
+    return memoryview(raw).cast("B")
+
+
+def _code_of(name: str, leaf: Leaf, shapes_only: bool) -> tuple[str, int]:
+    """The safetensors name of the element type and its size; refuses what the file cannot hold."""
+    if isinstance(leaf, np.ndarray):
+        code = _ARRAY_CODES.get(leaf.dtype)
+        if code is None or not leaf.dtype.isnative:
+            raise UnsavableState(f"{name} is an array of {leaf.dtype}, which cannot be saved in a checkpoint")
+        return code, leaf.dtype.itemsize
+    plain = type(leaf) in _PLAIN or isinstance(leaf, torch.nn.Parameter | torch.nn.Buffer)
+    if not plain or torch.nn.parameter.is_lazy(leaf):
+        kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+        raise UnsavableState(f"{name} is a {kind}, which cannot be saved in a checkpoint")
+    absent = leaf.is_meta and not shapes_only
+    found = _CODES.get(leaf.dtype)
+    if leaf.layout is not torch.strided or leaf.is_quantized or absent or found is None:
+        place = "a tensor without memory" if absent else f"a tensor of {leaf.dtype}, {leaf.layout}"
+        raise UnsavableState(f"{name} is {place}, which cannot be saved in a checkpoint")
+    return found
+
+
+def identity(leaf: Leaf) -> tuple[Any, ...] | None:
+    """What two tied tensors, with elements, have in common."""
+    if isinstance(leaf, np.ndarray):
+        return None
+    # Without memory there is no address, but tied tensors still share the storage that would have one.
+    address = (leaf.untyped_storage()._cdata, leaf.storage_offset()) if leaf.is_meta else leaf.data_ptr()
+    return address, leaf.device, leaf.dtype, leaf.shape, leaf.stride(), leaf.is_conj(), leaf.is_neg()

@@ -1,0 +1,363 @@
+"""Live objects to state tree, and back: models by name, random generators; optimizers stand next door.
+
+Capturing copies nothing: the tensors of the tree are the live ones. Restoring has two halves: `fit_…` tells all
+that does not fit and touches nothing, and what it returns then takes the values, in place, without a cast or a loss.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer_cli.checkpoint.format.lazy_state import LazyState, can_take
+from trainer_cli.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+_EXTRA_STATE = "_extra_state"
+_COMPILED = "_orig_mod"
+_WRAPPED = "module."
+_SHOWN = 40
+_GIVING = ("state_dict", "_save_to_state_dict", "get_extra_state")
+"""The methods by which a module gives its state."""
+_GENERATORS = ("python", "numpy", "torch", "cuda", "mps")
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """How a saved state fits its owner: a line for each thing that does not, and the act of taking the rest."""
+
+    faults: list[str]
+    take: Callable[[], None]
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """What was taken from a checkpoint, and what was not."""
+
+    loaded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    """In the model, but not in the checkpoint."""
+    unexpected: list[str] = field(default_factory=list)
+    """In the checkpoint, but not in the model."""
+    ignored: list[str] = field(default_factory=list)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without the wrappers that put a prefix before its names."""
+    while True:
+        inner = getattr(model, _COMPILED, None)
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without the marks of compilation, wherever they stand."""
+    if _COMPILED not in name:
+        return name
+    return ".".join(part for part in name.split(".") if part != _COMPILED)
+
+
+def capture_model(model: nn.Module) -> dict[str, Any]:
+    """Parameters and persistent buffers by clean name. Tied ones appear under each name, as one memory."""
+    inner = unwrapped(model)
+    state = _plain_state(inner)
+    return {clean_name(name): value for name, value in (inner.state_dict() if state is None else state).items()}
+
+
+def parameter_names(model: nn.Module) -> dict[int, str]:
+    """The clean name of each parameter, by `id`: the first of several."""
+    inner = unwrapped(model)
+    if type(inner).named_parameters is not nn.Module.named_parameters:
+        return {id(value): clean_name(name) for name, value in inner.named_parameters()}
+    names: dict[int, str] = {}
+    for prefix, module in _modules(inner):
+        for name, value in module._parameters.items():
+            if value is not None:
+                names.setdefault(id(value), clean_name(prefix + name))
+    return names
+
+
+def restore_model(
+    model: nn.Module, state: Mapping[str, Any], *, strict: bool = True, ignore_keys: Iterable[str] = ()
+) -> LoadReport:
+    """Copy a captured state into a model, in place.
+
+    `ignore_keys` are globs of names to leave as they are. Without `strict`, names that only one side has
+    are reported, not refused. A different shape or element type is always refused.
+
+    Raises:
+        UserError: with a table of all that does not fit; the model is then untouched.
+    """
+    fitting, report = fit_model(model, state, strict=strict, ignore_keys=ignore_keys)
+    refuse({"": fitting.faults}, "the model does not fit the checkpoint")
+    fitting.take()
+    return report
+
+
+def fit_model(
+    model: nn.Module,
+    state: Mapping[str, Any],
+    *,
+    strict: bool = True,
+    ignore_keys: Iterable[str] = (),
+    pending: LazyState | None = None,
+) -> tuple[Fitting, LoadReport]:
+    """What of a captured state does not fit a model, and what `take` will copy into it.
+
+    Of a `pending` state, tensors will be read straight into the model's own memory; `take` comes after that.
+    """
+    pending = pending or LazyState({})
+    inner = unwrapped(model)
+    live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
+    rows: list[str] = []
+    given = renamed(state, live, rows)
+    globs = list(ignore_keys)
+    report = LoadReport(ignored=sorted(name for name in {*live, *given} if _matches(name, globs)))
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in report.ignored):
+            logger.warning("load.ignore_keys: %r matches nothing", glob)
+    given = {name: value for name, value in given.items() if name not in report.ignored}
+    wanted = {name: value for name, (_, value) in live.items() if name not in report.ignored}
+    report.loaded = [name for name in wanted if name in given]
+    report.missing = _without_tied(wanted, given)
+    report.unexpected = [name for name in given if name not in wanted]
+    rows += [f"{name}: {fault}" for name in report.loaded if (fault := _fault(wanted[name], given[name]))]
+    rows += _untied(wanted, given, pending)
+    if strict:
+        rows += _differences(report)
+
+    def take() -> None:
+        if report.missing or report.unexpected:
+            logger.warning("%s", table("not everything was loaded", {"": _differences(report)}))
+        values = {live[name][0]: pending.placed(given[name]) for name in report.loaded}
+        inner.load_state_dict(values, strict=False)
+
+    if not rows:
+        takes = _takes_plainly(inner)
+        for name in report.loaded:
+            raw, target = live[name]
+            if pending.awaits(given[name]) and takes(raw) and can_take(target):
+                pending.into(given[name], target)
+    return Fitting(rows, take), report
+
+
+def capture_rng() -> dict[str, Any]:
+    """The states of python's, numpy's and torch's global generators, those of the devices in use included."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},
+        "numpy": {
+            "kind": kind,
+            "keys": np.array(keys),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+        "cuda": [],
+        "mps": None,
+    }
+    if _cuda_in_use():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def rng_faults(state: Mapping[str, Any]) -> list[str]:
+    """What `restore_rng` would lack."""
+    return [f"{name}: missing in the checkpoint" for name in _GENERATORS if name not in state]
+
+
+def restore_rng(state: Mapping[str, Any]) -> None:
+    """Set every generator back. Do this last: whatever is built or drawn after it changes what follows."""
+    python, legacy = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(int(word) for word in python["words"]), python["gauss"]))
+    np.random.set_state((legacy["kind"], legacy["keys"], legacy["position"], legacy["has_gauss"], legacy["cached"]))
+    torch.set_rng_state(state["torch"])
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if len(state["cuda"]) != devices and (state["cuda"] or _cuda_in_use()):
+        logger.warning(
+            "the checkpoint has random states of %d GPUs, but there are %d here: "
+            "what is drawn on a GPU will differ from an uninterrupted run",
+            len(state["cuda"]),
+            devices,
+        )
+    for index, one in enumerate(state["cuda"][:devices]):
+        torch.cuda.set_rng_state(one, index)
+    if state["mps"] is not None and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
+
+
+def _cuda_in_use() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def renamed(state: Mapping[str, Any], live: Container[str], rows: list[str]) -> dict[str, Any]:
+    """The state under clean names; the prefix of a parallel wrapper goes where nothing here has such a name.
+
+    Two names that come to the same are a line in `rows`.
+    """
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        name = plain_name(name, live, state)
+        if name in found:
+            rows.append(f"{name}: twice in the checkpoint, with and without a wrapper's prefix")
+        found[name] = value
+    return found
+
+
+def plain_name(name: str, live: Container[str], state: Container[str] = ()) -> str:
+    """A saved name without the marks of compilation and of parallel wrappers."""
+    name = clean_name(name)
+    short = name.removeprefix(_WRAPPED)
+    return short if name not in live and short in live and short not in state else name
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+def _fault(live: Any, given: Any) -> str | None:
+    if isinstance(live, torch.Tensor) != isinstance(given, torch.Tensor):
+        return f"is a {type(live).__name__} in this model, but a {type(given).__name__} in the checkpoint"
+    if not isinstance(live, torch.Tensor) or nn.parameter.is_lazy(live):
+        return None
+    if live.shape != given.shape:
+        return f"has shape {tuple(live.shape)} in this model, but {tuple(given.shape)} in the checkpoint"
+    if live.dtype != given.dtype:
+        return f"is {live.dtype} in this model, but {given.dtype} in the checkpoint"
+    return None
+
+
+def _memory(value: Any) -> tuple[Any, ...] | None:
+    """What tied tensors have in common."""
+    if not isinstance(value, torch.Tensor) or nn.parameter.is_lazy(value) or not value.numel() or value.is_meta:
+        return None
+    return (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
+
+
+def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Every module with the prefix of its names, in the order of `state_dict`; a shared one for each of its places."""
+    found: list[tuple[str, nn.Module]] = []
+
+    def see(prefix: str, module: nn.Module) -> None:
+        found.append((prefix, module))
+        for name, inner in module._modules.items():
+            if inner is not None:
+                see(f"{prefix}{name}.", inner)
+
+    see("", model)
+    return found
+
+
+def _plain_state(model: nn.Module) -> dict[str, torch.Tensor] | None:
+    """What `model.state_dict()` gives, in less time; None where a module has a way of its own."""
+    state: dict[str, torch.Tensor] = {}
+    plain: dict[type, bool] = {}
+    for prefix, module in _modules(model):
+        kind = type(module)
+        if kind not in plain:
+            plain[kind] = all(getattr(kind, name) is getattr(nn.Module, name) for name in _GIVING)
+        if not plain[kind] or module._state_dict_hooks or module._state_dict_pre_hooks or "state_dict" in vars(module):
+            return None
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                state[prefix + name] = parameter.detach()
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                state[prefix + name] = buffer.detach()
+    return state
+
+
+def _without_tied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """The names that the checkpoint lacks, but for those whose memory another name fills."""
+    filled = {_memory(value) for name, value in wanted.items() if name in given} - {None}
+    return [name for name, value in wanted.items() if name not in given and _memory(value) not in filled]
+
+
+def _takes_plainly(model: nn.Module) -> Callable[[str], bool]:
+    """Whether the module that has a value of this name takes it as it is: torch's own way, and no hook before it."""
+    plain = {
+        prefix: getattr(type(module)._load_from_state_dict, "__module__", "").startswith("torch.")
+        and not getattr(module, "_load_state_dict_pre_hooks", ())
+        for prefix, module in model.named_modules(remove_duplicate=False)
+    }
+    if type(model).load_state_dict is not nn.Module.load_state_dict:
+        return lambda name: False
+    return lambda name: not name.endswith(_EXTRA_STATE) and plain.get(name.rpartition(".")[0], False)
+
+
+def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any], pending: LazyState) -> list[str]:
+    """Names that share memory in the model, but have different values in the checkpoint."""
+    first: dict[tuple[Any, ...], str] = {}
+    rows = []
+    for name, value in wanted.items():
+        if name not in given or (memory := _memory(value)) is None:
+            continue
+        other = first.setdefault(memory, name)
+        if other == name or given[other] is given[name] or _fault(value, given[name]):
+            continue
+        if _fault(value, given[other]) is not None:
+            continue
+        # Stored apart, so that only the values can tell.
+        pending.fill()
+        if not torch.equal(given[other], given[name]):
+            rows.append(f"{name}: is tied to {other} in this model, but differs from it in the checkpoint")
+    return rows
+
+
+def _differences(report: LoadReport) -> list[str]:
+    rows = [f"{name}: missing in the checkpoint" for name in report.missing]
+    return rows + [f"{name}: not in this model" for name in report.unexpected]
+
+
+def table(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:
+    """A title, and under it each owner's lines; an owner without a name has no column."""
+    width = max(map(len, rows_of), default=0)
+    rows = [f"  {owner:<{width}}  {row}" if owner else f"  {row}" for owner, own in rows_of.items() for row in own]
+    more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+    return "\n".join([f"{title}:", *rows[:_SHOWN], *more])
+
+
+def refuse(rows_of: Mapping[str, Sequence[str]], title: str, where: str | None = None) -> None:
+    """Raise where any owner has a line: one table, and nothing was loaded."""
+    if any(rows_of.values()):
+        raise UserError(table(title, rows_of) + "\n", where=where, cure="Nothing was loaded.")
+
+
+def is_finite(model: nn.Module) -> bool:
+    """True where no parameter that is trained holds NaN or infinity.
+
+    What is not trained may hold them for good: a mask of minus infinity, the start of a running minimum.
+    """
+    return are_finite(value for value in model.parameters() if value.requires_grad)
+
+
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """True where no element of any of them is NaN or infinite. One wait for the device, and a second where a sum says
+    that some may be."""
+    # Torch sums no elements of 8 bits.
+    values = [one.detach().float() if one.dtype.itemsize == 1 else one.detach() for one in tensors if one.numel()]
+    # A sum is finite only where all elements are, and takes a tenth of the time; beyond the range of its type it is
+    # not, whatever they are. The largest magnitude tells, in no memory of the tensor's size.
+    return _all_finite([one.sum() for one in values]) or _all_finite(
+        [torch.linalg.vector_norm(one, ord=torch.inf) for one in values]
+    )
+
+
+def _all_finite(numbers: Sequence[torch.Tensor]) -> bool:
+    return not numbers or bool(torch.stack([torch.isfinite(number) for number in numbers]).all())

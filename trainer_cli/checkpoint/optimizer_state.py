@@ -1,0 +1,233 @@
+"""Optimizers to state tree, and back: what they keep of each parameter by its name, and their groups' settings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer_cli.checkpoint.format.lazy_state import LazyState, can_take
+from trainer_cli.checkpoint.model_state import Fitting, parameter_names, plain_name, refuse
+
+log = logging.getLogger(__name__)
+
+_PACKED = ("state", "param_groups")
+_HOW = frozenset({"fused", "foreach", "capturable", "differentiable"})
+"""How a step is computed, not what: these stay as they are configured here."""
+_OF_SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"})
+"""What schedules note down in a group when they are made, and never move: of the schedules made here."""
+_NEEDS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
+"""Settings that torch's optimizers can only go on with where the state has this."""
+
+
+def capture_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimizer's state by parameter name: what it keeps of each, and its groups with their settings.
+
+    A parameter that was never stepped has no state, but stands in its group. What an optimizer keeps of no
+    parameter is under `other`, what its `state_dict` has besides under `more`; most have neither.
+    """
+    names = _parameter_names(model, optimizer)
+    packed = optimizer.state_dict()
+    kept_of = packed["state"]
+    tree: dict[str, Any] = {
+        "class": _class_name(optimizer),
+        "state": {names[key]: dict(kept) for key, kept in kept_of.items() if isinstance(key, int)},
+        "groups": [
+            {**group, "params": [names[index] for index in group["params"]]} for group in packed["param_groups"]
+        ],
+    }
+    if other := {key: kept for key, kept in kept_of.items() if not isinstance(key, int)}:
+        tree["other"] = other
+    if more := {key: value for key, value in packed.items() if key not in _PACKED}:
+        tree["more"] = more
+    return tree
+
+
+def restore_optimizer(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    *,
+    keep_settings: Collection[str] = (),
+) -> None:
+    """Give an optimizer a captured state, whatever the order of its parameters.
+
+    `keep_settings` names group settings, such as `lr`, whose present values stay.
+
+    Raises:
+        UserError: with a table of all that does not fit; the optimizer is then untouched.
+    """
+    fitting = fit_optimizer(model, optimizer, state, keep_settings=keep_settings)
+    refuse({"": fitting.faults}, "the optimizer does not fit the checkpoint")
+    fitting.take()
+
+
+def fit_optimizer(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    *,
+    keep_settings: Collection[str] = (),
+    moved: Collection[str] = (),
+    pending: LazyState | None = None,
+) -> Fitting:
+    """What of a captured state does not fit an optimizer, and what `take` will give it.
+
+    Settings come from the checkpoint, and `take` says which of them are configured otherwise; `moved` names those
+    that schedules move, which differ as a matter of course. Of a `pending` state, tensors will be read straight into
+    the memory that the optimizer keeps.
+    """
+    names = _parameter_names(model, optimizer)
+    live = optimizer.state_dict()["param_groups"]
+    mine = [[names[index] for index in group["params"]] for group in live]
+    known_here = set(names)
+    saved = [[plain_name(name, known_here) for name in group["params"]] for group in state["groups"]]
+    kept_of = {plain_name(name, known_here): dict(kept) for name, kept in state["state"].items()}
+    rows = []
+    if state["class"] != _class_name(optimizer):
+        rows.append(f"it is a {_class_name(optimizer)}, but the checkpoint has a {state['class']}")
+    if len(mine) != len(saved):
+        rows.append(f"it has {len(mine)} parameter groups, but the checkpoint has {len(saved)}")
+    for number, (here, there) in enumerate(zip(mine, saved, strict=False)):
+        rows += [f"{name}: missing in group {number} of the checkpoint" for name in here if name not in set(there)]
+        rows += [f"{name}: not in group {number} of this optimizer" for name in there if name not in set(here)]
+    known = {name for group in saved for name in group}
+    rows += [f"{name}: has state, but is in no group of the checkpoint" for name in kept_of if name not in known]
+    groups = []
+    told = []
+    for group, settings in zip(live, state["groups"], strict=False):
+        ours = {key for key in group if key in keep_settings or key in _HOW or key in _OF_SCHEDULES}
+        told += [
+            f"{key} is {settings[key]}, as in the checkpoint; {group[key]} is configured"
+            for key in group
+            if key not in ours and key not in moved and key != "params" and not _alike(settings.get(key), group[key])
+            if key in settings
+        ]
+        kept = {key: group[key] for key in ours}
+        groups.append({**group, **settings, **kept, "params": group["params"]})
+    if not rows:
+        rows = _state_faults(optimizer, names, kept_of, groups)
+    index_of = {name: index for index, name in enumerate(names)}
+    if pending is not None and not rows:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for name, kept in kept_of.items():
+            _place(kept, parameters[index_of[name]], pending)
+
+    def take() -> None:
+        for line in dict.fromkeys(told):
+            log.warning("optimizer: %s", line)
+        packed: dict[Any, Any] = {index_of[name]: kept for name, kept in kept_of.items()}
+        packed |= state.get("other", {})
+        optimizer.load_state_dict({**state.get("more", {}), "state": packed, "param_groups": groups})
+        _undo_casts(optimizer, packed)
+
+    return Fitting(rows, take)
+
+
+def _place(kept: dict[str, Any], parameter: torch.Tensor, pending: LazyState) -> None:
+    """Have states shaped like their parameter read into memory like its own, where that differs from a plain one's."""
+    for key, value in kept.items():
+        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.ndim:
+            continue
+        if not can_take(value) or not can_take(parameter):
+            continue
+        if value.device != parameter.device or value.stride() != parameter.stride():
+            if pending.awaits(value):
+                pending.into(value, torch.empty_like(parameter, dtype=value.dtype, requires_grad=False))
+            kept[key] = pending.placed(value)
+
+
+def _state_faults(
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[str],
+    kept_of: Mapping[str, Mapping[str, Any]],
+    groups: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """Tensors that cannot be of their parameter, and what a setting needs and the state lacks.
+
+    Only of torch's own optimizers is it known what they keep: in each dimension as much as the parameter, or one.
+    """
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim") or kind is torch.optim.LBFGS:
+        return []
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    group_of = {index: group for group in groups for index in group["params"]}
+    rows = []
+    for index, (name, parameter) in enumerate(zip(names, parameters, strict=True)):
+        kept = kept_of.get(name)
+        if not kept:
+            continue
+        for key, value in kept.items():
+            if isinstance(value, torch.Tensor) and value.ndim and (fault := _tensor_fault(parameter, value)):
+                rows.append(f"{name}: its {key} {fault}")
+        needed = [needed for setting, needed in _NEEDS.items() if group_of[index].get(setting)]
+        if kind is torch.optim.RMSprop and group_of[index].get("momentum"):
+            needed.append("momentum_buffer")
+        rows += [f"{name}: its {key} is missing in the checkpoint" for key in needed if key not in kept]
+    return rows
+
+
+def _tensor_fault(parameter: torch.Tensor, value: torch.Tensor) -> str | None:
+    fits = value.ndim == parameter.ndim and all(
+        size in (1, wanted) for size, wanted in zip(value.shape, parameter.shape, strict=True)
+    )
+    if not fits and value.numel() != 1:
+        return f"has shape {tuple(value.shape)} in the checkpoint, but the parameter {tuple(parameter.shape)}"
+    # States of a 16-bit parameter may be more precise than it.
+    wider = (torch.float32, torch.float64) if parameter.dtype in (torch.bfloat16, torch.float16) else ()
+    if value.dtype not in (parameter.dtype, *wider):
+        return f"is {value.dtype} in the checkpoint, but the parameter is {parameter.dtype}"
+    return None
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return float(one) == float(other)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one == other)
+
+
+def _class_name(optimizer: torch.optim.Optimizer) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """The name of each of the optimizer's parameters, in the order in which it counts them."""
+    named = parameter_names(model)
+    names = []
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            names.append(named.get(id(parameter), f"param_groups.{number}.{place}"))
+    return names
+
+
+def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[Any, Any]) -> None:
+    """`Optimizer.load_state_dict` casts states to the parameter's type; take them as they were saved.
+
+    States shaped like their parameter also take its layout, as they had when they were made.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, kept in packed.items():
+        if not isinstance(index, int):
+            continue
+        parameter = parameters[index]
+        for key, value in kept.items():
+            optimizer.state[parameter][key] = _as_saved(optimizer.state[parameter][key], value, parameter)
+
+
+def _as_saved(present: Any, saved: Any, parameter: torch.Tensor) -> Any:
+    if isinstance(saved, Mapping) and isinstance(present, dict):
+        return {key: _as_saved(present[key], value, parameter) for key, value in saved.items()}
+    if isinstance(saved, list | tuple) and isinstance(present, list | tuple):
+        return type(saved)(_as_saved(*pair, parameter) for pair in zip(present, saved, strict=True))
+    if not isinstance(saved, torch.Tensor):
+        return present
+    if present.dtype != saved.dtype:
+        present = saved.to(present.device)
+    if present.shape == parameter.shape and present.stride() != parameter.stride() and present.numel():
+        present = torch.empty_like(parameter, dtype=present.dtype, device=present.device).copy_(present)
+    return present.detach()

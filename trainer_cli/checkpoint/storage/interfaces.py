@@ -1,0 +1,144 @@
+"""What checkpointing asks of a place: whole folders go in and out, and are there or not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from trainer_cli.checkpoint.manifest import FileEntry
+from trainer_cli.config.schema import DigestAlgorithm
+
+Bytes = bytes | bytearray | memoryview
+
+
+class UnsyncedError(OSError):
+    """A folder has its name and all its bytes, but the fsync of its parent failed."""
+
+
+class FileWriter(Protocol):
+    """One file being written, from its first byte to its last."""
+
+    def write(self, data: Bytes) -> None:
+        """Append bytes, which are taken before this returns."""
+        ...
+
+
+class WritableFolder(Protocol):
+    """A folder being written, which nobody sees yet."""
+
+    @property
+    def files(self) -> Mapping[str, FileEntry]:
+        """The files finished so far."""
+        ...
+
+    def create(self, file: str) -> AbstractContextManager[FileWriter]:
+        """A new file; among `files` on clean exit, and at rest before the folder has its name."""
+        ...
+
+
+class Source(Protocol):
+    """One file being read, from several threads at once if need be."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The size when it was opened."""
+        ...
+
+    def read_at(self, buffers: Sequence[memoryview], offset: int) -> None:
+        """Fill the buffers, one after another, with the bytes from a place on. OSError where there are fewer."""
+        ...
+
+
+class ReadableFolder(Protocol):
+    """A folder that stays while it is read."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is on this machine."""
+        ...
+
+    def open(self, file: str) -> AbstractContextManager[Source]:
+        """One of its files. FileNotFoundError where it is missing, OSError where it is no plain file."""
+        ...
+
+
+class Storage(Protocol):
+    """Moves whole folders between this machine and where checkpoints live."""
+
+    def names(self) -> list[str]:
+        """The folders that are there under a plain name, valid or not."""
+        ...
+
+    def location(self, name: str) -> str:
+        """Where a folder is, for people."""
+        ...
+
+    def writing(
+        self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
+    ) -> AbstractContextManager[WritableFolder]:
+        """A new folder: at rest and under its name on clean exit, gone without a trace on an error.
+
+        A folder of that name with a manifest is never replaced (FileExistsError); one without is partial,
+        and set aside. UnsyncedError where the folder is there, but may lose its name in a power cut.
+        """
+        ...
+
+    def reading(self, name: str) -> AbstractContextManager[ReadableFolder]:
+        """A folder with a manifest, held against removal. FileNotFoundError where there is none."""
+        ...
+
+    def peek(self, name: str, file: str) -> bytes | None:
+        """The content of a small file, or None where it is not there."""
+        ...
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The plain files in a folder and their sizes in bytes; empty where there is no such folder."""
+        ...
+
+    def is_pinned(self, name: str) -> bool:
+        """True where somebody asked to keep this one."""
+        ...
+
+    def remove(self, name: str) -> bool:
+        """Remove a folder, manifest first, so that a crash midway leaves it partial, not broken.
+
+        False, and nothing done, where it is being read, has no manifest, or is not a folder of its own. Its
+        bytes may be freed later: `settle` waits for that.
+        """
+        ...
+
+    def clear(self, name: str) -> bool:
+        """Remove a folder that has no manifest. False, and nothing done, where it has one or is not there."""
+        ...
+
+    def amend(self, name: str, manifest: bytes) -> None:
+        """Replace a checkpoint's manifest, all at once and at rest; its files stay, also for those who read it now.
+
+        FileNotFoundError where there is none, or it is being removed.
+        """
+        ...
+
+    def pin(self, name: str, *, pinned: bool) -> None:
+        """Ask to keep a folder whatever the rules say, or take that back. Twice is fine."""
+        ...
+
+    def quarantine(self, name: str, why: str) -> str:
+        """Give a partial or damaged folder a hidden name, so that a save can take its place. The new name."""
+        ...
+
+    def fsync_names(self) -> None:
+        """Return once the names of all that is there survive a power cut. UnsyncedError where they may not."""
+        ...
+
+    def sweep(self) -> list[str]:
+        """Remove what dead attempts of this very run left half-written or half-removed; what was removed.
+
+        Only for who holds the run's lock. Everybody else's folders are left alone.
+        """
+        ...
+
+    def free_bytes(self) -> int | None:
+        """How much can still be written, or None where nobody knows."""
+        ...

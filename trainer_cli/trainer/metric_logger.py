@@ -1,0 +1,84 @@
+"""What is written down: the record of each step, handed to every logger once; the clock and the rate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from torch import Tensor
+
+from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.trainer.progress import Progress
+
+
+class MetricLogger:
+    """Collects the metrics of a step and gives them to the loggers as one record."""
+
+    def __init__(self, loggers: Mapping[str, Logger]) -> None:
+        self.loggers = loggers
+        self.record: dict[str, float | Tensor] = {}
+        self.last: dict[str, float] = {}
+        """What was recorded at the step of the last flush; empty where nothing was."""
+        self._last_step = -1
+        self._began, self._seconds_before = time.monotonic(), 0.0
+        self._rate_mark = (time.monotonic(), 0)
+
+    def start(self, facts: RunFacts, progress: Progress, *, keep: int) -> None:
+        """Cut every logger back to records of at most step `keep`, and start it; the clock runs from here."""
+        self._began, self._seconds_before = time.monotonic(), progress.seconds
+        self._rate_mark = (self._began, progress.samples)
+        for logger in self.loggers.values():
+            if facts.run_dir is not None:
+                logger.rewind(facts.run_dir, keep)
+            logger.start(facts)
+
+    def add(self, metrics: Mapping[str, float | Tensor]) -> None:
+        """Add to the record of the current step."""
+        for name, value in metrics.items():
+            self.record[name] = value.detach() if isinstance(value, Tensor) else value
+
+    def flush(self, progress: Progress, epoch: float) -> dict[str, float]:
+        """Hand the record of this step to every logger, once and whole. Returns it."""
+        record = {name: float(value) for name, value in self.record.items()}
+        self.record.clear()
+        self.last = {**self.last, **record} if progress.step == self._last_step else record
+        self._last_step = progress.step
+        if record:
+            entry = Record(progress.step, epoch, time.time(), record, progress.samples)
+            for logger in self.loggers.values():
+                logger.log(entry)
+        return record
+
+    def write_out(self) -> None:
+        """Hand everything logged so far to the operating system: `make_durable` may then come later."""
+        for logger in self.loggers.values():
+            logger.flush()
+
+    def make_durable(self) -> None:
+        """Bring everything logged so far to rest, before a checkpoint is published that promises it.
+
+        In the thread that publishes it; meanwhile more may be logged.
+        """
+        for logger in self.loggers.values():
+            logger.flush(durable=True)
+
+    def seconds(self) -> float:
+        """Seconds of training over all attempts."""
+        return self._seconds_before + time.monotonic() - self._began
+
+    def samples_per_second(self, samples: int) -> float:
+        """The rate since it was last asked for, evaluations and saves left out."""
+        (then, before), now = self._rate_mark, time.monotonic()
+        self._rate_mark = (now, samples)
+        return (samples - before) / max(now - then, 1e-9)
+
+    def exclude_time(self, seconds: float) -> None:
+        """Time that was not spent on training does not count in the rate."""
+        self._rate_mark = (self._rate_mark[0] + seconds, self._rate_mark[1])
+
+    def close(self) -> None:
+        """Close every logger, whatever happens."""
+        with ExitStack() as stack:
+            for logger in self.loggers.values():
+                stack.callback(logger.close)

@@ -1,0 +1,105 @@
+"""One batch of each validation loader before the first step: is everything reported that somebody waits for?"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint import model_state
+from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.errors import UserError
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.validation_loop import EvaluationInterruptedError, ValidationLoop
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+_SAVER = "checkpoint"
+_EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
+
+
+def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
+    """Refuse a metric that is waited for and that nothing reports; where nobody waits for any, do nothing.
+
+    `run_validation` is called only where the loaders do not report all of them. Nothing of it remains: its record is
+    thrown away, random generators and the callbacks' states are put back, and `trainer.rehearsing` tells callbacks
+    that write or count elsewhere.
+
+    Raises:
+        UserError: naming the setting, and the nearest metric that is reported.
+    """
+    wanted = _wanted(trainer)
+    if not wanted:
+        return
+    try:
+        with _without_a_trace(trainer):
+            reported = _reported(trainer, val_loaders, set(wanted.values()))
+    except EvaluationInterruptedError:
+        return
+    for setting, metric in wanted.items():
+        if metric not in reported:
+            known = f"Reported are {', '.join(sorted(reported)[:12])}." if reported else "Nothing is evaluated here."
+            raise UserError(
+                f"{setting} is '{metric}', which no validation loader or callback reports",
+                cure=did_you_mean(metric, reported).strip() or known,
+            )
+
+
+def _wanted(trainer: Trainer) -> dict[str, str]:
+    """Key path of the setting -> metric."""
+    wanted = {}
+    for name, callback in trainer.callbacks.items():
+        place = name if name == _SAVER else f"callbacks.{name}"
+        wanted.update({f"{place}.{key}": metric for key, metric in callback.wanted_metrics().items()})
+    return wanted
+
+
+def _reported(trainer: Trainer, val_loaders: Mapping[str, Any], wanted: set[str]) -> set[str]:
+    hooks, loop = trainer.hooks, ValidationLoop(1, hook=trainer.loop.validation.hook)
+    reported = set()
+    with ExitStack() as stack:
+        hooks.call("on_enter_validate_all", trainer, stack, val_loaders)
+        for name, loader in val_loaders.items():
+            reported |= {f"{name}/{key}" for key in loop.run(trainer, loader, name)}
+        if not wanted <= reported | set(trainer.metric_logger.record):
+            hooks.call("run_validation", trainer, False)
+        reported |= set(trainer.metric_logger.record)
+    return reported
+
+
+@contextmanager
+def _without_a_trace(trainer: Trainer) -> Iterator[None]:
+    generators, record = model_state.capture_rng(), dict(trainer.metric_logger.record)
+    trainer.metric_logger.record.clear()
+    states = {
+        name: copy.deepcopy(callback.state_dict())
+        for name, callback in trainer.callbacks.items()
+        if _hears_of_it(trainer, callback)
+    }
+    began = time.monotonic()
+    trainer.rehearsing = True
+    try:
+        yield
+    finally:
+        trainer.rehearsing = False
+        for name, state in states.items():
+            if state:
+                trainer.callbacks[name].load_state_dict(state)
+        trainer.metric_logger.record.clear()
+        trainer.metric_logger.record.update(record)
+        trainer.metric_logger.exclude_time(time.monotonic() - began)
+        model_state.restore_rng(generators)
+
+
+def _hears_of_it(trainer: Trainer, callback: Callback) -> bool:
+    """True where an evaluation calls it, so that its state may have changed.
+
+    One whose state is what is evaluated is only read from.
+    """
+    own, family = type(callback), f"on_{trainer.loop.validation.hook}_"
+    hooks = (*_EVALUATION, *(name for name in dir(own) if name.startswith(family)))
+    overridden = (getattr(own, hook, None) is not getattr(Callback, hook, None) for hook in hooks)
+    return not callback.evaluates and any(overridden)

@@ -1,0 +1,506 @@
+"""The training loop: what is done with each batch, and what after which step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer_cli.checkpoint.policy import Occasion
+from trainer_cli.config.schema import LoopConfig, check_duration
+from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.trainer.duration import Duration, Unit
+from trainer_cli.trainer.finite import LossCheck
+from trainer_cli.trainer.hooks import second_to
+from trainer_cli.trainer.intervals import Interval, epoch_steps, limited_batches, total_steps
+from trainer_cli.trainer.prefetch import DevicePrefetcher, Direct, device_prefetcher
+from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
+from trainer_cli.trainer.torch_compat import zero_grad
+from trainer_cli.trainer.train_step import Forward, Number, WeightedMeans, batch_weight, read_outputs, sample_count
+from trainer_cli.trainer.validation_loop import ValidationLoop
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.progress import Progress
+    from trainer_cli.trainer.trainer import Trainer
+
+
+class TrainingLoop:
+    """Steps, logs, evaluations and moments for saving, until the run ends.
+
+    Takes the settings of `LoopConfig` by name, for example `TrainingLoop(max_duration="3ep", log_interval=10)`.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = LoopConfig(**settings)
+        self.validation = ValidationLoop(self.settings.eval_steps)
+        self.steps_per_epoch: int | None = None
+        self.total_steps: int | None = None
+        self.pending_eval_record: dict[str, float] | None = None
+        self.epoch_batches: int | None = None
+        self.epoch_offset = 0
+        self._batches: Iterator[Any] | None = None
+        self._ahead: list[Any] = []
+        self._prefetcher: DevicePrefetcher = Direct(torch.device("cpu"))
+        self._ahead_state: dict[str, Any] | None = None
+        self._means_since_log: WeightedMeans | None = None
+        self._grad_norm: Tensor | None = None
+        self._saved_means: dict[str, Any] | None = None
+        self._loss_check = LossCheck()
+        self._counts_tokens = False
+
+    def prepare(self, trainer: Trainer, train_loader: Any, resumed: Progress | None = None) -> None:
+        """Get ready to train on a loader.
+
+        Args:
+            resumed: where the checkpoint stands that is gone on from.
+
+        Raises:
+            UserError: as from `learn_lengths`.
+        """
+        self._train_loader = train_loader
+        self._prefetcher = device_prefetcher(trainer.device)
+        self.learn_lengths(train_loader, resumed)
+        if self._means_since_log is None:
+            self._means_since_log = WeightedMeans(trainer.device)
+            if self._saved_means is not None:
+                self._means_since_log.load_state_dict(self._saved_means)
+        self._began = time.monotonic()
+
+    def learn_lengths(self, train_loader: Any, resumed: Progress | None = None) -> None:
+        """Learn the lengths that cadences need; from `resumed` on, epochs may be of another length than before.
+
+        Raises:
+            UserError: the loader is empty, or a duration needs a length that the loader does not tell.
+        """
+        settings = self.settings
+        self.epoch_batches = self._batches_of(train_loader)
+        self.steps_per_epoch = epoch_steps(self.epoch_batches, settings.grad_accum_steps, settings.steps_per_epoch)
+        self.epoch_offset = 0 if resumed is None else self._offset(train_loader, resumed)
+        try:
+            self._log = self.cadence(settings.log_interval)
+            self.eval_interval = self.cadence(settings.eval_interval)
+            longest, hard_stop = self.cadence(settings.max_duration), self.cadence(settings.hard_stop)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        assert longest is not None, "the schema refuses a null max_duration"
+        max_time = check_duration("loop.max_time", settings.max_time, units=(Unit.SECOND,))
+        self.limits = Limits(longest, hard_stop, float(max_time.value) if max_time else None)
+        self.total_steps = self.length(train_loader)
+
+    def cadence(self, interval: Any) -> Interval | None:
+        """A cadence of this training, or None for null."""
+        if interval is None:
+            return None
+        duration = Duration.parse(interval)
+        self._counts_tokens = self._counts_tokens or duration.unit is Unit.TOKEN
+        return Interval(duration, self.steps_per_epoch, self.epoch_offset if duration.unit is Unit.EPOCH else 0)
+
+    def checkpoint_interval(self, key: str, interval: Any) -> Interval | None:
+        """The cadence of a setting of `checkpoint`.
+
+        Raises:
+            ConfigError: a part of an epoch, where nobody knows how many steps an epoch has.
+        """
+        try:
+            return self.cadence(interval)
+        except ValueError as error:
+            raise ConfigError(str(error), where=f"checkpoint.{key}") from None
+
+    def length(self, train_loader: Any) -> int | None:
+        """Optimizer steps in `max_duration`, where they can be told beforehand."""
+        settings, duration = self.settings, Duration.parse(self.settings.max_duration)
+        steps = total_steps(
+            duration,
+            epoch_batches=self._batches_of(train_loader),
+            grad_accum_steps=settings.grad_accum_steps,
+            steps_per_epoch=settings.steps_per_epoch,
+            batch_size=getattr(train_loader, "batch_size", None),
+            epoch_samples=getattr(train_loader, "length", None),
+        )
+        return steps if steps is None or duration.unit is Unit.STEP else steps - self.epoch_offset
+
+    def _offset(self, train_loader: Any, at: Progress) -> int:
+        """By how many steps the run would be further than `at`, had all its epochs been of today's length."""
+        if self.epoch_batches is None or self.steps_per_epoch is None or at.samples == 0:
+            # At step 0, or of a checkpoint of before its place in the epoch was saved.
+            return 0
+        epoch, batch = self._position(train_loader, at)
+        left = -(-(self.epoch_batches - batch) // self.settings.grad_accum_steps)
+        return (epoch + 1) * self.steps_per_epoch - left - at.step
+
+    def _position(self, train_loader: Any, at: Progress) -> tuple[int, int]:
+        """Epoch and batch of a position, in batches of today's size where the loader counts in samples."""
+        after = getattr(train_loader, "batches_after", None)
+        batch = at.batch if after is None else len(train_loader) - after(at.epoch_samples)
+        over = self.epoch_batches is not None and batch >= self.epoch_batches
+        return (at.epoch + 1, 0) if over else (at.epoch, batch)
+
+    def start_at(self, train_loader: Any, progress: Progress) -> None:
+        """Count the batches of a loaded position in today's size. An epoch that has none left is over."""
+        epoch, progress.batch = self._position(train_loader, progress)
+        if epoch != progress.epoch:
+            progress.epoch, progress.epoch_samples = epoch, 0
+
+    def _batches_of(self, train_loader: Any) -> int | None:
+        """Batches of an epoch of this training; None where nobody can tell.
+
+        Raises:
+            UserError: there are none, or `limit_train_batches` is a part of what has no length.
+        """
+        try:
+            batches: int | None = len(train_loader)
+        except TypeError:
+            batches = None
+        if batches == 0:
+            raise UserError("the train loader has no batches", cure="Check data and data.batch_size.")
+        try:
+            return limited_batches(batches, self.settings.limit_train_batches)
+        except ValueError as error:
+            raise UserError(str(error), where="loop.limit_train_batches") from None
+
+    def run(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop:
+        """Train until there is a reason to stop, and return it."""
+        stop = self._first_moments(trainer, val_loaders)
+        trainer.restore_rng()
+        loop_idx = 0
+        try:
+            while stop is None:
+                stop = self._run_until_eval(trainer, val_loaders, loop_idx)
+                loop_idx += 1
+        finally:
+            self._end_epoch_iterator()
+        return stop
+
+    def why_stop(self, trainer: Trainer) -> Stop | None:
+        """The end that has come, if one has."""
+        return why_stop(
+            self.limits, trainer.progress, process_s=time.monotonic() - self._began, stop_request=trainer.stop_request
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Means begun since the last log, and the record of an evaluation that is still owed."""
+        means = self._means_since_log.state_dict() if self._means_since_log is not None else None
+        return {"meter": means, "owed_record": self.pending_eval_record}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back the means begun and the evaluation owed."""
+        self._saved_means = state["meter"]
+        if self._means_since_log is not None and self._saved_means is not None:
+            self._means_since_log.load_state_dict(self._saved_means)
+        self.pending_eval_record = state["owed_record"]
+
+    def reset(self) -> None:
+        """Forget what an earlier training left."""
+        self._means_since_log, self._saved_means, self.pending_eval_record, self._grad_norm, self._loss_check = (
+            None,
+            None,
+            None,
+            None,
+            LossCheck(),
+        )
+
+    def data_state(self, trainer: Trainer) -> dict[str, Any]:
+        """Where the train loader stands: after the last batch trained on, not the one that was asked for ahead."""
+        return self._ahead_state or self._loader_state(trainer)
+
+    def _loader_state(self, trainer: Trainer) -> dict[str, Any]:
+        now = trainer.progress
+        state: dict[str, Any] = self._train_loader.state_dict(now.epoch, samples=now.epoch_samples, batch=now.batch)
+        return state
+
+    def _first_moments(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop | None:
+        """What happens before the first step of this process; returns a stop that is already due."""
+        # The record of a step whose checkpoint is gone on from is written: what is logged now joins the next one.
+        written = trainer.resumed and self.pending_eval_record is None and not self._wants_evaluation_at_start(trainer)
+        if self.pending_eval_record is not None:
+            trainer.log_metrics(self.pending_eval_record)
+            self.pending_eval_record = None
+            end = self.why_stop(trainer)
+            if not trainer.evaluate(val_loaders, self.validation, is_last=end is not None and end.finished):
+                return self._stop_before_eval(trainer)
+            self._log_what_is_left(trainer, self.why_stop(trainer))
+        elif self._wants_evaluation_at_start(trainer) and not trainer.evaluate(
+            val_loaders, self.validation, is_last=False
+        ):
+            trainer.metric_logger.record.clear()
+            return trainer.stop_request
+        if not written:
+            trainer.flush_record()
+        trainer.hooks.call("on_save_opportunity", trainer, Occasion.pre_train)
+        stop = self.why_stop(trainer)
+        if stop is not None:
+            trainer.maybe_checkpoint(stop)
+        return stop
+
+    def _wants_evaluation_at_start(self, trainer: Trainer) -> bool:
+        progress = trainer.progress
+        return self.settings.eval_at_start and progress.step == 0 and progress.evaluated_step != 0
+
+    def _run_until_eval(self, trainer: Trainer, val_loaders: Mapping[str, Any], loop_idx: int) -> Stop | None:
+        """Steps up to the next evaluation or the end, then both; the moments for logs and saves on the way."""
+        assert self._means_since_log is not None
+        stop = None
+        with ExitStack() as stack:
+            trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
+            try:
+                if not trainer.model.training:
+                    # Only then: a part that its owner put into evaluation mode stays there.
+                    trainer.model.train()
+                trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
+                while True:
+                    self._steps(trainer, self._next_event(trainer))
+                    asked = self._take_requests(trainer)
+                    self._count_time(trainer)
+                    stop = self.why_stop(trainer)
+                    done = stop is not None and stop.finished
+                    # Where a stop was asked for between two steps, this step has its record and evaluation already.
+                    if not self._means_since_log.empty and (done or _due(self._log, trainer.progress)):
+                        self._log_training(trainer)
+                    evaluate = trainer.progress.evaluated_step != trainer.progress.step and (
+                        done or asked or _due(self.eval_interval, trainer.progress)
+                    )
+                    if evaluate or stop is not None:
+                        break
+                    trainer.flush_record()
+                    trainer.maybe_checkpoint(None)
+            except BaseException as error:
+                with second_to(error):
+                    trainer.hooks.call_all("on_train_exception", trainer, error)
+                raise
+            trainer.hooks.call_all("on_train_end", trainer, trainer.model, self, loop_idx)
+        if evaluate and (val_loaders or trainer.hooks["run_validation"]):
+            wanted = stop is not None and not stop.finished
+            if wanted or not trainer.evaluate(val_loaders, self.validation, is_last=done):
+                return self._stop_before_eval(trainer)
+            stop = stop or self.why_stop(trainer)
+            self._log_what_is_left(trainer, stop)
+        trainer.flush_record()
+        trainer.maybe_checkpoint(stop)
+        return stop
+
+    def _stop_before_eval(self, trainer: Trainer) -> Stop:
+        """Stop before an evaluation that is due: the next attempt makes it, and completes this step's record."""
+        self.pending_eval_record = trainer.flush_record()
+        stop = trainer.stop_request or self.why_stop(trainer)
+        assert stop is not None, "an evaluation is only given up for a stop"
+        end = why_stop(self.limits, trainer.progress, process_s=0.0, stop_request=None)
+        trainer.maybe_checkpoint(stop, over=end is not None)
+        return stop
+
+    @staticmethod
+    def _take_requests(trainer: Trainer) -> bool:
+        """Whether an evaluation was asked for. What is asked for meanwhile, by another thread, is heard next time."""
+        trainer.interrupt_requested = False
+        if trainer.stop_request is not None:
+            trainer.interrupt_requested = True
+        asked, trainer.evaluation_asked = trainer.evaluation_asked, False
+        return asked
+
+    def _next_event(self, trainer: Trainer) -> int:
+        """The earliest step after this one at which anything but training may happen."""
+        now = trainer.progress
+        steps = [next_stop_step(self.limits, now), *trainer.callback_steps()]
+        steps += [cadence.next_step(now) for cadence in (self._log, self.eval_interval) if cadence is not None]
+        return min(steps)
+
+    def _steps(self, trainer: Trainer, event: int) -> None:
+        """Optimizer steps until step `event`, until something is asked for, or until a step has something to record.
+
+        The hot path: no work but training.
+        """
+        model, optimizer, progress = trainer.model, trainer.optimizer, trainer.progress
+        assert optimizer is not None and self._means_since_log is not None
+        precision, scaler = trainer.precision, trainer.scaler
+        parameters, groups = trainer.parameters, len(optimizer.param_groups)
+        schedulers = list(trainer.schedulers.live.values())
+        accum, means, hooks = self.settings.grad_accum_steps, self._means_since_log, trainer.hooks
+        record = trainer.metric_logger.record
+        forward = Forward(trainer)
+        clips = precision.clip_norm is not None or precision.clip_value is not None
+        batch_start, step_start = hooks["on_train_batch_start"], hooks["on_train_step_start"]
+        before_backward, after_backward = hooks["on_before_backward"], hooks["on_after_backward"]
+        before_step, after_step = hooks["on_before_optimizer_step"], hooks["on_after_optimizer_step"]
+        before_zero, after_zero = hooks["on_before_optimizer_zero_grad"], hooks["on_after_optimizer_zero_grad"]
+        before_lr, after_lr = hooks["on_before_scheduler_step"], hooks["on_after_scheduler_step"]
+        step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
+        tokens: Tensor | None = None
+        if scaler is not None:
+            # Torch's schedulers warn where no step came before theirs; here one may have been left out on purpose.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+
+        while progress.step < event and not trainer.interrupt_requested:
+            progress.last_samples, progress.last_tokens, progress.last_epoch = (
+                progress.samples, progress.tokens, progress.epoch,
+            )  # fmt: skip
+            whole: Number | Tensor = 0
+            unit: Number | Tensor = 1
+            for micro in range(1, accum + 1):
+                batch_idx = progress.batch
+                batch = self._next_batch(trainer)
+                for call in batch_start:
+                    call(trainer, model, batch, batch_idx)
+                for call in step_start:
+                    call(trainer, model, batch)
+                raw = forward(batch)
+                loss, outputs = read_outputs(raw)
+                size = sample_count(batch)
+                weight = batch_weight(outputs, size) if outputs else size
+                for call in before_backward:
+                    call(trainer, model, loss)
+                if accum != 1:
+                    # In units of the first weight: gradients as large as those of one batch, which 16 bits hold.
+                    if micro == 1:
+                        unit = _not_zero(weight)
+                    part = weight / unit
+                    share = loss * part
+                    whole = whole + part
+                else:
+                    share = loss
+                (share if scaler is None else scaler.scaled(share)).backward()  # type: ignore[no-untyped-call]
+                for call in after_backward:
+                    call(trainer, model, loss)
+                means.add(loss, outputs, weight)
+                progress.samples += size
+                if outputs and "tokens" in outputs:
+                    found = outputs["tokens"]
+                    if isinstance(found, Tensor) and not self._counts_tokens:
+                        tokens = found.detach().long() if tokens is None else tokens + found.detach()
+                    else:
+                        progress.tokens += int(found)
+                elif self._counts_tokens:
+                    raise UserError(
+                        "a duration is counted in tokens, but the model's outputs have no 'tokens'",
+                        cure="Return a mapping with 'tokens', or count in steps, samples or epochs.",
+                    )
+                progress.batch += 1
+                progress.epoch_samples += size
+                last = self._end_of_epoch(trainer)
+                if micro == accum or last:
+                    if scaler is not None:
+                        scaler.unscale(optimizer)
+                    if len(optimizer.param_groups) != groups:
+                        parameters, groups = trainer.parameters, len(optimizer.param_groups)
+                    if accum != 1:
+                        _divide(parameters, whole)
+                    for call in before_step:
+                        call(trainer, model, optimizer)
+                    if clips:
+                        self._grad_norm = precision.clip(parameters)
+                    if scaler is None:
+                        optimizer.step()
+                    else:
+                        scaler.step(optimizer)
+                    for call in after_step:
+                        call(trainer, model, optimizer)
+                    for call in before_zero:
+                        call(trainer, model, optimizer)
+                    zero_grad(optimizer)
+                    for call in after_zero:
+                        call(trainer, model, optimizer)
+                    for scheduler in schedulers:
+                        for call in before_lr:
+                            call(trainer, model, optimizer, scheduler)
+                        scheduler.step()
+                        for call in after_lr:
+                            call(trainer, model, optimizer, scheduler)
+                    progress.step += 1
+                    if last:
+                        progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
+                        self._end_epoch_iterator()
+                for call in step_end:
+                    call(trainer, model, raw, batch)
+                for call in batch_end:
+                    call(trainer, model, raw, batch, batch_idx)
+                if last:
+                    break
+            if record:
+                break
+        if tokens is not None:
+            # Nothing asks for them at every step, so the device is waited for here alone.
+            progress.tokens += int(tokens)
+            progress.last_tokens = progress.tokens
+
+    def _next_batch(self, trainer: Trainer) -> Any:
+        if self._ahead:
+            return self._prefetcher.receive(self._ahead.pop())
+        if self._batches is None:
+            now = trainer.progress
+            self._batches = iter(self._train_loader.iterate(now.epoch, batch=now.batch, samples=now.epoch_samples))
+        try:
+            return self._prefetcher.receive(self._prefetcher.send(next(self._batches)))
+        except StopIteration:
+            raise UserError(
+                f"the train loader ended after {trainer.progress.batch} batches of epoch {trainer.progress.epoch}"
+                + (f", but {self.epoch_batches} were to come" if self.epoch_batches is not None else ""),
+                cure="Check the loader's length, and loop.limit_train_batches.",
+            ) from None
+
+    def _end_of_epoch(self, trainer: Trainer) -> bool:
+        """True after the last batch of an epoch. The next one may be sent to the device on this occasion.
+
+        A loader without length must be asked for it, to see whether there is one. One that has both a length and a
+        position of its own is not: its state before would have to be taken for each batch.
+        """
+        assert self._batches is not None
+        knows, stateful = self.epoch_batches is not None, getattr(self._train_loader, "stateful", False)
+        last = trainer.progress.batch == self.epoch_batches
+        if knows and (last or stateful or not self._prefetcher.ahead):
+            return last
+        if stateful:
+            self._ahead_state = self._loader_state(trainer)
+        try:
+            self._ahead.append(self._prefetcher.send(next(self._batches)))
+        except StopIteration:
+            # One that ends before its length is told when the batch is needed.
+            return not knows
+        return False
+
+    def _end_epoch_iterator(self) -> None:
+        batches, self._batches = self._batches, None
+        self._ahead.clear()
+        self._ahead_state = None
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()
+
+    def _count_time(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        progress.last_seconds, progress.seconds = progress.seconds, trainer.metric_logger.seconds()
+
+    def _log_what_is_left(self, trainer: Trainer, stop: Stop | None) -> None:
+        """Means that the end of the run, come with an evaluation, would lose."""
+        if stop is not None and stop.finished and self._means_since_log is not None and not self._means_since_log.empty:
+            self._log_training(trainer)
+
+    def _log_training(self, trainer: Trainer) -> None:
+        assert self._means_since_log is not None and trainer.optimizer is not None
+        metrics = {f"train/{name}": value for name, value in self._means_since_log.means().items()}
+        finite = self._means_since_log.loss_is_finite
+        self._means_since_log.reset()
+        metrics["train/lr"] = float(trainer.optimizer.param_groups[0]["lr"])
+        if self._grad_norm is not None:
+            metrics["train/grad_norm"] = float(self._grad_norm)
+        if trainer.scaler is not None:
+            metrics.update({f"train/{name}": value for name, value in trainer.scaler.metrics().items()})
+        metrics["train/samples_per_s"] = trainer.metric_logger.samples_per_second(trainer.progress.samples)
+        trainer.log_metrics(metrics)
+        self._loss_check.check(trainer, finite=finite)
+
+
+def _due(cadence: Interval | None, now: Progress) -> bool:
+    return cadence is not None and cadence.due(now)
+
+
+def _not_zero(weight: Number | Tensor) -> Number | Tensor:
+    """The weight, or 1 for a batch that counts nothing; without a wait for the device."""
+    return torch.where(weight == 0, 1, weight) if isinstance(weight, Tensor) else weight or 1
+
+
+def _divide(parameters: list[nn.Parameter], whole: Number | Tensor) -> None:
+    """Divide the summed gradients once by the sum of weights."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    torch._foreach_div_(gradients, whole)

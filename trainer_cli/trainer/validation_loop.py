@@ -1,0 +1,95 @@
+"""The validation loop: one pass over one loader, which leaves model mode, gradients and hooks as they were."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from trainer_cli.errors import UserError
+from trainer_cli.trainer.batch import to_device
+from trainer_cli.trainer.hooks import second_to
+from trainer_cli.trainer.train_step import Forward, WeightedMeans, batch_weight, read_outputs, sample_count
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+
+class EvaluationInterruptedError(Exception):
+    """A stop was asked for while an evaluation ran; the evaluation is owed to the next attempt."""
+
+
+class ValidationLoop:
+    """Evaluates the model on one loader: weighted means of loss and metrics.
+
+    `hook` is the base name of its hooks: `ValidationLoop(hook="x")` calls `on_x_start`, `on_x_batch_end` and so
+    on. Model mode, random state and gradients are as before when it returns.
+    """
+
+    def __init__(self, eval_steps: int | None = None, hook: str = "validate") -> None:
+        self.eval_steps = eval_steps
+        self.hook = hook
+        self.metrics: dict[str, float] = {}
+
+    def run(self, trainer: Trainer, loader: Any, name: str) -> dict[str, float]:
+        """Means over the loader (or its first `eval_steps` batches), weighted by the batches' weights.
+
+        Raises:
+            EvaluationInterruptedError: the run is to stop here and be started again, and this was not the last batch.
+            UserError: the loader gave no batch.
+        """
+        hooks, model, base = trainer.hooks, trainer.model, self.hook
+        modes = [(module, module.training) for module in model.modules()]
+        try:
+            with ExitStack() as stack, torch.no_grad():
+                hooks.call("on_enter_validate", trainer, stack, loader, self)
+                model.eval()
+                hooks.call(f"on_{base}_start", trainer, model, loader, self)
+                self.metrics = self._means(trainer, model, loader, name)
+                hooks.call_all(f"on_{base}_end", trainer, model, self)
+        except EvaluationInterruptedError:
+            raise  # An ordinary stop: nothing has failed, and there are no means to report.
+        except BaseException as error:
+            with second_to(error):
+                hooks.call_all("on_validate_exception", trainer, error)
+            raise
+        finally:
+            for module, training in modes:
+                module.training = training
+        return self.metrics
+
+    def _means(self, trainer: Trainer, model: nn.Module, loader: Any, name: str) -> dict[str, float]:
+        hooks, base, device = trainer.hooks, self.hook, trainer.device
+        forward, meter = Forward(trainer), WeightedMeans(device)
+        batch_start, batch_end = hooks[f"on_{base}_batch_start"], hooks[f"on_{base}_batch_end"]
+        step_start, step_end = hooks[f"on_{base}_step_start"], hooks[f"on_{base}_step_end"]
+        batch_idx = -1
+        batches = loader.iterate(0)
+        try:
+            for batch_idx, batch in enumerate(batches):
+                if trainer.stop_request is not None and not trainer.stop_request.finished:
+                    raise EvaluationInterruptedError
+                batch = to_device(batch, device) if device.type != "cpu" else batch
+                for call in batch_start:
+                    call(trainer, model, batch, batch_idx)
+                for call in step_start:
+                    call(trainer, model, batch)
+                raw = forward(batch)
+                loss, outputs = read_outputs(raw)
+                size = 0 if "weight" in outputs else sample_count(batch)
+                meter.add(loss, outputs, batch_weight(outputs, size))
+                for call in step_end:
+                    call(trainer, model, raw, batch)
+                for call in batch_end:
+                    call(trainer, model, raw, batch, batch_idx)
+                if batch_idx + 1 == self.eval_steps:
+                    break
+        finally:
+            close = getattr(batches, "close", None)
+            if close is not None:
+                close()
+        if batch_idx < 0:
+            raise UserError(f"the validation loader '{name}' gave no batch")
+        return meter.means()
