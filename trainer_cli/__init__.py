@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.base import Logger
     from trainer_cli.trainer.duration import Duration
     from trainer_cli.trainer.hooks import Callback
+    from trainer_cli.trainer.precision import Precision
     from trainer_cli.trainer.schedules import WarmupCosine
-    from trainer_cli.trainer.train_step import Precision
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
     from trainer_cli.trainer.validation_loop import ValidationLoop
@@ -33,7 +33,7 @@ _MODULES = {
     "Logger": "trainer_cli.loggers.base",
     "make_async_checkpointer": "trainer_cli.checkpoint.async_checkpointer",
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
-    "Precision": "trainer_cli.trainer.train_step",
+    "Precision": "trainer_cli.trainer.precision",
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
     "Trainer": "trainer_cli.trainer.trainer",
     "TrainingLoop": "trainer_cli.trainer.training_loop",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_cli.checkpoint.format.dtypes import DTYPES
+from trainer_cli.checkpoint.format.file_layout import DTYPES
 from trainer_cli.checkpoint.format.header import ELEMENT_BYTES
 
 

@@ -24,9 +24,8 @@ from trainer_cli.checkpoint.policy import (
 from trainer_cli.checkpoint.timeline import Setting, Timeline, foresee
 from trainer_cli.config.schema import Removal
 from trainer_cli.trainer.duration import Duration
-from trainer_cli.trainer.intervals import Interval, epoch_steps
+from trainer_cli.trainer.intervals import Interval, StepCounts, epoch_steps, first_step
 from trainer_cli.trainer.progress import Progress
-from trainer_cli.trainer.step_counts import StepCounts, first_step
 from trainer_cli.trainer.stopping import Limits, Stop, why_stop
 
 

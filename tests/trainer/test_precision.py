@@ -13,7 +13,7 @@ from torch import nn
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.train_step import Precision
+from trainer_cli.trainer.precision import Precision
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),

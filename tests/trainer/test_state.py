@@ -17,8 +17,8 @@ from trainer_cli.callbacks.ema import EMA
 from trainer_cli.checkpoint import model_state
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.schedules import WarmupCosine
-from trainer_cli.trainer.train_step import Precision
 
 
 class Spoil(Callback):

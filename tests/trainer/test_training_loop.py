@@ -19,8 +19,8 @@ from trainer_cli.data.loader import Loader
 from trainer_cli.errors import NotFiniteError, UserError
 from trainer_cli.loggers.jsonl import JsonlLogger
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.schedules import WarmupCosine
-from trainer_cli.trainer.train_step import Precision
 from trainer_cli.trainer.trainer import Trainer
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, Saving
-from trainer_cli.checkpoint.commit import CheckpointMetadata, metadata_of
+from trainer_cli.checkpoint.commit import CheckpointMetadata, commit, metadata_of
 from trainer_cli.checkpoint.format.file_layout import FileLayout
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.host_memory import available_bytes
@@ -107,8 +107,15 @@ class AsyncCheckpointer(FolderCheckpointer):
             if snapshot is not None:
                 snapshot.wait()
             put = layout.write if snapshot is None else snapshot.write
-            self.writer.write(
-                storage, name, metadata, put, size_bytes=layout.total_bytes, final_metadata=final_metadata
+            commit(
+                storage,
+                name,
+                metadata,
+                put,
+                format=self.format.name,
+                digest=self.digest,
+                size_bytes=layout.total_bytes,
+                final_metadata=final_metadata,
             )
             after_commit()
 

@@ -22,7 +22,7 @@ import torch
 
 from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.commit import CheckpointMetadata as CheckpointMetadata
-from trainer_cli.checkpoint.commit import Writer, metadata_of
+from trainer_cli.checkpoint.commit import commit, metadata_of
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.format.lazy_state import LazyState, can_take
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
@@ -125,7 +125,7 @@ class FolderCheckpointer(Checkpointer):
         digest: DigestAlgorithm = DigestAlgorithm.xxh3_128,
     ) -> None:
         self.format: Format = format or TensorsFormat()
-        self.writer = Writer(self.format.name, digest)
+        self.digest = digest
         run_id = uuid.uuid4().hex[:12]
         self._new_storage = storage or (lambda root: LocalStorage(root, run_id=run_id))
         self._storages: dict[Path, Storage] = {}
@@ -260,7 +260,15 @@ class SyncCheckpointer(FolderCheckpointer):
     ) -> None:
         storage, name = self._place(path)
         layout = self.format.plan(state_dict)
-        self.writer.write(storage, name, metadata or metadata_of(name), layout.write, size_bytes=layout.total_bytes)
+        commit(
+            storage,
+            name,
+            metadata or metadata_of(name),
+            layout.write,
+            format=self.format.name,
+            digest=self.digest,
+            size_bytes=layout.total_bytes,
+        )
 
 
 def make_sync_checkpointer(

@@ -1,4 +1,4 @@
-"""How a checkpoint is committed, whoever gives its bytes: files at rest, then the manifest, then its name."""
+"""Commit a checkpoint: its files are written and fsynced, then the manifest, then the folder is renamed."""
 
 from __future__ import annotations
 
@@ -59,104 +59,94 @@ def metadata_of(name: str) -> CheckpointMetadata:
     return CheckpointMetadata(step=parse_step(name) or 0)
 
 
-class Writer:
-    """Commits checkpoints of one format; in any thread, one at a time."""
+def commit(
+    storage: Storage,
+    name: str,
+    metadata: CheckpointMetadata,
+    put: Callable[[WritableFolder], FormatRecord],
+    *,
+    format: str,
+    digest: DigestAlgorithm,
+    size_bytes: int,
+    final_metadata: Callable[[CheckpointMetadata], CheckpointMetadata] = lambda metadata: metadata,
+) -> None:
+    """Write a checkpoint with `put` and commit it. An intact checkpoint of the same run and step is left as it is.
 
-    def __init__(self, format: str, digest: DigestAlgorithm) -> None:
-        self.format, self.digest = format, digest
+    Args:
+        format: the name of the format that `put` writes, for the manifest.
+        size_bytes: what `put` writes, for the message of a full disk.
+        final_metadata: called when all else is written, before the manifest is made.
 
-    def write(
-        self,
-        storage: Storage,
-        name: str,
-        metadata: CheckpointMetadata,
-        put: Callable[[WritableFolder], FormatRecord],
-        *,
-        size_bytes: int,
-        final_metadata: Callable[[CheckpointMetadata], CheckpointMetadata] = lambda metadata: metadata,
-    ) -> None:
-        """Commit what `put` writes. What is there already, whole, is never written again.
-
-        Args:
-            size_bytes: what `put` writes, for the message of a full disk.
-            final_metadata: called when all else is written, before the manifest is made.
-
-        Raises:
-            NotDurableError: the checkpoint is there, but a power cut may take it away.
-            SaveError: nothing was committed. In both cases older checkpoints are intact.
-        """
-        where = storage.location(name)
-        try:
-            if self._is_saved(storage, name, metadata):
-                storage.fsync_names()
-                logger.info("%s is there already, and is not written again", where)
-                return
-            self._write(storage, name, metadata, put, final_metadata)
-        except OSError as error:
-            size_bytes += sum(len(content) for content in metadata.files.values())
-            raise disk_error(error, where, size_bytes, storage.free_bytes()) from error
-        logger.debug("saved %s (%s)", where, metadata.reason)
-
-    def _is_saved(self, storage: Storage, name: str, metadata: CheckpointMetadata) -> bool:
-        """True where this very checkpoint is there, whole; a damaged one is moved out of the way."""
-        if storage.peek(name, MANIFEST_FILE) is None:
-            return False
-        manifest, problem = examine(storage, name)
-        if manifest is not None and problem is None:
-            try:
-                with storage.reading(name) as folder:
-                    verify(folder, manifest)
-            except DamagedCheckpoint as error:
-                problem = str(error)
-        if manifest is None or problem is not None:
-            storage.quarantine(name, problem or "it has no manifest")
-            return False
-        if (manifest.run_id, manifest.step) == (metadata.run_id, metadata.step):
-            return True
-        raise SaveError(
-            "another checkpoint is in the way: it is valid, so it is not replaced. "
-            f"It is step {manifest.step} of run {manifest.run_id or 'unknown'}",
-            where=storage.location(name),
-            cure="Use another run directory, or move that checkpoint away.",
-        )
-
-    def _write(
-        self,
-        storage: Storage,
-        name: str,
-        metadata: CheckpointMetadata,
-        put: Callable[[WritableFolder], FormatRecord],
-        final_metadata: Callable[[CheckpointMetadata], CheckpointMetadata],
-    ) -> None:
-        with storage.writing(name, digest=self.digest) as folder:
+    Raises:
+        NotDurableError: the checkpoint is there, but a power cut may take it away.
+        SaveError: nothing was committed. In both cases older checkpoints are intact.
+    """
+    where = storage.location(name)
+    try:
+        if _is_saved(storage, name, metadata):
+            storage.fsync_names()
+            logger.info("%s is there already, and is not written again", where)
+            return
+        with storage.writing(name, digest=digest) as folder:
             record = put(folder)
             for file, content in metadata.files.items():
-                with folder.create(file) as sink:
-                    sink.write(content)
+                with folder.create(file) as writer:
+                    writer.write(content)
             metadata = final_metadata(metadata)
             if not metadata.finite:
                 logger.warning("the weights of step %d are not finite: no resume takes %s", metadata.step, name)
-            manifest = Manifest(
-                run_id=metadata.run_id,
-                attempt=metadata.attempt,
-                step=metadata.step,
-                epoch=metadata.epoch,
-                kind=metadata.kind,
-                reason=metadata.reason,
-                finished=metadata.finished,
-                metrics=metadata.metrics,
-                finite=metadata.finite,
-                world_size=metadata.world_size,
-                config_digest=metadata.config_digest,
-                target_packages=metadata.target_packages,
-                versions={**_versions(), **metadata.versions},
-                format=self.format,
-                files=dict(folder.files),
-                aliases=record.aliases,
-                progress=metadata.progress,
-            )
-            with folder.create(MANIFEST_FILE) as sink:
-                sink.write(manifest.to_bytes())
+            with folder.create(MANIFEST_FILE) as writer:
+                writer.write(_manifest(metadata, format, folder, record).to_bytes())
+    except OSError as error:
+        size_bytes += sum(len(content) for content in metadata.files.values())
+        raise disk_error(error, where, size_bytes, storage.free_bytes()) from error
+    logger.debug("saved %s (%s)", where, metadata.reason)
+
+
+def _manifest(metadata: CheckpointMetadata, format: str, folder: WritableFolder, record: FormatRecord) -> Manifest:
+    return Manifest(
+        run_id=metadata.run_id,
+        attempt=metadata.attempt,
+        step=metadata.step,
+        epoch=metadata.epoch,
+        kind=metadata.kind,
+        reason=metadata.reason,
+        finished=metadata.finished,
+        metrics=metadata.metrics,
+        finite=metadata.finite,
+        world_size=metadata.world_size,
+        config_digest=metadata.config_digest,
+        target_packages=metadata.target_packages,
+        versions={**_versions(), **metadata.versions},
+        format=format,
+        files=dict(folder.files),
+        aliases=record.aliases,
+        progress=metadata.progress,
+    )
+
+
+def _is_saved(storage: Storage, name: str, metadata: CheckpointMetadata) -> bool:
+    """True where an intact checkpoint of the same run and step is there; a damaged one is quarantined."""
+    if storage.peek(name, MANIFEST_FILE) is None:
+        return False
+    manifest, problem = examine(storage, name)
+    if manifest is not None and problem is None:
+        try:
+            with storage.reading(name) as folder:
+                verify(folder, manifest)
+        except DamagedCheckpoint as error:
+            problem = str(error)
+    if manifest is None or problem is not None:
+        storage.quarantine(name, problem or "it has no manifest")
+        return False
+    if (manifest.run_id, manifest.step) == (metadata.run_id, metadata.step):
+        return True
+    raise SaveError(
+        "another checkpoint is in the way: it is valid, so it is not replaced. "
+        f"It is step {manifest.step} of run {manifest.run_id or 'unknown'}",
+        where=storage.location(name),
+        cure="Use another run directory, or move that checkpoint away.",
+    )
 
 
 def disk_error(

@@ -22,9 +22,8 @@ from trainer_cli.checkpoint.policy import (
     why_save,
 )
 from trainer_cli.config.schema import Removal
-from trainer_cli.trainer.intervals import Interval
+from trainer_cli.trainer.intervals import Interval, StepCounts, first_step
 from trainer_cli.trainer.progress import Progress
-from trainer_cli.trainer.step_counts import StepCounts, first_step
 from trainer_cli.trainer.stopping import Limits, Stop, why_stop
 
 

@@ -32,8 +32,8 @@ from trainer_cli.errors import ConfigError, TrainError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.fused import can_be_fused
 from trainer_cli.trainer.param_groups import parameter_groups, refuse_unknown_settings
+from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.setup import be_deterministic, pick_device, seed_everything
-from trainer_cli.trainer.train_step import Precision
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
 

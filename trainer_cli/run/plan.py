@@ -30,8 +30,8 @@ from trainer_cli.config.targets import component, import_from
 from trainer_cli.run import report
 from trainer_cli.run.rundir import RunDir, RunStatus
 from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new, refuse_no_optimizer
+from trainer_cli.trainer.intervals import StepCounts
 from trainer_cli.trainer.progress import Progress
-from trainer_cli.trainer.step_counts import StepCounts
 from trainer_cli.trainer.stopping import Stop
 
 if TYPE_CHECKING:

@@ -1,13 +1,14 @@
-"""Loss scaling for 16-bit floats: gradients too small for them are made larger on the way, and steps that overflow
-are left out.
-"""
+"""Mixed precision: autocast, loss scaling for fp16, and gradient clipping."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from trainer_cli.config.schema import Dtype, PrecisionConfig
 
 DYNAMIC = "dynamic"
 _FIRST_SCALE = 65536.0
@@ -62,3 +63,40 @@ class LossScaler:
         scale = state["scale"] if self._fixed is None else self._fixed
         self._scaler.load_state_dict({**own, "scale": scale, "_growth_tracker": state["steps_held"]})
         self._skipped.fill_(state["skipped_steps"])
+
+
+class Precision:
+    """Number format of forward and backward, loss scaling for fp16, and clipping of the whole gradients."""
+
+    def __init__(
+        self,
+        dtype: str = Dtype.fp32,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        loss_scale: str | float = DYNAMIC,
+    ) -> None:
+        # The config's own rules, for whoever comes from python.
+        settings = PrecisionConfig(
+            dtype=Dtype(dtype), loss_scale=loss_scale, clip_norm=clip_norm, clip_value=clip_value
+        )
+        self.dtype = settings.dtype
+        self.clip_norm, self.clip_value = settings.clip_norm, settings.clip_value
+        self.loss_scale = settings.loss_scale
+
+    def scaler(self, device: torch.device) -> LossScaler | None:
+        """The loss scaling of this format; None where it needs none."""
+        return LossScaler(device, self.loss_scale) if self.dtype is Dtype.fp16 else None
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[Any] | None:
+        """A context for each forward, which may be entered again and again; None where none is needed."""
+        if self.dtype is Dtype.fp32:
+            return None
+        return torch.autocast(device.type, dtype=torch.float16 if self.dtype is Dtype.fp16 else torch.bfloat16)
+
+    def clip(self, parameters: list[nn.Parameter]) -> Tensor | None:
+        """Clip the gradients in place. Returns their norm before clipping, on the device, where it was taken."""
+        if self.clip_norm is not None:
+            return nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+        if self.clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self.clip_value)
+        return None

@@ -4,59 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from trainer_cli.config.schema import Dtype, PrecisionConfig
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.batch import leading_size
-from trainer_cli.trainer.precision import DYNAMIC, LossScaler
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 Number = int | float
-
-
-class Precision:
-    """Number format of forward and backward, loss scaling for fp16, and clipping of the whole gradients."""
-
-    def __init__(
-        self,
-        dtype: str = Dtype.fp32,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        loss_scale: str | float = DYNAMIC,
-    ) -> None:
-        # The config's own rules, for whoever comes from python.
-        settings = PrecisionConfig(
-            dtype=Dtype(dtype), loss_scale=loss_scale, clip_norm=clip_norm, clip_value=clip_value
-        )
-        self.dtype = settings.dtype
-        self.clip_norm, self.clip_value = settings.clip_norm, settings.clip_value
-        self.loss_scale = settings.loss_scale
-
-    def scaler(self, device: torch.device) -> LossScaler | None:
-        """The loss scaling of this format; None where it needs none."""
-        return LossScaler(device, self.loss_scale) if self.dtype is Dtype.fp16 else None
-
-    def autocast(self, device: torch.device) -> AbstractContextManager[Any] | None:
-        """A context for each forward, which may be entered again and again; None where none is needed."""
-        if self.dtype is Dtype.fp32:
-            return None
-        return torch.autocast(device.type, dtype=torch.float16 if self.dtype is Dtype.fp16 else torch.bfloat16)
-
-    def clip(self, parameters: list[nn.Parameter]) -> Tensor | None:
-        """Clip the gradients in place. Returns their norm before clipping, on the device, where it was taken."""
-        if self.clip_norm is not None:
-            return nn.utils.clip_grad_norm_(parameters, self.clip_norm)
-        if self.clip_value is not None:
-            nn.utils.clip_grad_value_(parameters, self.clip_value)
-        return None
 
 
 def sample_count(batch: Any) -> int:

@@ -24,7 +24,7 @@ from trainer_cli.loggers.base import Logger, RunFacts
 from trainer_cli.trainer.finite import check_end
 from trainer_cli.trainer.hooks import Callback, Hooks, second_to
 from trainer_cli.trainer.metric_logger import MetricLogger
-from trainer_cli.trainer.precision import LossScaler
+from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.sanity_check import sanity_check
 from trainer_cli.trainer.schedulers import Schedulers, by_name
@@ -32,7 +32,6 @@ from trainer_cli.trainer.setup import made, named, pick_device, reset, seed_ever
 from trainer_cli.trainer.state import LATER, capture, take_all, take_for_evaluation, take_weights
 from trainer_cli.trainer.stopping import Stop
 from trainer_cli.trainer.torch_compat import leave_compiler_out, step_lightly
-from trainer_cli.trainer.train_step import Precision
 from trainer_cli.trainer.training_loop import TrainingLoop
 from trainer_cli.trainer.validation_loop import EvaluationInterruptedError, ValidationLoop
 

@@ -12,13 +12,33 @@ import numpy as np
 import torch
 
 from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
-from trainer_cli.checkpoint.format.dtypes import DTYPES
 from trainer_cli.checkpoint.format.header import LINE, TensorEntry, rendered_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.interfaces import FormatRecord
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.interfaces import WritableFolder
 
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "C64": torch.complex64,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}
+"""Element types that a tensor file can hold, by their names in safetensors."""
 _CODES = {dtype: (code, dtype.itemsize) for code, dtype in DTYPES.items()}
 _NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _ARRAY_CODES = {

@@ -10,8 +10,7 @@ import torch
 
 from trainer_cli.checkpoint.format import codec
 from trainer_cli.checkpoint.format.block_reader import Part, read_in_order
-from trainer_cli.checkpoint.format.dtypes import DTYPES
-from trainer_cli.checkpoint.format.file_layout import memory_of
+from trainer_cli.checkpoint.format.file_layout import DTYPES, memory_of
 from trainer_cli.checkpoint.format.header import TensorEntry, parsed_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.lazy_state import LazyState, Targets
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
