@@ -79,8 +79,8 @@ MUTANTS = {
         'Decision(Kind.permanent, "end of training")',
         'Decision(Kind.ephemeral, "end of training")',
     ),
-    "a requested save is not made": ("if at.asked:", "if False:"),
-    "a requested save waits for a release": ("if at.asked:", "if at.asked and not at.held:"),
+    "a requested save is not made": ("if at.save_requested:", "if False:"),
+    "a requested save waits for a release": ("if at.save_requested:", "if at.save_requested and not at.held:"),
     "a requested save is ephemeral": ('Decision(Kind.permanent, "asked for")', 'Decision(Kind.ephemeral, "asked for")'),
     "the best are not saved": ("if rules.keep_best is not None and (merit", "if False and (merit"),
     "the best are permanent": ("return Decision(Kind.ephemeral, merit)", "return Decision(Kind.permanent, merit)"),
@@ -118,14 +118,14 @@ MUTANTS = {
         "at.now.step - (at.last_saved_step or 0) < cooldown",
     ),
     "a stop goes before a requested save": (
-        "    if at.asked:\n",
+        "    if at.save_requested:\n",
         "    if occasion is Occasion.stop and rules.save_on_stop:\n"
-        '        return Decision(Kind.ephemeral, "training was stopped")\n    if at.asked:\n',
+        '        return Decision(Kind.ephemeral, "training was stopped")\n    if at.save_requested:\n',
     ),
     "the best go before a requested save": (
-        "    if at.asked:\n",
+        "    if at.save_requested:\n",
         "    if rules.keep_best is not None and (merit := rules.keep_best.why_enter(at.metrics, at.saved)):\n"
-        "        return Decision(Kind.ephemeral, merit)\n    if at.asked:\n",
+        "        return Decision(Kind.ephemeral, merit)\n    if at.save_requested:\n",
     ),
     "the ephemeral interval goes before the end": (
         "    if occasion in (Occasion.final, Occasion.last_stop) and rules.save_final:\n",

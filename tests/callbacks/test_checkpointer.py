@@ -401,7 +401,7 @@ class Says(Callback):
         self.values = values
 
     def run_validation(self, trainer: Any, is_last: bool) -> None:
-        if trainer.progress.step in self.values or trainer.rehearsing:
+        if trainer.progress.step in self.values or trainer.sanity_checking:
             trainer.log_metrics({"val/score": self.values.get(trainer.progress.step, 0.0)})
 
 
@@ -493,7 +493,7 @@ def test_a_callback_can_hold_ephemeral_saves_back_by_name(tmp_path: Path) -> Non
 class Asks(Callback):
     def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.progress.step == 4:
-            trainer.checkpoint.asked = True
+            trainer.checkpoint.save_requested = True
             trainer.log_metrics(seen=1.0)
 
 
@@ -647,7 +647,7 @@ class AsksInItsMoment(Callback):
 
     def on_save_opportunity(self, trainer: Any, occasion: Any) -> None:
         if trainer.progress.step == 2:
-            trainer.checkpoint.asked = True
+            trainer.checkpoint.save_requested = True
 
 
 @pytest.mark.parametrize("disk", [Disk, lambda: FullFor(2)])

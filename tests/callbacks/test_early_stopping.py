@@ -205,11 +205,11 @@ class Traces(Callback):
     def on_validate_batch_end(self, trainer: Any, *args: Any) -> None:
         self.batches += 1
         random.random(), np.random.rand(), torch.rand(1)
-        if trainer.rehearsing:
+        if trainer.sanity_checking:
             self.rehearsed.append("batch")
 
     def run_validation(self, trainer: Any, is_last: bool) -> None:
-        if trainer.rehearsing:
+        if trainer.sanity_checking:
             self.rehearsed.append("downstream")
 
     def state_dict(self) -> dict[str, Any]:

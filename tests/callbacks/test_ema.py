@@ -252,6 +252,6 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], said: str) -> None
         EMA(**settings)
 
 
-def test_a_start_that_cannot_be_told_in_steps_is_refused() -> None:
-    with pytest.raises(UserError, match=r"start is 10s, which cannot be told in steps"):
+def test_a_start_without_a_number_of_steps_is_refused() -> None:
+    with pytest.raises(UserError, match=r"start is 10s, which is not a number of steps"):
         _fit(EMA(start="10s"))

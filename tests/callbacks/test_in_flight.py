@@ -199,7 +199,7 @@ class Interrupted(Callback):
 def test_an_end_that_is_wanted_at_once_waits_for_no_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainer_cli.callbacks.in_flight._INTERRUPTED_PATIENCE_S", 0.1)
+    monkeypatch.setattr("trainer_cli.callbacks.in_flight._INTERRUPTED_TIMEOUT_S", 0.1)
     disk, writer = Blocks(), WriterThread("writer")
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, Interrupted(disk), disk=disk, thread=writer, save_interval=3, pre_train_checkpoint=False)
@@ -212,7 +212,7 @@ def test_an_end_that_is_wanted_at_once_waits_for_no_disk_that_hangs(
 def test_where_a_save_comes_to_no_end_and_errors_are_passed_over_the_next_is_left_out_and_the_first_still_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainer_cli.callbacks.in_flight._PATIENCE_S", 0.1)
+    monkeypatch.setattr("trainer_cli.callbacks.in_flight._TIMEOUT_S", 0.1)
     monkeypatch.setattr("trainer_cli.callbacks.in_flight._REPORTED_WAIT_S", 0.01)
     caplog.set_level(logging.INFO, "trainer_cli")
     disk, notes = Blocks(), Notes()
@@ -234,16 +234,16 @@ def test_a_large_state_has_the_time_that_a_slow_disk_takes(size_bytes: int, pati
     checkpointer = AsyncCheckpointer()
     checkpointer.buffer = SimpleNamespace(held_bytes=size_bytes)  # type: ignore[assignment]
     saves = BackgroundSaves(checkpointer)
-    assert saves._patience_s == patience_s
+    assert saves._timeout_s == patience_s
     saves.interrupt()
-    assert saves._patience_s == 10.0
+    assert saves._timeout_s == 10.0
 
 
 def test_after_an_interrupted_wait_the_end_does_not_wait_long_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a second Ctrl-C while an error of the model's is being handled."""
-    monkeypatch.setattr("trainer_cli.callbacks.in_flight._INTERRUPTED_PATIENCE_S", 0.1)
+    monkeypatch.setattr("trainer_cli.callbacks.in_flight._INTERRUPTED_TIMEOUT_S", 0.1)
     disk, writer = Blocks(), WriterThread("writer")
     behind = CheckpointerCallback(
         tmp_path, identity=RunIdentity(run_id="ours"), save_interval=3, pre_train_checkpoint=False, save_async=True,
@@ -264,7 +264,7 @@ def test_after_an_interrupted_wait_the_end_does_not_wait_long_again(
     def broken_off(timeout_s: float | None = None) -> bool:
         saves = behind._background
         assert saves is not None
-        patience.append(saves._patience_s)
+        patience.append(saves._timeout_s)
         raise KeyboardInterrupt
 
     made = trainer(Noisy, optimizer=lambda model: torch.optim.AdamW(model.parameters()), callbacks=[Fails()],
@@ -273,7 +273,7 @@ def test_after_an_interrupted_wait_the_end_does_not_wait_long_again(
         made.fit(loader(22, 4))
     assert patience == [600.0]
     assert behind._background is not None
-    assert behind._background._patience_s == 0.1
+    assert behind._background._timeout_s == 0.1
     disk.go_on.set()
     assert writer.drain(60)
 

@@ -251,7 +251,7 @@ class Attempts:
         owes = step.end in ("owing", "last_owing")
         self.trainer.metric_logger.last = {} if step.value is None or owes else {METRIC: step.value}
         if step.asks:
-            self.callback.asked = self.oracle.asked = True
+            self.callback.save_requested = self.oracle.save_requested = True
         occasion = {"final": "final", "stop": "stop", "owing": "stop", "last_owing": "last_stop"}.get(
             step.end or "", "step"
         )
@@ -308,7 +308,7 @@ class Attempts:
             assert result != "raised", "the callback should give up"
         finally:
             self.disk.fault = None  # type: ignore[assignment]
-        assert self.callback.asked == self.oracle.asked
+        assert self.callback.save_requested == self.oracle.save_requested
 
     def _crash(self) -> bool:
         self.oracle.failed(self.now["st"])

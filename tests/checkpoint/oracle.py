@@ -91,7 +91,7 @@ class Oracle:
     def _forget(self) -> None:
         """What a process knows, and loses with its end."""
         self.last: int | None = None
-        self.asked = False
+        self.save_requested = False
         self.failures = 0
 
     def _note(self) -> None:
@@ -192,12 +192,12 @@ class Oracle:
             self.failures += 1
             if fault == "rest":
                 # It is there, so it counts as saved; nothing goes for it, since a power cut may take it away.
-                self.last, self.asked = now["st"], False
+                self.last, self.save_requested = now["st"], False
             over = self.failures > self.settings.get("max_save_errors", 3) or occasion not in ("pre_train", "step")
             return "raised" if over or self.settings.get("on_save_error") != "warn" else "passed over"
         self.last = now["st"]
         self.failures = 0
-        self.asked = False
+        self.save_requested = False
         self._clear()
         return "saved"
 
@@ -215,7 +215,7 @@ class Oracle:
             return "permanent"
         if occasion in ("final", "last_stop") and rules.get("save_final", True):
             return "permanent"
-        if self.asked:
+        if self.save_requested:
             return "permanent"
         if self._enters_the_best(now["st"], metrics):
             return "ephemeral"
@@ -230,7 +230,7 @@ class Oracle:
     def _complete(self, occasion: str, before: Counts, now: Counts, metrics: Mapping[str, float], *, held: bool) -> str:
         """A step that is saved is not saved again, but what came late is added: its evaluation, and the run's end."""
         first_moment = occasion == "pre_train"
-        asked, self.asked = self.asked, self.asked and first_moment
+        asked, self.save_requested = self.save_requested, self.save_requested and first_moment
         folder = self.folders.get(f"step{now['st']}")
         if folder is None or not folder.whole:
             return "nothing"
@@ -238,9 +238,9 @@ class Oracle:
         ends = occasion == "final" and not folder.finished
         if not more and not ends:
             return "nothing"
-        self.asked = asked and not first_moment
+        self.save_requested = asked and not first_moment
         kind = self._kind("step" if first_moment else occasion, before, now, metrics, loaded=False, held=held)
-        self.asked = asked and first_moment
+        self.save_requested = asked and first_moment
         if folder.kind == "ephemeral" and kind is not None:
             folder.kind = kind
         folder.metrics = {**folder.metrics, **metrics}

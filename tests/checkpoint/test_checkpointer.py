@@ -214,15 +214,15 @@ def test_a_checkpoint_that_is_loaded_cannot_be_removed_meanwhile(tmp_path):
         plan = checkpointer.format.plan
 
         def read(self, folder, manifest, only=None, later=(), rank=0):
-            pending = read(folder, manifest, only, later, rank)
-            fill = pending.fill
+            lazy = read(folder, manifest, only, later, rank)
+            read_values = lazy.read
 
             def watched():
                 removed.append(LocalStorage(tmp_path).remove("step1"))
-                fill()
+                read_values()
 
-            pending.fill = watched
-            return pending
+            lazy.read = watched
+            return lazy
 
     checkpointer.format = Slow()
     assert same(dict(checkpointer.load(tmp_path / "step1")), small_state())

@@ -168,9 +168,9 @@ def test_large_values_are_best_where_the_mode_is_max():
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({"asked": True}, (P, "asked for")),
+        ({"save_requested": True}, (P, "asked for")),
         ({"held": True}, None),
-        ({"held": True, "asked": True}, (P, "asked for")),
+        ({"held": True, "save_requested": True}, (P, "asked for")),
         ({}, (E, "every 10 steps, ephemeral")),
     ],
 )

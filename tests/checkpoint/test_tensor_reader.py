@@ -56,15 +56,15 @@ def saved(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None 
 
 
 def load(checkpointer: SyncCheckpointer, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None):
-    with checkpointer.reading(path, None, LATER) as pending:
-        fittings = [fit_model(model, pending.tree["model"], pending=pending)[0]]
+    with checkpointer.reading(path, None, LATER) as lazy:
+        fittings = [fit_model(model, lazy.tree["model"], lazy=lazy)[0]]
         if optimizer is not None:
-            fittings.append(fit_optimizer(model, optimizer, pending.tree["optimizer"], pending=pending))
+            fittings.append(fit_optimizer(model, optimizer, lazy.tree["optimizer"], lazy=lazy))
         assert [fitting.faults for fitting in fittings] == [[]] * len(fittings)
-        pending.fill()
+        lazy.read()
         for fitting in fittings:
             fitting.take()
-    return pending
+    return lazy
 
 
 def flip(path: Path, place: int = -1) -> None:
@@ -104,7 +104,7 @@ def test_model_and_optimizer_come_back_in_place_bit_for_bit(tmp_path, small_bloc
     mine = optimizer_of(model, steps=1)
     places = {name: value.data_ptr() for name, value in model.state_dict().items()}
     versions = {name: value._version for name, value in model.named_parameters() if value.numel()}
-    pending = load(checkpointer, tmp_path / "step1", model, mine)
+    lazy = load(checkpointer, tmp_path / "step1", model, mine)
     assert same(capture_model(model), capture_model(source))
     assert same(capture_optimizer(model, mine), capture_optimizer(source, optimizer))
     assert {name: value.data_ptr() for name, value in model.state_dict().items()} == places
@@ -112,7 +112,7 @@ def test_model_and_optimizer_come_back_in_place_bit_for_bit(tmp_path, small_bloc
     exp_avg = mine.state[model.conv.weight]["exp_avg"]
     assert exp_avg.stride() == model.conv.weight.stride()
     # No second copy: the optimizer keeps the memory that was read into.
-    kept = pending.placed(pending.tree["optimizer"]["state"]["first.weight"]["exp_avg"])
+    kept = lazy.placed(lazy.tree["optimizer"]["state"]["first.weight"]["exp_avg"])
     assert mine.state[model.first.weight]["exp_avg"].data_ptr() == kept.data_ptr()
 
 
@@ -134,12 +134,12 @@ def test_names_that_are_tied_in_the_model_alone_are_compared_by_value(tmp_path, 
     checkpointer = saved(tmp_path / "step1", source)
     model = Model(2)
     before = copy.deepcopy(capture_model(model))
-    with checkpointer.reading(tmp_path / "step1", None, LATER) as pending:
-        fitting, _ = fit_model(model, pending.tree["model"], pending=pending)
+    with checkpointer.reading(tmp_path / "step1", None, LATER) as lazy:
+        fitting, _ = fit_model(model, lazy.tree["model"], lazy=lazy)
         assert same(capture_model(model), before)
         assert bool(fitting.faults) is differ
         if not differ:
-            pending.fill()
+            lazy.read()
             fitting.take()
             assert torch.equal(model.last.weight, source.first.weight)
 
@@ -171,7 +171,7 @@ def test_damage_that_only_the_digest_shows_leaves_nan_and_says_so(tmp_path, smal
     checkpointer = saved(tmp_path / "step1", Model(1))
     flip(tmp_path / "step1")
     model = Model(2)
-    with pytest.raises(DamagedCheckpoint, match=r"digest differs.*holds NaN now"):
+    with pytest.raises(DamagedCheckpoint, match=r"digest differs.*hold NaN now"):
         checkpointer.load(tmp_path / "step1", {"model": capture_model(model)})
     for name, value in model.named_parameters():
         assert value.isnan().all(), name
@@ -230,9 +230,9 @@ def test_loading_takes_the_memory_of_what_is_new_and_a_constant(memory_path):
     weights = 48 * MB
 
     def validated() -> None:
-        with checkpointer.reading(memory_path / "step1", ["model"], LATER) as pending:
-            fitting, _ = fit_model(model, pending.tree["model"], pending=pending)
-            pending.fill()
+        with checkpointer.reading(memory_path / "step1", ["model"], LATER) as lazy:
+            fitting, _ = fit_model(model, lazy.tree["model"], lazy=lazy)
+            lazy.read()
             fitting.take()
 
     load(checkpointer, memory_path / "step1", model)

@@ -1,4 +1,4 @@
-"""Going back, trigger_files by file, failures kept apart, other folders and names: through the command."""
+"""Going back, requests by trigger files, failures kept apart, other folders and names: through the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals are trigger_files, and only the second Ctrl-C is an order."""
+"""Signals are requests, and only the second Ctrl-C is an order."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class CheckpointerCallback(Callback):
     def next_step(self, trainer: Trainer) -> int | None:
         if not self.settings.enabled or self._rules is None:
             return None
-        if self.asked:
+        if self.save_requested:
             return trainer.progress.step + 1
         step = next_save_step(self._rules, trainer.progress)
         if step is not None and self._background is not None and not self._background.prepared:
@@ -177,9 +177,9 @@ class CheckpointerCallback(Callback):
         finished = trainer.stop_reason if occasion is Occasion.final else None
         step, last = trainer.progress.step, occasion not in ORDINARY
         if background is not None and background.current is not None and background.current.step == step:
-            if self.asked:
+            if self.save_requested:
                 background.request()
-            self.asked = False
+            self.save_requested = False
         elif self._last_saved_step == step:
             self._try(lambda: self._amend(self._moment(trainer, occasion), finished), last=last)
         elif decision is not None and occasion in ORDINARY and background is not None:
@@ -212,7 +212,7 @@ class CheckpointerCallback(Callback):
             occasion,
             self._last_saved_step,
             loaded=trainer.loaded_from is not None,
-            asked=self.asked and occasion is not Occasion.pre_train,
+            save_requested=self.save_requested and occasion is not Occasion.pre_train,
             held=bool(self._held),
             metrics=metrics,
             saved=self.retention.facts(self._last_saved_step) if best is not None and best.metric in metrics else (),
@@ -271,7 +271,7 @@ class CheckpointerCallback(Callback):
             self._has_failed(trainer.progress.step, error, self._last_saved_step)
             raise
         self._last_saved_step = trainer.progress.step
-        self.asked = False
+        self.save_requested = False
         self._failures = 0
         _say_committed(trainer.progress.step, decision)
         trainer.hooks.call("on_after_save_checkpoint", trainer, path)
@@ -288,7 +288,7 @@ class CheckpointerCallback(Callback):
                 path,
                 decision,
                 metadata,
-                requested=self.asked,
+                requested=self.save_requested,
                 last_saved_step=self._last_saved_step,
                 # In the writing thread, before the save counts as done: nothing else looks at the disk meanwhile.
                 after_commit=partial(self._is_committed, metadata.step, decision),
@@ -297,7 +297,7 @@ class CheckpointerCallback(Callback):
             self._has_failed(metadata.step, error, self._last_saved_step)
             raise
         self._last_saved_step = metadata.step
-        self.asked = False
+        self.save_requested = False
 
     def _poll(self, trainer: Trainer, *, wait: bool) -> None:
         """Report the outcome of the save in flight, if it has ended, or once it has.
@@ -315,7 +315,7 @@ class CheckpointerCallback(Callback):
             self._failures = 0
             trainer.hooks.call("on_after_save_checkpoint", trainer, save.path)
             return
-        self.asked = self.asked or save.requested
+        self.save_requested = self.save_requested or save.requested
         self._has_failed(save.step, failure, save.last_saved_step)
         raise failure
 
@@ -326,7 +326,7 @@ class CheckpointerCallback(Callback):
             last_saved_step: the step saved before it.
         """
         if isinstance(failure, NotDurableError):
-            self._last_saved_step, self.asked = step, False
+            self._last_saved_step, self.save_requested = step, False
         else:
             self._last_saved_step, self._failed_step = last_saved_step, step
 
@@ -392,7 +392,7 @@ class CheckpointerCallback(Callback):
             SaveError: the manifest is as it was.
         """
         if moment.occasion is not Occasion.pre_train:
-            self.asked = False
+            self.save_requested = False
         entry = next((one for one in self.retention.own() if one.step == moment.now.step), None)
         if entry is None or entry.manifest is None or self._rules is None:
             return

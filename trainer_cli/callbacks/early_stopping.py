@@ -104,7 +104,7 @@ class EarlyStopping(Callback):
         return value < self.best - self.min_delta if self.mode == "min" else value > self.best + self.min_delta
 
     def _place(self, now: Progress) -> dict[str, int | float]:
-        """The step, and the count that `patience` is in; no clock where none was asked for."""
+        """The step, and the count that `patience` is in; no clock where none is needed."""
         counts = now.state_dict()
         return {name: counts[name] for name in ("step", _COUNTS[self.patience.unit])}
 
@@ -114,5 +114,5 @@ class EarlyStopping(Callback):
         if unit is Unit.EPOCH and per_epoch is not None:
             return Fraction(now.step - since["step"]) / per_epoch
         count = now.state_dict()[_COUNTS[unit]]
-        # A patience in another unit than that of the checkpoint begins to count when it is first asked.
+        # A patience in another unit than that of the checkpoint begins to count at its first evaluation.
         return Fraction(count - since.setdefault(_COUNTS[unit], count))

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S = 600.0
+_TIMEOUT_S = 600.0
 """A save in flight is waited for at least this long,"""
 _SLOWEST_BYTES_PER_S = 2_000_000
 """or as long as it takes at this rate."""
-_INTERRUPTED_PATIENCE_S = 10.0
+_INTERRUPTED_TIMEOUT_S = 10.0
 """After a second Ctrl-C it is waited for no longer than this."""
 _REPORTED_WAIT_S = 5.0
 """A wait is reported from this length on."""
@@ -43,7 +43,7 @@ class InFlightSave:
     written: Future[None]
     metrics: Mapping[str, float]
     requested: bool
-    """Whether somebody asked for this save; a failed one is then asked for again."""
+    """Whether this save was requested by the user; if it fails, it is requested again."""
     last_saved_step: int | None
     """The step saved before it, which is the newest again if this save fails."""
 
@@ -144,7 +144,7 @@ class BackgroundSaves:
             return None
         if not save.written.done() and not self._drained(save):
             raise SaveError(
-                f"the save of step {save.step} has not ended after {self._patience_s:.0f} s", where=str(save.path)
+                f"the save of step {save.step} has not ended after {self._timeout_s:.0f} s", where=str(save.path)
             )
         self.current = None
         try:
@@ -156,19 +156,19 @@ class BackgroundSaves:
 
     def close(self) -> None:
         """Wait for the save in flight, and give its memory back."""
-        self.checkpointer.close(self._patience_s)
+        self.checkpointer.close(self._timeout_s)
 
     @property
-    def _patience_s(self) -> float:
+    def _timeout_s(self) -> float:
         held_bytes = self.checkpointer.buffer.held_bytes
-        return _INTERRUPTED_PATIENCE_S if self._interrupted else max(_PATIENCE_S, held_bytes / _SLOWEST_BYTES_PER_S)
+        return _INTERRUPTED_TIMEOUT_S if self._interrupted else max(_TIMEOUT_S, held_bytes / _SLOWEST_BYTES_PER_S)
 
     def _drained(self, save: InFlightSave) -> bool:
         try:
-            if self.checkpointer.drain(min(_REPORTED_WAIT_S, self._patience_s)):
+            if self.checkpointer.drain(min(_REPORTED_WAIT_S, self._timeout_s)):
                 return True
             log.info("waiting for the save of step %d to be written", save.step)
-            return self.checkpointer.drain(self._patience_s)
+            return self.checkpointer.drain(self._timeout_s)
         except BaseException:
             # An interrupt of this wait is meant for the next one, too.
             self.interrupt()

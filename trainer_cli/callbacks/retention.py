@@ -1,4 +1,4 @@
-"""Which of a run's checkpoints stay: the policy is asked of what is on the disk, and what may go is removed."""
+"""Applies the retention policy to the checkpoints on the disk, and removes those that it does not keep."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Retention:
         return self.catalog.valid(self.run_id)
 
     def facts(self, newest: int | None) -> list[Saved]:
-        """What is there, for the policy, up to the step that was last saved or gone on from. A newer one was passed
-        over, since it cannot be read: it has no say in whether others go."""
+        """What is there, for the policy, up to the step that was saved last or resumed from. A newer one could not
+        be read: it does not count when others are removed."""
         own = [entry for entry in self.own() if newest is None or entry.step <= newest]
         return [saved for entry in own if (saved := entry.saved()) is not None]
 
@@ -39,7 +39,7 @@ class Retention:
         return why_keep(self.facts(newest), self.rules)
 
     def retire(self, newest: int | None) -> None:
-        """Remove what may go. What cannot be removed now is told once, and tried again each time."""
+        """Remove what the policy does not keep. A failure is logged once, and tried again each time."""
         try:
             removable = why_remove(self.facts(newest), self.rules)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What is there: every checkpoint of a storage, and whether it can be trusted. Always asked of the disk."""
+"""Lists the checkpoints of a storage, and whether each is valid. Always read from the disk."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all its files; 0 where nobody says."""
+        """The bytes of all its files; 0 where they are unknown."""
         return sum(file.size_bytes for file in self.manifest.files.values()) if self.manifest is not None else 0
 
     def saved(self) -> Saved | None:
@@ -92,7 +92,7 @@ class Catalog:
         return sorted(found, key=lambda entry: (entry.step, entry.name))
 
     def newest_first(self) -> Iterator[Entry]:
-        """The same, newest first; those whose name tells their step are not looked at before it is their turn."""
+        """The same, newest first; those whose name holds their step are read only when reached."""
         steps: dict[str, int] = {}
         looked: dict[str, Entry] = {}
         for name in self.storage.names():
@@ -141,7 +141,7 @@ class Catalog:
 
 @lru_cache(maxsize=4096)
 def _parsed(data: bytes) -> Manifest:
-    """A manifest. They are read again each time somebody asks, but the same bytes are understood once."""
+    """Parse a manifest; the same bytes are parsed once."""
     return Manifest.parse(data)
 
 

@@ -1,6 +1,6 @@
 """State trees to committed checkpoints, and back: the one place where format, storage and manifest meet.
 
-    save:  tree -> format -> files in a hidden folder -> manifest, last -> folder at rest -> renamed
+    save:  tree -> format -> files in a hidden folder -> manifest, last -> folder fsynced -> renamed
     load:  manifest -> sizes -> format, digests on the way -> tree
 
 A save either commits a whole checkpoint or leaves nothing; a load gives what was saved or says what is wrong.
@@ -49,7 +49,7 @@ class Saving:
 
 
 class LoadedState(dict[str, Any]):
-    """A loaded tree. `missing` lists what was asked for, but is not in the checkpoint, as `a/b/c`."""
+    """A loaded tree. `missing` lists what was requested but is not in the checkpoint, as `a/b/c`."""
 
     def __init__(self, tree: Mapping[str, Any], missing: list[str] | None = None) -> None:
         super().__init__(tree)
@@ -65,7 +65,7 @@ class Checkpointer(ABC):
     ) -> Saving | None:
         """Save a tree as the checkpoint at `path`. What is there already, whole, is never written again.
 
-        None where it is committed when this returns; else what will tell.
+        None where the checkpoint is committed when this returns; else its futures.
 
         Raises:
             NotDurableError: the checkpoint is there, but a power cut may take it away.
@@ -146,12 +146,12 @@ class FolderCheckpointer(Checkpointer):
     ) -> LoadedState:
         device = torch.device(default_map_location or "cpu")
         only = None if state_dict is None else list(state_dict)
-        with self.reading(path, only, ("",)) as pending:
-            missing = [] if state_dict is None else self._prepared(pending, state_dict, path, strict)
+        with self.reading(path, only, ("",)) as lazy:
+            missing = [] if state_dict is None else self._prepared(lazy, state_dict, path, strict)
             if device.type not in ("cpu", "meta"):
-                _place_on(device, pending, pending.tree)
-            pending.fill()
-        tree = _moved(pending.tree, device, pending)
+                _place_on(device, lazy, lazy.tree)
+            lazy.read()
+        tree = _moved(lazy.tree, device, lazy)
         if state_dict is None:
             return LoadedState(tree)
         _fill(state_dict, tree)
@@ -165,16 +165,16 @@ class FolderCheckpointer(Checkpointer):
         with ExitStack() as stack:
             with self._telling(storage, name):
                 folder = stack.enter_context(storage.reading(name))
-                pending = self.format.read(folder, self._manifest_in(storage, name), only, later)
-            pending.around = lambda: self._telling(storage, name)
-            yield pending
+                lazy = self.format.read(folder, self._manifest_in(storage, name), only, later)
+            lazy.around = lambda: self._telling(storage, name)
+            yield lazy
 
-    def _prepared(self, pending: LazyState, target: Mapping[str, Any], path: str | Path, strict: bool) -> list[str]:
+    def _prepared(self, lazy: LazyState, target: Mapping[str, Any], path: str | Path, strict: bool) -> list[str]:
         """What the checkpoint lacks of a target, whose tensors will be filled in place."""
-        missing, faults = _compared(target, pending.tree, "")
+        missing, faults = _compared(target, lazy.tree, "")
         where = str(Path(path).absolute())
         if faults or (missing and strict):
-            pending.prove()
+            lazy.verify()
         if faults:
             raise CheckpointError(f"the checkpoint does not fit: {'; '.join(faults[:20])}", where=where)
         if missing:
@@ -182,7 +182,7 @@ class FolderCheckpointer(Checkpointer):
             if strict:
                 raise CheckpointError(f"the checkpoint lacks {listed}", where=where)
             logger.warning("%s lacks %s", where, listed)
-        _direct(target, pending)
+        _direct(target, lazy)
         return missing
 
     def manifest(self, path: str | Path) -> Manifest:
@@ -253,7 +253,7 @@ class FolderCheckpointer(Checkpointer):
 
 
 class SyncCheckpointer(FolderCheckpointer):
-    """Saves here and now: once `save` returns, the checkpoint survives a power cut."""
+    """Saves synchronously: once `save` returns, the checkpoint survives a power cut."""
 
     def save(
         self, state_dict: Mapping[str, Any], path: str | Path, *, metadata: CheckpointMetadata | None = None
@@ -288,42 +288,42 @@ def _examined(storage: Storage, name: str) -> Manifest:
     return manifest
 
 
-def _place_on(device: torch.device, pending: LazyState, value: Any) -> None:
-    """Have the tensors that nobody has a place for read into new memory on a device."""
+def _place_on(device: torch.device, lazy: LazyState, value: Any) -> None:
+    """Allocate tensors on a device for those that no target tensor takes."""
     if isinstance(value, torch.Tensor):
-        if value.numel() and pending.awaits(value):
-            pending.into(value, torch.empty_like(value, device=device))
+        if value.numel() and lazy.is_lazy(value):
+            lazy.bind(value, torch.empty_like(value, device=device))
     elif isinstance(value, Mapping | list | tuple):
         for one in value.values() if isinstance(value, Mapping) else value:
-            _place_on(device, pending, one)
+            _place_on(device, lazy, one)
 
 
-def _moved(value: Any, device: torch.device, pending: LazyState, done: dict[int, torch.Tensor] | None = None) -> Any:
+def _moved(value: Any, device: torch.device, lazy: LazyState, done: dict[int, torch.Tensor] | None = None) -> Any:
     """The tree with its tensors where they were read to, or on a device; tied ones stay tied."""
     done = {} if done is None else done
     if isinstance(value, torch.Tensor):
-        if (placed := pending.placed(value)) is not value:
+        if (placed := lazy.placed(value)) is not value:
             return placed
         if id(value) not in done:
             done[id(value)] = value if device.type == "cpu" else value.to(device)
         return done[id(value)]
     if isinstance(value, dict):
         moved = type(value)()
-        moved |= {key: _moved(one, device, pending, done) for key, one in value.items()}
+        moved |= {key: _moved(one, device, lazy, done) for key, one in value.items()}
         return moved
     if type(value) in (list, tuple):
-        return type(value)(_moved(one, device, pending, done) for one in value)
+        return type(value)(_moved(one, device, lazy, done) for one in value)
     return value
 
 
-def _direct(target: Mapping[Any, Any], pending: LazyState, tree: Mapping[Any, Any] | None = None) -> None:
+def _direct(target: Mapping[Any, Any], lazy: LazyState, tree: Mapping[Any, Any] | None = None) -> None:
     """Have what is read written straight into the target's tensors."""
-    tree = pending.tree if tree is None else tree
+    tree = lazy.tree if tree is None else tree
     for key, value in target.items():
         if isinstance(value, Mapping) and isinstance(tree.get(key), Mapping):
-            _direct(value, pending, tree[key])
-        elif key in tree and can_take(value) and pending.awaits(tree[key]):
-            pending.into(tree[key], value)
+            _direct(value, lazy, tree[key])
+        elif key in tree and can_take(value) and lazy.is_lazy(tree[key]):
+            lazy.bind(tree[key], value)
 
 
 def _compared(target: Mapping[Any, Any], tree: Mapping[Any, Any], path: str) -> tuple[list[str], list[str]]:

@@ -56,7 +56,7 @@ def _verify_beside(meanwhile: Callable[[], object] | None, folder: ReadableFolde
     def read() -> None:
         try:
             verify(folder, manifest)
-        except BaseException as error:  # Whatever it is, it is raised where somebody waits for it.
+        except BaseException as error:  # Raised in the thread that waits for the result.
             found.append(error)
 
     reader = Thread(target=read, name="checkpoint-proof", daemon=True)

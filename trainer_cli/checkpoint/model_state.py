@@ -112,13 +112,13 @@ def fit_model(
     *,
     strict: bool = True,
     ignore_keys: Iterable[str] = (),
-    pending: LazyState | None = None,
+    lazy: LazyState | None = None,
 ) -> tuple[Fitting, LoadReport]:
     """What of a captured state does not fit a model, and what `take` will copy into it.
 
-    Of a `pending` state, tensors will be read straight into the model's own memory; `take` comes after that.
+    Of a `lazy` state, tensors will be read straight into the model's own memory; `take` comes after that.
     """
-    pending = pending or LazyState({})
+    lazy = lazy or LazyState({})
     inner = unwrapped(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
     rows: list[str] = []
@@ -134,22 +134,22 @@ def fit_model(
     report.missing = _without_tied(wanted, given)
     report.unexpected = [name for name in given if name not in wanted]
     rows += [f"{name}: {fault}" for name in report.loaded if (fault := _fault(wanted[name], given[name]))]
-    rows += _untied(wanted, given, pending)
+    rows += _untied(wanted, given, lazy)
     if strict:
         rows += _differences(report)
 
     def take() -> None:
         if report.missing or report.unexpected:
             logger.warning("%s", table("not everything was loaded", {"": _differences(report)}))
-        values = {live[name][0]: pending.placed(given[name]) for name in report.loaded}
+        values = {live[name][0]: lazy.placed(given[name]) for name in report.loaded}
         inner.load_state_dict(values, strict=False)
 
     if not rows:
         takes = _takes_plainly(inner)
         for name in report.loaded:
             raw, target = live[name]
-            if pending.awaits(given[name]) and takes(raw) and can_take(target):
-                pending.into(given[name], target)
+            if lazy.is_lazy(given[name]) and takes(raw) and can_take(target):
+                lazy.bind(given[name], target)
     return Fitting(rows, take), report
 
 
@@ -301,7 +301,7 @@ def _takes_plainly(model: nn.Module) -> Callable[[str], bool]:
     return lambda name: not name.endswith(_EXTRA_STATE) and plain.get(name.rpartition(".")[0], False)
 
 
-def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any], pending: LazyState) -> list[str]:
+def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any], lazy: LazyState) -> list[str]:
     """Names that share memory in the model, but have different values in the checkpoint."""
     first: dict[tuple[Any, ...], str] = {}
     rows = []
@@ -314,7 +314,7 @@ def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any], pending: LazySt
         if _fault(value, given[other]) is not None:
             continue
         # Stored apart, so that only the values can tell.
-        pending.fill()
+        lazy.read()
         if not torch.equal(given[other], given[name]):
             rows.append(f"{name}: is tied to {other} in this model, but differs from it in the checkpoint")
     return rows

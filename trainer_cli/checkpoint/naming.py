@@ -105,7 +105,7 @@ def parse_step(name: str) -> int | None:
 
 
 def parse_hidden(name: str) -> HiddenName | None:
-    """The parts of a hidden name of ours, or None: such a folder is somebody else's."""
+    """The parts of a hidden name of ours, or None: such a folder was not made by this project."""
     match = _HIDDEN.fullmatch(name)
     if match is None:
         return None

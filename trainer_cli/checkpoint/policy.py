@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 class Occasion(StrEnum):
-    """What is happening when the question is asked. It is asked once a step, with the strongest that fits."""
+    """What happens when the policy is applied. It is applied once a step, with the strongest occasion that fits."""
 
     pre_train = "pre_train"
     step = "step"
@@ -108,8 +108,8 @@ class Moment:
     last_saved_step: int | None = None
     loaded: bool = False
     """This run began from a checkpoint, weights alone included."""
-    asked: bool = False
-    """Somebody asked for a save now."""
+    save_requested: bool = False
+    """A save was requested for this step."""
     held: bool = False
     """Somebody holds ephemeral saves back."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -140,7 +140,7 @@ def why_save(rules: SaveRules, at: Moment) -> Decision | None:
         return Decision(Kind.permanent, str(rules.save_interval))
     if occasion in (Occasion.final, Occasion.last_stop) and rules.save_final:
         return Decision(Kind.permanent, "end of training")
-    if at.asked:
+    if at.save_requested:
         return Decision(Kind.permanent, "asked for")
     if rules.keep_best is not None and (merit := rules.keep_best.why_enter(at.metrics, at.saved)):
         return Decision(Kind.ephemeral, merit)
@@ -231,7 +231,7 @@ def _merit(one: Saved, rules: RetentionRules, *, newest: bool, counted: bool, be
 
 
 def _names(cadence: Interval, one: Saved) -> str | None:
-    """Whether a cadence names the step of a checkpoint. Where that cannot be told, it stays."""
+    """Whether an interval is due at the step of a checkpoint. Where that is unknown, it is kept."""
     if one.progress is None and cadence.steps is None:
         return f"perhaps {cadence}"
     return str(cadence) if cadence.due(one.progress or Progress(step=one.step)) else None

@@ -1,4 +1,4 @@
-"""What a training will do, told before it begins: the same policy, asked at every step that can matter.
+"""What a training will do, computed before it begins: the same policy, applied at every step that can matter.
 
 Nothing here trains or reads: counts are arithmetic over `StepCounts`, and between two events no time is spent. A metric
 is not known beforehand, so an evaluation that may save for one is only noted.
@@ -29,7 +29,7 @@ from trainer_cli.trainer.stopping import Limits, Stop, why_stop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """All that decides what happens, beside the step_counts."""
+    """All that decides what happens, beside the step counts."""
 
     limits: Limits
     save: SaveRules = field(default_factory=SaveRules)
@@ -47,7 +47,7 @@ class Setting:
     """What is on the disk at the start and has a say."""
     last_saved_step: int | None = None
     stop_request: Stop | None = None
-    """An end that is asked for before the first step."""
+    """An end that was requested before the first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Peak:
 
 @dataclass(slots=True)
 class Timeline:
-    """What will happen up to the end; `end` is None where nobody can tell when that is."""
+    """What will happen up to the end; `end` is None where that is unknown."""
 
     end: Progress | None = None
     stop: Stop | None = None
@@ -102,21 +102,21 @@ class Timeline:
 def known(setting: Setting, step_counts: StepCounts) -> Setting:
     """The setting without the rules that ask for the step counts cannot tell. An end that is unknown stays."""
 
-    def told(cadence: Interval | None) -> Interval | None:
+    def if_known(cadence: Interval | None) -> Interval | None:
         return cadence if cadence is not None and step_counts.knows(cadence) else None
 
     return replace(
         setting,
         limits=replace(
             setting.limits,
-            hard_stop=told(setting.limits.hard_stop),
+            hard_stop=if_known(setting.limits.hard_stop),
             max_time_s=setting.limits.max_time_s if step_counts.step_time_s is not None else None,
         ),
-        eval_interval=told(setting.eval_interval),
+        eval_interval=if_known(setting.eval_interval),
         save=replace(
             setting.save,
-            save_interval=told(setting.save.save_interval),
-            ephemeral_save_interval=told(setting.save.ephemeral_save_interval),
+            save_interval=if_known(setting.save.save_interval),
+            ephemeral_save_interval=if_known(setting.save.ephemeral_save_interval),
         ),
     )
 
@@ -136,7 +136,7 @@ def foresee(
         name: what a checkpoint is called.
         size: bytes of a checkpoint of this step; `sizes` has those of what is there already, by name.
     """
-    return _Run(known(setting, step_counts), step_counts, name, size, dict(sizes or {}), most_saves).told()
+    return _Run(known(setting, step_counts), step_counts, name, size, dict(sizes or {}), most_saves).timeline()
 
 
 class _Run:
@@ -160,7 +160,7 @@ class _Run:
         self.last_saved = setting.last_saved_step
         self.line = Timeline()
 
-    def told(self) -> Timeline:
+    def timeline(self) -> Timeline:
         start, line, setting = self.step_counts.start, self.line, self.setting
         if setting.enabled:
             self._note_peak(start.step, 0, 0)

@@ -44,7 +44,7 @@ class StopSignals:
         self._before: dict[int, object] = {}
 
     def listen(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with the reason of the first stop_request, now if there has been one."""
+        """Call `listener` with the reason of the first stop request, now if there has been one."""
         self._listener = listener
         if self.stop_request is not None:
             listener(self.stop_request)

@@ -41,7 +41,7 @@ class Wishes:
                 self._grant[name]()
 
     def _taken(self) -> list[str]:
-        """The trigger_files whose files were there; they are gone now, so that each counts once."""
+        """The requests whose files were found; the files are deleted, so that each counts once."""
         taken = []
         for name, file in self._files.items():
             try:

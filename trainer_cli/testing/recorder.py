@@ -103,7 +103,7 @@ class Recorder(Callback):
             self._send(trainer, signal.SIGTERM)
 
     def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
-        if trainer.rehearsing:
+        if trainer.sanity_checking:
             # A process that goes on rehearses where the straight one does not: there is nothing to compare.
             return
         self._evaluated = next((name for name, own in self._loaders.items() if own is val_loader), "val")
@@ -112,20 +112,20 @@ class Recorder(Callback):
             self._write_state(trainer, moment=1)
 
     def on_validate_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
-        if trainer.rehearsing:
+        if trainer.sanity_checking:
             return
         self._seen += 1
         values = dict(self._digests.tree(batch, f"batch of {self._evaluated}"))
         self._trace.record(Kind.evaluation, trainer.progress.step, self._seen, values)
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
-        if trainer.rehearsing:
+        if trainer.sanity_checking:
             return
         values = dict(self._digests.tree(loop.metrics, self._evaluated))
         self._trace.record(Kind.evaluation, trainer.progress.step, self._seen + 1, values)
 
     def run_validation(self, trainer: Trainer, is_last: bool) -> None:
-        if not is_last and not trainer.rehearsing and self._is_wanted(trainer, When.evaluated):
+        if not is_last and not trainer.sanity_checking and self._is_wanted(trainer, When.evaluated):
             self._send(trainer, signal.SIGTERM)
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:

@@ -58,7 +58,7 @@ class Duration:
         return cls(value, unit)
 
     def steps(self, steps_per_epoch: int | None) -> int | None:
-        """The number of optimizer steps that reach this duration, or None where steps cannot tell."""
+        """The number of optimizer steps that reach this duration, or None where it is unknown."""
         if self.unit is Unit.STEP:
             return int(self.value)
         if self.unit is Unit.EPOCH and steps_per_epoch is not None:

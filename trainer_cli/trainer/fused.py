@@ -27,7 +27,7 @@ _WAYS = ("fused", "foreach", "capturable", "differentiable")
 def can_be_fused(
     optimizer: Any, settings: Mapping[str, Any], groups: Iterable[Mapping[str, Any]], model: nn.Module
 ) -> bool:
-    """True where an optimizer of this class has a fused kernel for all these parameters, and nobody chose otherwise.
+    """True where this optimizer class has a fused kernel for all these parameters, and no other way is configured.
 
     Args:
         settings: the arguments it is made with; `groups`: its parameter groups, with their own settings.

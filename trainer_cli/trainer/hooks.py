@@ -20,7 +20,7 @@ The loop in pseudo-code, each hook at its place:
                         on_before_optimizer_zero_grad  optimizer.zero_grad()  on_after_optimizer_zero_grad
                         on_before_scheduler_step       scheduler.step()       on_after_scheduler_step
                     on_train_step_end  on_train_batch_end
-                on_save_opportunity(step)                  where `next_step` asked for it and no evaluation is due
+                on_save_opportunity(step)                  where `next_step` named this step and no evaluation is due
             on_train_end
             for each validation loader:              on_enter_validate_all around them
                 on_enter_validate(stack)  on_validate_start
@@ -38,8 +38,8 @@ The loop in pseudo-code, each hook at its place:
 A save inside `on_save_opportunity` runs: on_save_checkpoint(state) -> postprocess_checkpoint(state) -> write ->
 on_after_save_checkpoint(path). The first two also run once after on_fit_start, to try whether the state can be saved
 at all. Where a callback names metrics in `wanted_metrics`, one batch of each loader is evaluated before all else, to
-see whether they are reported; `trainer.rehearsing` is then True. A hook that nobody overrides costs nothing: the loop
-holds an empty tuple.
+see whether they are reported; `trainer.sanity_checking` is then True. A hook that no callback overrides costs
+nothing: the loop holds an empty tuple.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Callback:
     exception keeps its type and gets a note which hook of which callback it came from.
     """
 
-    asked: bool = False
-    """Set where somebody asks for a save; it counts for the callback that saves."""
+    save_requested: bool = False
+    """Set when a save is requested; read by the callback that saves."""
     evaluates: bool = False
     """True where its state changes what an evaluation gives. The state is then loaded wherever weights are loaded to
     be evaluated, and is {} where the checkpoint has none."""
@@ -243,7 +243,7 @@ class Callback:
         """Take back what `on_save_checkpoint` added; model, optimizer and progress are restored."""
 
 
-_NO_HOOKS = ("state_dict", "load_state_dict", "check_state", "asked", "evaluates", "wanted_metrics")
+_NO_HOOKS = ("state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics")
 VOCABULARY: tuple[str, ...] = tuple(
     name for name in vars(Callback) if not name.startswith("_") and name not in _NO_HOOKS
 )

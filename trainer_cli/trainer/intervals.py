@@ -23,7 +23,7 @@ _PLACE = {Unit.EPOCH: 0, Unit.SAMPLE: 3, Unit.TOKEN: 4, Unit.SECOND: 5}
 class Interval:
     """Every so much of something, counted from the run's beginning, never from where it was resumed.
 
-    `steps_per_epoch` turns epochs into steps; without it only whole epochs can be told, at their ends. Where epochs
+    `steps_per_epoch` turns epochs into steps; without it only whole epochs are known, at their ends. Where epochs
     had another length before a resume, `offset` is by how many steps the run would be further with today's.
     """
 
@@ -40,7 +40,7 @@ class Interval:
 
     @property
     def steps(self) -> Fraction | None:
-        """The interval in optimizer steps (a fraction for part epochs), or None where steps cannot tell."""
+        """The interval in optimizer steps (a fraction for part epochs), or None where it is unknown."""
         if self.interval.unit is Unit.STEP:
             return self.interval.value
         if self.interval.unit is Unit.EPOCH and self.steps_per_epoch is not None:
@@ -51,7 +51,7 @@ class Interval:
         """True where the step just finished reached or crossed a multiple of the interval."""
         if now.step == 0:
             return False
-        # Steps made with epochs of another length tell nothing of whole epochs; the count of epochs does.
+        # Steps made with epochs of another length do not give whole epochs; the count of epochs does.
         by_epochs = self.offset and self.interval.value.denominator == 1
         if (steps := self.steps) is not None and not by_epochs:
             step = now.step + self.offset
@@ -60,7 +60,7 @@ class Interval:
         return math.floor(after / self.interval.value) > math.floor(before / self.interval.value)
 
     def next_step(self, now: Progress) -> int:
-        """The earliest step after `now` at which it may be due; exact where steps can tell."""
+        """The earliest step after `now` at which it may be due; exact where the interval has a length in steps."""
         if (steps := self.steps) is not None:
             return math.ceil((_whole(now.step + self.offset, steps) + 1) * steps) - self.offset
         return now.step + 1
@@ -73,7 +73,7 @@ class Interval:
 
     @property
     def end(self) -> int | None:
-        """The step at which the whole interval has passed, or None where steps cannot tell."""
+        """The step at which the whole interval has passed, or None where it is unknown."""
         steps = self.interval.steps(self.steps_per_epoch)
         return None if steps is None else steps - self.offset
 
@@ -121,7 +121,7 @@ def total_steps(
     batch_size: int | None,
     epoch_samples: int | None,
 ) -> int | None:
-    """Optimizer steps that a training of this length makes, or None where they cannot be told beforehand."""
+    """Optimizer steps that a training of this length makes, or None where unknown beforehand."""
     an_epoch = epoch_steps(epoch_batches, grad_accum_steps, steps_per_epoch)
     steps = length.steps(an_epoch)
     if steps is not None or length.unit is not Unit.SAMPLE:
@@ -135,14 +135,14 @@ def total_steps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """How far each step goes, in every unit that can be told, from where the training goes on."""
+    """How far each step goes, in every unit that is known, from where the training resumes."""
 
     start: Progress = field(default_factory=Progress)
     grad_accum_steps: int = 1
     epoch_batches: int | None = None
     """Batches of an epoch; None where the train loader has no length."""
     steps_per_epoch: int | None = None
-    """Optimizer steps of an epoch, told by the config where the loader cannot."""
+    """Optimizer steps of an epoch, from the config where the loader has no length."""
     batch_size: int | None = None
     epoch_samples: int | None = None
     """Samples of the whole dataset."""
@@ -150,7 +150,7 @@ class StepCounts:
     step_time_s: float | None = None
 
     def knows(self, cadence: Interval) -> bool:
-        """True where it can be told beforehand when a cadence is due."""
+        """True where it is known beforehand when an interval is due."""
         return (
             cadence.steps is not None
             or {
@@ -163,7 +163,7 @@ class StepCounts:
         )
 
     def at(self, step: int) -> Progress:
-        """All counts at the end of a step, those that cannot be told standing still."""
+        """All counts at the end of a step; unknown ones stay as at the start."""
         if step == self.start.step:
             return self.start
         before, now = self._counts(step - 1), self._counts(step)
@@ -174,7 +174,7 @@ class StepCounts:
         )  # fmt: skip
 
     def next_due(self, cadence: Interval, after: int) -> int | None:
-        """The earliest step after this one at which a cadence is due; None where it cannot be told."""
+        """The earliest step after this one at which a cadence is due; None where that is unknown."""
         if not self.knows(cadence):
             return None
         if cadence.steps is not None:
@@ -185,7 +185,7 @@ class StepCounts:
         return first_step(lambda step: self._counts(step)[place] >= whole, after + 1)
 
     def process_s(self, step: int) -> float:
-        """Seconds that this process has run, as far as they can be told."""
+        """Seconds that this process has run, as far as they are known."""
         return (step - self.start.step) * (self.step_time_s or 0.0)
 
     @property

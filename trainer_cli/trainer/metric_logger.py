@@ -68,7 +68,7 @@ class MetricLogger:
         return self._seconds_before + time.monotonic() - self._began
 
     def samples_per_second(self, samples: int) -> float:
-        """The rate since it was last asked for, evaluations and saves left out."""
+        """Samples per second since the last call, without evaluations and saves."""
         (then, before), now = self._rate_mark, time.monotonic()
         self._rate_mark = (now, samples)
         return (samples - before) / max(now - then, 1e-9)

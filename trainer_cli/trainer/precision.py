@@ -75,7 +75,7 @@ class Precision:
         clip_value: float | None = None,
         loss_scale: str | float = DYNAMIC,
     ) -> None:
-        # The config's own rules, for whoever comes from python.
+        # The rules of the config, for library users too.
         settings = PrecisionConfig(
             dtype=Dtype(dtype), loss_scale=loss_scale, clip_norm=clip_norm, clip_value=clip_value
         )

@@ -19,7 +19,7 @@ class DevicePrefetcher(Protocol):
         """Begin to bring a batch; `receive` takes what this returns."""
 
     def receive(self, sent: Any) -> Any:
-        """The batch, ready for whatever is now asked of the device."""
+        """The batch, ready for kernels that are launched from now on."""
 
 
 class Direct:

@@ -1,4 +1,4 @@
-"""One batch of each validation loader before the first step: is everything reported that somebody waits for?"""
+"""One batch of each validation loader before the first step: is every metric reported that a callback needs?"""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
 
 
 def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
-    """Refuse a metric that is waited for and that nothing reports; where nobody waits for any, do nothing.
+    """Refuse a metric that a callback needs and nothing reports; do nothing where none is needed.
 
     `run_validation` is called only where the loaders do not report all of them. Nothing of it remains: its record is
-    thrown away, random generators and the callbacks' states are put back, and `trainer.rehearsing` tells callbacks
+    thrown away, random generators and the callbacks' states are put back, and `trainer.sanity_checking` lets callbacks
     that write or count elsewhere.
 
     Raises:
@@ -80,11 +80,11 @@ def _without_a_trace(trainer: Trainer) -> Iterator[None]:
         if _hears_of_it(trainer, callback)
     }
     began = time.monotonic()
-    trainer.rehearsing = True
+    trainer.sanity_checking = True
     try:
         yield
     finally:
-        trainer.rehearsing = False
+        trainer.sanity_checking = False
         for name, state in states.items():
             if state:
                 trainer.callbacks[name].load_state_dict(state)

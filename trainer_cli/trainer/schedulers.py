@@ -1,4 +1,4 @@
-"""The schedulers of a training: by name, each saved with what it was made with, and gone on with where it stood.
+"""The schedulers of a training: by name, each saved with its settings, and resumed at its position.
 
 A schedule's settings are those of the config now, its position is the checkpoint's. Torch's schedulers keep both in
 one state, so the state as it was when the scheduler was made is saved too: what has not moved since is a setting.
@@ -74,7 +74,7 @@ class Schedulers:
                 if name not in self.live
             ]
         states: dict[str, Any] = {}
-        told: list[str] = []
+        notes: list[str] = []
         for name, one in self.live.items():
             if name not in saved:
                 continue
@@ -83,11 +83,11 @@ class Schedulers:
                 rows.append(f"{name}: it is a {_class_name(one)}, but the checkpoint has a {kind}")
                 continue
             made = saved[name].get("made", _ABSENT)
-            merger = _Merger(rows, told)
+            merger = _Merger(rows, notes)
             states[name] = merger.merged(name, "", saved[name]["state"], made, self._made[name])
 
         def take() -> None:
-            for line in told:
+            for line in notes:
                 log.info("schedule %s", line)
             groups = optimizer.param_groups if optimizer is not None else []
             rates = [group["lr"] for group in groups]
@@ -104,8 +104,8 @@ class Schedulers:
 class _Merger:
     """Joins a saved state and one made now: positions of the first, settings of the second."""
 
-    def __init__(self, rows: list[str], told: list[str]) -> None:
-        self._rows, self._reported = rows, told
+    def __init__(self, rows: list[str], notes: list[str]) -> None:
+        self._rows, self._reported = rows, notes
 
     def merged(self, path: str, key: str, saved: Any, made: Any, now: Any) -> Any:
         if _kind(saved) != _kind(now) and saved is not None and now is not None and made is not _ABSENT:

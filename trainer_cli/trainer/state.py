@@ -70,39 +70,39 @@ def capture(trainer: Trainer, train_loader: Any) -> Tree:
     return state
 
 
-def take_weights(trainer: Trainer, pending: LazyState, path: Path) -> None:
+def take_weights(trainer: Trainer, lazy: LazyState, path: Path) -> None:
     """Take the model alone.
 
     Raises:
         UserError: with a table of all that does not fit; the model is then untouched.
         DamagedCheckpoint: it is not what was written; the weights may be NaN then, never half of it.
     """
-    _take({"model": _of_model(trainer, pending)}, pending, path)
+    _take({"model": _of_model(trainer, lazy)}, lazy, path)
 
 
-def take_for_evaluation(trainer: Trainer, pending: LazyState, path: Path) -> None:
+def take_for_evaluation(trainer: Trainer, lazy: LazyState, path: Path) -> None:
     """Take the model, and the state of every callback that changes what is evaluated."""
-    state = pending.tree
-    fittings = {"model": _of_model(trainer, pending)}
+    state = lazy.tree
+    fittings = {"model": _of_model(trainer, lazy)}
     saved = state.get("callbacks", {})
     for name, callback in trainer.callbacks.items():
         if callback.evaluates:
             fittings[f"callbacks.{name}"] = _of_callback(callback, saved.get(name, {}))
-    _take(fittings, pending, path)
+    _take(fittings, lazy, path)
 
 
-def take_all(trainer: Trainer, train_loader: Any, pending: LazyState, keep_settings: Sequence[str], path: Path) -> None:
+def take_all(trainer: Trainer, train_loader: Any, lazy: LazyState, keep_settings: Sequence[str], path: Path) -> None:
     """Take everything; the RNG waits in `trainer.rng` for the first step.
 
-    What only one side has of callbacks and of the loss scale is told, not refused: whoever changed the config so
+    What only one side has of callbacks and of the loss scale is logged, not refused: whoever changed the config so
     has said that it may be.
 
     Raises:
         UserError: with a table of all that does not fit; nothing is then taken.
         DamagedCheckpoint: it is not what was written; the weights may be NaN then, never half of it.
     """
-    state = pending.tree
-    fittings = {"model": _of_model(trainer, pending)}
+    state = lazy.tree
+    fittings = {"model": _of_model(trainer, lazy)}
     if trainer.optimizer is not None:
         optimizer = trainer.optimizer
         moved = MOVED if trainer.schedulers.live else ()
@@ -110,7 +110,7 @@ def take_all(trainer: Trainer, train_loader: Any, pending: LazyState, keep_setti
             state,
             "optimizer",
             lambda own: fit_optimizer(
-                trainer.model, optimizer, own, keep_settings=keep_settings, moved=moved, pending=pending
+                trainer.model, optimizer, own, keep_settings=keep_settings, moved=moved, lazy=lazy
             ),
         )
     fittings["schedulers"] = _of(state, "schedulers", lambda own: trainer.schedulers.fit(own, trainer.optimizer))
@@ -124,19 +124,19 @@ def take_all(trainer: Trainer, train_loader: Any, pending: LazyState, keep_setti
             fittings[f"callbacks.{name}"] = _of_callback(callback, saved[name])
     if train_loader is not None:
         fittings["data"] = _of(state, "data", lambda own: _of_data(train_loader, own))
-    _take(fittings, pending, path)
+    _take(fittings, lazy, path)
     for line in _one_sided(trainer, state):
         log.warning("%s", line)
     trainer.rng = state["rng"]
 
 
-def _take(fittings: Mapping[str, Fitting], pending: LazyState, path: Path) -> None:
+def _take(fittings: Mapping[str, Fitting], lazy: LazyState, path: Path) -> None:
     faults = {owner: fitting.faults for owner, fitting in fittings.items() if fitting.faults}
     if faults:
-        pending.prove()
+        lazy.verify()
         text = model_state.table(f"{path} does not fit this training", faults)
         raise UserError(f"{text}\n", cure=f"Nothing was loaded. {ADVICE}")
-    pending.fill()
+    lazy.read()
     for fitting in fittings.values():
         fitting.take()
 
@@ -150,8 +150,8 @@ def _of(state: Mapping[str, Any], owner: str, fit: Callable[[Any], Fitting]) -> 
         return Fitting([f"is not what this version saves: {type(error).__name__}: {error}"], lambda: None)
 
 
-def _of_model(trainer: Trainer, pending: LazyState) -> Fitting:
-    return _of(pending.tree, "model", lambda own: model_state.fit_model(trainer.model, own, pending=pending)[0])
+def _of_model(trainer: Trainer, lazy: LazyState) -> Fitting:
+    return _of(lazy.tree, "model", lambda own: model_state.fit_model(trainer.model, own, lazy=lazy)[0])
 
 
 def _of_scaler(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:

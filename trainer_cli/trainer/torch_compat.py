@@ -2,7 +2,7 @@
 each step would pay for.
 
 Torch wraps methods of its optimizers so that a compiled function does not trace into them, and imports the compiler to
-do so at their first call, compiled or not. Here they are called bare as long as nobody has imported it. What torch
+do so at their first call, compiled or not. Here they are called bare as long as it has not been imported. What torch
 wraps is recognised layer by layer; a version that does it otherwise is left as it is.
 """
 
@@ -26,7 +26,7 @@ _WITHOUT_GRADIENTS = "_use_grad_for_differentiable.<locals>._use_grad"
 
 
 def leave_compiler_out() -> None:
-    """Until somebody imports the compiler, call the optimizers' untraced methods without it. For the whole process."""
+    """Until the compiler is imported, call the optimizers' untraced methods without it. For the whole process."""
     if _COMPILER in sys.modules:
         return
     for method in vars(Optimizer).values():

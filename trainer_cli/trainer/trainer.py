@@ -1,4 +1,4 @@
-"""The trainer: model, optimizer, callbacks and loggers under one roof, and what is done with them."""
+"""The trainer: model, optimizer, callbacks and loggers in one object: fit, validate, save and load."""
 
 from __future__ import annotations
 
@@ -143,13 +143,13 @@ class Trainer:
         self.progress = Progress()
         self.checkpointer: Checkpointer = getattr(checkpoint, "checkpointer", None) or make_sync_checkpointer()
         self.stop_request: Stop | None = None
-        self.evaluation_asked = False
+        self.evaluation_requested = False
         self.interrupt_requested = False
-        """True where the loop must look up after this step: something was asked for."""
+        """True where the loop must handle a request after this step."""
         self.loaded_from: Path | None = None
         self.loaded_step = 0
         self.resumed = False
-        self.rehearsing = False
+        self.sanity_checking = False
         self.rng: dict[str, Any] | None = None
         self._train_loader: Any = None
         self._start_samples = 0
@@ -180,7 +180,7 @@ class Trainer:
 
         Raises:
             UserError: no optimizer, an empty loader, a model or a loader that does not keep its contract.
-            CheckpointError: the checkpoint asked for is not valid, or does not fit.
+            CheckpointError: the checkpoint named is not valid, or does not fit.
             NotFiniteError: the loss, or the weights at the end, are not finite.
         """
         if self.optimizer is None:
@@ -253,12 +253,12 @@ class Trainer:
     def ask_for_save(self) -> None:
         """Have the step that is being made saved; from any thread."""
         if self.checkpoint is not None:
-            self.checkpoint.asked = True
+            self.checkpoint.save_requested = True
         self.interrupt_requested = True
 
     def ask_for_evaluation(self) -> None:
         """Have the model evaluated after the step that is being made; from any thread."""
-        self.evaluation_asked = True
+        self.evaluation_requested = True
         self.interrupt_requested = True
 
     def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
@@ -270,7 +270,7 @@ class Trainer:
         return self.metric_logger.flush(self.progress, self._epoch())
 
     def evaluate(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> bool:
-        """Evaluate on every loader and log `LOADER/K`. False where a stop was asked for meanwhile."""
+        """Evaluate on every loader and log `LOADER/K`. False where a stop was requested meanwhile."""
         before = dict(self.metric_logger.record)
         began = time.monotonic()
         try:
@@ -344,13 +344,13 @@ class Trainer:
         path, self._used = Path(path), True
         whole = tuple(states) == ("all",)
         self._make_schedulers()
-        with self._reading(path, None if whole else [*states, "progress"]) as pending:
+        with self._reading(path, None if whole else [*states, "progress"]) as lazy:
             if whole:
-                take_all(self, self._train_loader, pending, keep_settings, path)
+                take_all(self, self._train_loader, lazy, keep_settings, path)
             else:
-                take_weights(self, pending, path)
+                take_weights(self, lazy, path)
         if whole:
-            self.hooks.call("on_load_checkpoint", self, pending.tree)
+            self.hooks.call("on_load_checkpoint", self, lazy.tree)
         self.resumed = whole
 
     def _make_schedulers(self) -> None:
@@ -377,8 +377,8 @@ class Trainer:
         self.loaded_from, self.loaded_step, self.resumed, self.rng = None, 0, False, None
 
     def _clear_requests(self) -> None:
-        """What was asked of this fit or evaluation is not asked of the next one."""
-        self.stop_request, self.evaluation_asked, self.interrupt_requested = None, False, False
+        """Requests to this fit or evaluation do not apply to the next one."""
+        self.stop_request, self.evaluation_requested, self.interrupt_requested = None, False, False
 
     def _progress_of(self, path: str | Path) -> Progress | None:
         """Where a checkpoint stands, if it says so."""
@@ -388,13 +388,13 @@ class Trainer:
     def _reading(self, path: Path, parts: Sequence[str] | None) -> Iterator[LazyState]:
         """What a checkpoint holds, or these parts of it, as hooks have changed it.
 
-        The bulk is still to be read, straight to where it is wanted, unless somebody may look at it before or after.
+        Tensors are read later, straight into their targets, unless a hook may look at them first.
         """
         self.hooks.call("on_before_load_checkpoint", self, path)
         seen = self.hooks["preprocess_checkpoint"] or self.hooks["on_load_checkpoint"]
-        with self.checkpointer.reading(path, parts, () if seen else LATER) as pending:
-            self._preprocess(path, pending.tree)
-            yield pending
+        with self.checkpointer.reading(path, parts, () if seen else LATER) as lazy:
+            self._preprocess(path, lazy.tree)
+            yield lazy
 
     def _preprocess(self, path: Path, state: dict[str, Any]) -> None:
         if lacking := [name for name in ("model", "progress") if name not in state]:
@@ -437,8 +437,8 @@ class Trainer:
             self._used = True
             evaluating = any(callback.evaluates for callback in self.callbacks.values())
             parts = ["model", "progress", *(["callbacks"] if evaluating else [])]
-            with self._reading(Path(path), parts) as pending:
-                take_for_evaluation(self, pending, Path(path))
+            with self._reading(Path(path), parts) as lazy:
+                take_for_evaluation(self, lazy, Path(path))
         self.metric_logger.record.clear()
         self._evaluate_all(loaders, self.loop.validation, is_last=True)
         rows: dict[str, dict[str, float]] = {name: {} for name in loaders}

@@ -56,7 +56,7 @@ class TrainingLoop:
         """Get ready to train on a loader.
 
         Args:
-            resumed: where the checkpoint stands that is gone on from.
+            resumed: the progress of the checkpoint that is resumed.
 
         Raises:
             UserError: as from `learn_lengths`.
@@ -71,10 +71,10 @@ class TrainingLoop:
         self._began = time.monotonic()
 
     def learn_lengths(self, train_loader: Any, resumed: Progress | None = None) -> None:
-        """Learn the lengths that cadences need; from `resumed` on, epochs may be of another length than before.
+        """Learn the lengths that intervals need; from `resumed` on, epochs may be of another length than before.
 
         Raises:
-            UserError: the loader is empty, or a duration needs a length that the loader does not tell.
+            UserError: the loader is empty, or a duration needs the length of a loader that has none.
         """
         settings = self.settings
         self.epoch_batches = self._batches_of(train_loader)
@@ -103,7 +103,7 @@ class TrainingLoop:
         """The cadence of a setting of `checkpoint`.
 
         Raises:
-            ConfigError: a part of an epoch, where nobody knows how many steps an epoch has.
+            ConfigError: a part of an epoch, where the number of steps of an epoch is unknown.
         """
         try:
             return self.cadence(interval)
@@ -111,7 +111,7 @@ class TrainingLoop:
             raise ConfigError(str(error), where=f"checkpoint.{key}") from None
 
     def length(self, train_loader: Any) -> int | None:
-        """Optimizer steps in `max_duration`, where they can be told beforehand."""
+        """Optimizer steps in `max_duration`, where known beforehand."""
         settings, duration = self.settings, Duration.parse(self.settings.max_duration)
         steps = total_steps(
             duration,
@@ -146,7 +146,7 @@ class TrainingLoop:
             progress.epoch, progress.epoch_samples = epoch, 0
 
     def _batches_of(self, train_loader: Any) -> int | None:
-        """Batches of an epoch of this training; None where nobody can tell.
+        """Batches of an epoch of this training; None where unknown.
 
         Raises:
             UserError: there are none, or `limit_train_batches` is a part of what has no length.
@@ -204,7 +204,7 @@ class TrainingLoop:
         )
 
     def data_state(self, trainer: Trainer) -> dict[str, Any]:
-        """Where the train loader stands: after the last batch trained on, not the one that was asked for ahead."""
+        """Where the train loader stands: after the last batch trained on, not one fetched ahead."""
         return self._ahead_state or self._loader_state(trainer)
 
     def _loader_state(self, trainer: Trainer) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class TrainingLoop:
 
     def _first_moments(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop | None:
         """What happens before the first step of this process; returns a stop that is already due."""
-        # The record of a step whose checkpoint is gone on from is written: what is logged now joins the next one.
+        # The record of the step resumed from is written already: what is logged now joins the next one.
         written = trainer.resumed and self.pending_eval_record is None and not self._wants_evaluation_at_start(trainer)
         if self.pending_eval_record is not None:
             trainer.log_metrics(self.pending_eval_record)
@@ -253,15 +253,15 @@ class TrainingLoop:
                 trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
                     self._steps(trainer, self._next_event(trainer))
-                    asked = self._take_requests(trainer)
+                    eval_requested = self._take_requests(trainer)
                     self._count_time(trainer)
                     stop = self.why_stop(trainer)
                     done = stop is not None and stop.finished
-                    # Where a stop was asked for between two steps, this step has its record and evaluation already.
+                    # Where a stop was requested between two steps, this step has its record and evaluation already.
                     if not self._means_since_log.empty and (done or _due(self._log, trainer.progress)):
                         self._log_training(trainer)
                     evaluate = trainer.progress.evaluated_step != trainer.progress.step and (
-                        done or asked or _due(self.eval_interval, trainer.progress)
+                        done or eval_requested or _due(self.eval_interval, trainer.progress)
                     )
                     if evaluate or stop is not None:
                         break
@@ -286,19 +286,19 @@ class TrainingLoop:
         """Stop before an evaluation that is due: the next attempt makes it, and completes this step's record."""
         self.pending_eval_record = trainer.flush_record()
         stop = trainer.stop_request or self.why_stop(trainer)
-        assert stop is not None, "an evaluation is only given up for a stop"
+        assert stop is not None, "an evaluation is only put off for a stop"
         end = why_stop(self.limits, trainer.progress, process_s=0.0, stop_request=None)
         trainer.maybe_checkpoint(stop, over=end is not None)
         return stop
 
     @staticmethod
     def _take_requests(trainer: Trainer) -> bool:
-        """Whether an evaluation was asked for. What is asked for meanwhile, by another thread, is heard next time."""
+        """Whether an evaluation was requested. Later requests of other threads are handled after the next step."""
         trainer.interrupt_requested = False
         if trainer.stop_request is not None:
             trainer.interrupt_requested = True
-        asked, trainer.evaluation_asked = trainer.evaluation_asked, False
-        return asked
+        requested, trainer.evaluation_requested = trainer.evaluation_requested, False
+        return requested
 
     def _next_event(self, trainer: Trainer) -> int:
         """The earliest step after this one at which anything but training may happen."""
@@ -308,7 +308,7 @@ class TrainingLoop:
         return min(steps)
 
     def _steps(self, trainer: Trainer, event: int) -> None:
-        """Optimizer steps until step `event`, until something is asked for, or until a step has something to record.
+        """Optimizer steps until step `event`, until something is requested, or until a step has something to record.
 
         The hot path: no work but training.
         """
@@ -442,7 +442,7 @@ class TrainingLoop:
     def _end_of_epoch(self, trainer: Trainer) -> bool:
         """True after the last batch of an epoch. The next one may be sent to the device on this occasion.
 
-        A loader without length must be asked for it, to see whether there is one. One that has both a length and a
+        A loader without length must be asked for a batch, to see whether there is one. One that has both a length and a
         position of its own is not: its state before would have to be taken for each batch.
         """
         assert self._batches is not None
@@ -455,7 +455,7 @@ class TrainingLoop:
         try:
             self._ahead.append(self._prefetcher.send(next(self._batches)))
         except StopIteration:
-            # One that ends before its length is told when the batch is needed.
+            # One that ends before its length is reported when the batch is needed.
             return not knows
         return False
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EvaluationInterruptedError(Exception):
-    """A stop was asked for while an evaluation ran; the evaluation is owed to the next attempt."""
+    """A stop was requested while an evaluation ran; the next attempt makes the evaluation."""
 
 
 class ValidationLoop:

@@ -77,7 +77,7 @@ def read_in_order(
 ) -> None:
     """Read parts that lie side by side from `offset` on, `size_bytes` in all; `seen` is shown every byte in order.
 
-    Parts are asked for as they come, some blocks ahead, so memory that is made for one may be gone before the next.
+    Parts are requested some blocks ahead, so the memory of one may be freed before the next.
 
     Raises:
         OSError: what the source raised first, in the order of the file. No thread reads any more then.

@@ -149,7 +149,7 @@ def bytes_of(leaf: Leaf) -> np.ndarray[Any, Any]:
 def memory_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, which stays as long as they are looked at.
 
-    Not by numpy: from then on torch would take its memory for somebody else's.
+    Not by numpy: torch would then treat the memory as foreign and refuse to resize it.
     """
     raw = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
     raw.tensor = tensor  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""A state that is known before it is read: the shapes of its tensors are there, their values come later, and once.
+"""A state tree whose tensors are read lazily: shapes and dtypes first, values later, straight into their targets.
 
-In between its owners say what does not fit, and where the values are to go: straight into a model's own memory.
+In between, the owners of the state report what does not fit, and bind tensors to the memory of a model or optimizer.
 """
 
 from __future__ import annotations
@@ -18,79 +18,81 @@ Targets = Mapping[int, torch.Tensor]
 
 
 def nothing_to_verify() -> None:
-    """Of what was read already."""
+    """The `verify` of a state that was read whole."""
 
 
 class LazyState:
-    """A tree, some of whose tensors have no values until `fill`. All others have theirs, not yet proven right.
+    """A tree, some of whose tensors have no values until `read`. All others have theirs, not yet verified.
 
     Args:
-        tree: the state; its tensors without values are not written to, nor read, before `fill`.
-        waiting: these tensors.
-        fill: reads everything, each of these into itself or into its target, and raises where the digest differs.
-        prove: reads everything into nothing, and raises likewise.
+        tree: the state; its lazy tensors are neither read nor written to before `read`.
+        lazy: these tensors.
+        read_into: reads all lazy tensors, each into its target or else into itself; raises where the digest differs.
+        verify: reads all bytes without keeping them, and raises likewise.
     """
 
     def __init__(
         self,
         tree: dict[str, Any],
-        waiting: Iterable[torch.Tensor] = (),
-        fill: Callable[[Targets], None] | None = None,
-        prove: Callable[[], None] = nothing_to_verify,
+        lazy: Iterable[torch.Tensor] = (),
+        read_into: Callable[[Targets], None] | None = None,
+        verify: Callable[[], None] = nothing_to_verify,
     ) -> None:
         self.tree = tree
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
-        """What reading happens within: whoever opened the files tells there what is wrong with them."""
-        self._waiting = {id(one): one for one in waiting}
-        self._fill, self._prove = fill, prove
+        """Context within which files are read; it translates errors of the storage."""
+        self._lazy = {id(one): one for one in lazy}
+        self._read_into, self._verify = read_into, verify
         self._targets: dict[int, torch.Tensor] = {}
 
-    def awaits(self, given: torch.Tensor) -> bool:
-        """True for a tensor of the tree that has no values yet, and no target."""
-        return self._fill is not None and id(given) in self._waiting and id(given) not in self._targets
+    def is_lazy(self, given: torch.Tensor) -> bool:
+        """True for a tensor of the tree that has neither values nor a target yet."""
+        return self._read_into is not None and id(given) in self._lazy and id(given) not in self._targets
 
-    def into(self, given: torch.Tensor, target: torch.Tensor) -> None:
-        """Have the values of a tensor that awaits them written into `target`, of the same shape and type, by `fill`."""
-        assert self.awaits(given) and can_take(target)
+    def bind(self, given: torch.Tensor, target: torch.Tensor) -> None:
+        """Have `read` write the values of a lazy tensor into `target`, of the same shape and dtype."""
+        assert self.is_lazy(given) and can_take(target)
         assert target.shape == given.shape and target.dtype == given.dtype
         self._targets[id(given)] = target
 
     def placed(self, given: Any) -> Any:
-        """Where the values of a tensor of the tree are, or will be; anything else is itself."""
+        """The target of a lazy tensor of the tree; anything else is returned as it is."""
         return self._targets.get(id(given), given)
 
-    def fill(self) -> None:
-        """Read all that is still to come, once; every byte is proven on the way.
+    def read(self) -> None:
+        """Read the values of all lazy tensors, once; every byte is verified on the way.
 
         Raises:
             DamagedCheckpoint: it is not what was written. Targets hold NaN then, where they can: they were written
-                to, so nobody may take them for what they were, nor for what was saved.
+                to, so that they are not mistaken for their old values nor for the saved ones.
         """
-        fill, self._fill = self._fill, None
-        if fill is None:
+        read_into, self._read_into = self._read_into, None
+        if read_into is None:
             return
         try:
             with self.around():
-                fill(self._targets)
+                read_into(self._targets)
         except BaseException as error:
-            spoilt = [target for target in self._targets.values() if _spoil(target)]
-            if spoilt and isinstance(error, CheckpointError):
-                error.cure = error.cure or "What was being filled holds NaN now: load another before it is used."
+            overwritten = [target for target in self._targets.values() if _fill_with_nan(target)]
+            if overwritten and isinstance(error, CheckpointError):
+                error.cure = (
+                    error.cure or "The tensors being loaded hold NaN now: load another checkpoint before using them."
+                )
             raise
 
-    def prove(self) -> None:
-        """Read all of it without keeping anything, so that damage is told as damage, not as what follows from it.
+    def verify(self) -> None:
+        """Read all of it without keeping anything, so that damage is reported as damage, not by its effects.
 
         Raises:
             DamagedCheckpoint: it is not what was written.
         """
-        if self._fill is not None:
+        if self._read_into is not None:
             with self.around():
-                self._prove()
+                self._verify()
 
 
 def can_take(target: Any) -> bool:
-    """True for a tensor whose memory may be written to by whoever knows its shape, strides and type alone."""
+    """True for a tensor whose memory may be written knowing only its shape, strides and dtype."""
     return (
         type(target) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         and target.layout is torch.strided
@@ -99,7 +101,7 @@ def can_take(target: Any) -> bool:
     )
 
 
-def _spoil(target: torch.Tensor) -> bool:
+def _fill_with_nan(target: torch.Tensor) -> bool:
     if not (target.is_floating_point() or target.is_complex()):
         return False
     with torch.no_grad():

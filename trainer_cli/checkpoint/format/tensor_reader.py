@@ -25,7 +25,7 @@ Spare = Callable[[int], memoryview]
 def read_state(
     folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None, later: Collection[str], rank: int
 ) -> LazyState:
-    """A rank's tree, or its top-level keys in `only`; tensors under the paths in `later` get their values by `fill`.
+    """A rank's tree, or its top-level keys in `only`; tensors under the paths in `later` are read lazily.
 
     Raises:
         DamagedCheckpoint: naming the file that is not what was written.
@@ -36,18 +36,18 @@ def read_state(
         decoder = codec.decode(text, only)
         tensors = TensorFile(folder, manifest, rank, decoder.wanted, later)
         if not tensors.waiting:
-            tensors.fill({})
+            tensors.read_into({})
         else:
             tensors.read_early()
         tree = decoder.tree(tensors.found)
     except codec.Undecodable as error:
         where = str(folder.path / state_file(rank))
         raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
-    return LazyState(tree, tensors.waiting, tensors.fill, tensors.prove) if tensors.waiting else LazyState(tree)
+    return LazyState(tree, tensors.waiting, tensors.read_into, tensors.verify) if tensors.waiting else LazyState(tree)
 
 
 class TensorFile:
-    """A rank's tensors: their memory is there from the beginning, their values come with `fill`."""
+    """A rank's tensors: their memory is there from the beginning, their values come with `read_into`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TensorFile:
         self.waiting = [memory for name, memory in self._memory.items() if name not in soon]
 
     def read_early(self) -> None:
-        """Read what has to be known before the rest has a place; it is read again, and proven, by `fill`."""
+        """Read what has to be known before the rest has a place; it is read again, and verified, by `read_into`."""
         file = VerifiedFile(self._folder, self._manifest, self._file)
         with file.peeked() as source:
             offset = file.size_bytes - sum(entry.size_bytes for entry in self._layout)
@@ -87,7 +87,7 @@ class TensorFile:
                     read_in_order(source, parts, offset, entry.size_bytes, lambda view: None)
                 offset += entry.size_bytes
 
-    def fill(self, targets: Targets) -> None:
+    def read_into(self, targets: Targets) -> None:
         """Read the file once, each tensor into its target or itself; leaving it compares the digest."""
         on_device = any(target.is_cuda for target in targets.values())
         with VerifiedFile(self._folder, self._manifest, self._file) as file:
@@ -95,7 +95,7 @@ class TensorFile:
                 raise file.damaged("it has changed while it was read")
             file.read_parts(self._parts(file, targets), file.left_bytes, _pinned if on_device else None)
 
-    def prove(self) -> None:
+    def verify(self) -> None:
         """Read the file once, and compare its digest."""
         with VerifiedFile(self._folder, self._manifest, self._file):
             pass

@@ -87,7 +87,7 @@ class VerifiedFile:
         return self.take(self.left_bytes)
 
     def skip(self, count: int) -> None:
-        """Pass over bytes that nobody wants; they are digested too."""
+        """Skip bytes that are not needed; they are digested too."""
         self.read_parts([Part(count)], count)
 
 

@@ -66,7 +66,7 @@ def _close_files() -> None:
 
 
 def write_file(disk: Disk, path: Path, content: bytes) -> None:
-    """Make one small file, at rest when this returns (but for its name)."""
+    """Write one small file and fsync its content (not its name)."""
     fd = disk.open_new(path)
     try:
         view, offset = memoryview(content), 0

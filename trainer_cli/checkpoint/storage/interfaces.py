@@ -26,7 +26,7 @@ class FileWriter(Protocol):
 
 
 class WritableFolder(Protocol):
-    """A folder being written, which nobody sees yet."""
+    """A folder being written, not yet visible under its name."""
 
     @property
     def files(self) -> Mapping[str, FileEntry]:
@@ -34,7 +34,7 @@ class WritableFolder(Protocol):
         ...
 
     def create(self, file: str) -> AbstractContextManager[FileWriter]:
-        """A new file; among `files` on clean exit, and at rest before the folder has its name."""
+        """A new file; among `files` on clean exit, and fsynced before the folder is renamed."""
         ...
 
 
@@ -78,7 +78,7 @@ class Storage(Protocol):
     def writing(
         self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
     ) -> AbstractContextManager[WritableFolder]:
-        """A new folder: at rest and under its name on clean exit, gone without a trace on an error.
+        """A new folder: fsynced and under its name on clean exit, removed on an error.
 
         A folder of that name with a manifest is never replaced (FileExistsError); one without is partial,
         and set aside. UnsyncedError where the folder is there, but may lose its name in a power cut.
@@ -98,7 +98,7 @@ class Storage(Protocol):
         ...
 
     def is_pinned(self, name: str) -> bool:
-        """True where somebody asked to keep this one."""
+        """True where a user pinned it."""
         ...
 
     def remove(self, name: str) -> bool:
@@ -114,7 +114,7 @@ class Storage(Protocol):
         ...
 
     def amend(self, name: str, manifest: bytes) -> None:
-        """Replace a checkpoint's manifest, all at once and at rest; its files stay, also for those who read it now.
+        """Replace a checkpoint's manifest, atomically and durably; its files stay, also for concurrent readers.
 
         FileNotFoundError where there is none, or it is being removed.
         """
@@ -140,5 +140,5 @@ class Storage(Protocol):
         ...
 
     def free_bytes(self) -> int | None:
-        """How much can still be written, or None where nobody knows."""
+        """Bytes that can still be written, or None where unknown."""
         ...

@@ -1,4 +1,4 @@
-"""Checkpoints on a local disk: staged under a hidden name, brought to rest, then renamed into place."""
+"""Checkpoints on a local disk: written under a hidden name, fsynced, then renamed into place."""
 
 from __future__ import annotations
 
@@ -394,7 +394,7 @@ class LocalStorage:
         self.disk.rmdir(path)
 
     def _discard_in_time(self, path: Path) -> None:
-        """Free the bytes of what was removed. A failure is told once, and tried again with the next removal."""
+        """Delete what was removed. A failure is logged once, and tried again with the next removal."""
         try:
             self._discard(path)
         except OSError as error:
