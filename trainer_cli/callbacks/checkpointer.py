@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,10 +28,10 @@ from trainer_cli.checkpoint.policy import (
     next_save_step,
     why_save,
 )
-from trainer_cli.checkpoint.rules import retention_rules, save_rules, typed
+from trainer_cli.checkpoint.rules import checkpoint_config, retention_rules, save_rules
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.config.schema import CheckpointConfig, OnSaveError
+from trainer_cli.config.schema import DigestAlgorithm, KeepBestConfig, Newer, OnSaveError, Removal
 from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.trainer.hooks import Callback
 
@@ -66,10 +66,12 @@ class CheckpointerCallback(Callback):
     its outcome is reported at the next step's end. The save at an end is synchronous.
 
     Args:
-        folder: where checkpoints live, each in a directory of its own. `settings["folder"]` goes before it.
+        folder: where checkpoints are kept, each in a directory of its own.
         identity: the run they belong to. By default a new run, or the one that `folder` already holds.
         thread: writes saves behind the training and deletes removed checkpoints; by default one of its own.
-        settings: the fields of `CheckpointConfig` by name, for example `save_interval=250`.
+
+    The other arguments are the fields of `CheckpointConfig`, which says what each means. Durations are a number of
+    optimizer steps, or a string such as `3ep`, `1e9tok` or `30min`.
     """
 
     def __init__(
@@ -78,10 +80,48 @@ class CheckpointerCallback(Callback):
         *,
         identity: RunIdentity | None = None,
         thread: WriterThread | None = None,
-        **settings: Any,
+        enabled: bool = True,
+        save_interval: int | str | None = "1ep",
+        ephemeral_save_interval: int | str | None = None,
+        ephemeral_cooldown: int | str | None = None,
+        fixed_steps: Sequence[int] = (),
+        pre_train_checkpoint: bool | None = None,
+        save_final: bool = True,
+        save_on_stop: bool = True,
+        save_async: bool | None = None,
+        remove: Removal | str = Removal.ephemeral_only,
+        max_checkpoints: int | None = None,
+        keep_every: int | str | None = None,
+        keep_best: KeepBestConfig | Mapping[str, Any] | None = None,
+        newer: Newer | str = Newer.refuse,
+        name: str = "step{step}",
+        suffix: str | None = None,
+        digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
+        on_save_error: OnSaveError | str = OnSaveError["raise"],
+        max_save_errors: int = 3,
     ) -> None:
-        self.settings = CheckpointConfig(**typed(settings))
-        self.folder = Path(folder if self.settings.folder is None else self.settings.folder)
+        self.settings = checkpoint_config(
+            enabled=enabled,
+            save_interval=save_interval,
+            ephemeral_save_interval=ephemeral_save_interval,
+            ephemeral_cooldown=ephemeral_cooldown,
+            fixed_steps=fixed_steps,
+            pre_train_checkpoint=pre_train_checkpoint,
+            save_final=save_final,
+            save_on_stop=save_on_stop,
+            save_async=save_async,
+            remove=remove,
+            max_checkpoints=max_checkpoints,
+            keep_every=keep_every,
+            keep_best=keep_best,
+            newer=newer,
+            name=name,
+            suffix=suffix,
+            digest=digest,
+            on_save_error=on_save_error,
+            max_save_errors=max_save_errors,
+        )
+        self.folder = Path(folder)
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
         self.thread = thread or WriterThread("checkpoint-writer")
         self.storage = self._new_storage(self.folder)

@@ -1,4 +1,4 @@
-"""The config's settings of saving and removal, as the rules that the policy goes by."""
+"""The `checkpoint` section of a config as the rules of the policy."""
 
 from __future__ import annotations
 
@@ -8,34 +8,59 @@ from enum import StrEnum
 from typing import Any
 
 from trainer_cli.checkpoint.policy import BestRule, RetentionRules, SaveRules
-from trainer_cli.config.schema import CheckpointConfig, KeepBestConfig, Mode, Newer, OnSaveError, Removal
+from trainer_cli.config.schema import (
+    CheckpointConfig,
+    DigestAlgorithm,
+    KeepBestConfig,
+    Mode,
+    Newer,
+    OnSaveError,
+    Removal,
+)
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.intervals import Interval
 
 ToCadence = Callable[[str, Any], Interval | None]
-"""The cadence of a setting, by its key and value; None for null. It knows how long an epoch is, or refuses."""
+"""The interval of a setting, by its key and value; None for null. Raises where it needs an unknown epoch length."""
 
 
 def settings_of(checkpoint: CheckpointConfig, node: Mapping[str, Any] | None) -> CheckpointConfig:
-    """The settings of saving, those of a subclass's own node on top."""
+    """The `checkpoint` section, overridden by the config node of a subclass of CheckpointerCallback."""
     known = {field.name for field in fields(CheckpointConfig)}
     return replace(checkpoint, **typed({key: value for key, value in (node or {}).items() if key in known}))
 
 
-def typed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with their choices as what they stand for, where they come from python or from a written config as
-    plain texts and mappings.
+def checkpoint_config(**settings: Any) -> CheckpointConfig:
+    """The fields of `CheckpointConfig`, whose choices and sections may be plain strings and mappings, checked.
 
     Raises:
-        ConfigError: a choice that there is not.
+        ConfigError: a value is not allowed.
     """
-    kinds: dict[str, type[StrEnum]] = {"remove": Removal, "newer": Newer, "on_save_error": OnSaveError}
+    return CheckpointConfig(**typed(settings))
+
+
+def typed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with strings as enums and mappings as `KeepBestConfig`, as Python and config files give them.
+
+    Raises:
+        ConfigError: a string is not a member of its enum.
+    """
+    kinds: dict[str, type[StrEnum]] = {
+        "remove": Removal,
+        "newer": Newer,
+        "on_save_error": OnSaveError,
+        "digest": DigestAlgorithm,
+    }
     chosen = {name: _choice(name, settings[name], kind) for name, kind in kinds.items() if name in settings}
     found: dict[str, Any] = {**settings, **chosen}
     if isinstance(best := settings.get("keep_best"), Mapping):
         mode = _choice("keep_best.mode", best.get("mode", Mode.min), Mode)
         found["keep_best"] = KeepBestConfig(**{**best, "mode": mode})
+    elif best is None:
+        found.pop("keep_best", None)
+    if isinstance(steps := settings.get("fixed_steps"), tuple):
+        found["fixed_steps"] = list(steps)
     return found
 
 

@@ -55,9 +55,8 @@ def _error(trainer: Trainer, what: str) -> NotFiniteError:
 
 def _last_finite(trainer: Trainer) -> tuple[str, str]:
     """The last checkpoint whose weights are finite, and how to go on."""
-    newest = getattr(trainer.checkpoint, "newest_finite", None)
     try:
-        path = None if newest is None else newest()
+        path = None if trainer.checkpoint is None else trainer.checkpoint.newest_finite()
     except OSError as error:
         return f"Its checkpoints cannot be listed: {error}.", ""
     if path is None:

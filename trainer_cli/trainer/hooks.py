@@ -49,7 +49,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from trainer_cli.errors import UserError
 
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from trainer_cli.checkpoint.checkpointer import Checkpointer
     from trainer_cli.checkpoint.policy import Occasion
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
@@ -241,6 +242,21 @@ class Callback:
 
     def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
         """Take back what `on_save_checkpoint` added; model, optimizer and progress are restored."""
+
+
+@runtime_checkable
+class CheckpointSaver(Protocol):
+    """What the trainer needs of the callback given as `checkpoint`, besides its hooks."""
+
+    save_requested: bool
+    checkpointer: Checkpointer
+    """Loads the checkpoints that this callback saves."""
+
+    def newest(self) -> Path | None:
+        """The newest valid checkpoint of this run, to resume from."""
+
+    def newest_finite(self) -> Path | None:
+        """The newest valid checkpoint of this run whose weights are finite."""
 
 
 _NO_HOOKS = ("state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics")

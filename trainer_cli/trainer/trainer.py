@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.checkpoint import model_state
-from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.format.lazy_state import LazyState
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.base import Logger, RunFacts
 from trainer_cli.trainer.finite import check_end
-from trainer_cli.trainer.hooks import Callback, Hooks, second_to
+from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, second_to
 from trainer_cli.trainer.metric_logger import MetricLogger
 from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.progress import Progress
@@ -94,7 +94,7 @@ class Trainer:
         schedulers: Any = None,
         precision: Precision | None = None,
         loop: TrainingLoop | None = None,
-        checkpoint: Callback | None = None,
+        checkpoint: CheckpointSaver | None = None,
         callbacks: Mapping[str, Callback] | Sequence[Callback] = (),
         loggers: Mapping[str, Logger] | Sequence[Logger] = (),
         seed: int | None = None,
@@ -110,6 +110,7 @@ class Trainer:
             if "checkpoint" in self.callbacks:
                 raise UserError("two callbacks are called 'checkpoint'", cure="Give it once, as checkpoint=.")
             self.callbacks["checkpoint"] = typed("checkpoint", checkpoint, Callback)
+            typed("checkpoint", checkpoint, CheckpointSaver)
         self.checkpoint = checkpoint
         self.loggers = named("loggers", loggers, Logger)
         self.metric_logger = MetricLogger(self.loggers)
@@ -141,7 +142,7 @@ class Trainer:
         self._given_schedulers = by_name(schedulers)
         self.schedulers = Schedulers({}, self.optimizer)
         self.progress = Progress()
-        self.checkpointer: Checkpointer = getattr(checkpoint, "checkpointer", None) or make_sync_checkpointer()
+        self.checkpointer = make_sync_checkpointer() if checkpoint is None else checkpoint.checkpointer
         self.stop_request: Stop | None = None
         self.evaluation_requested = False
         self.interrupt_requested = False
@@ -203,7 +204,9 @@ class Trainer:
                     if (close := getattr(loader, "close", None)) is not None:
                         stack.callback(close)
                 self.hooks.call("on_enter_fit", self, stack, train, val, loop)
-                path = self._newest() if isinstance(ckpt_path, Unset) else ckpt_path
+                if isinstance(ckpt_path, Unset):
+                    ckpt_path = None if self.checkpoint is None else self.checkpoint.newest()
+                path = ckpt_path
                 whole = tuple(states) == ("all",)
                 loop.prepare(self, train, self._progress_of(path) if path is not None and whole else self.progress)
                 if path is not None:
@@ -448,10 +451,6 @@ class Trainer:
         self.metric_logger.record.clear()
         where = None if path is None else Path(path)
         return [Evaluation(where, self.loaded_step, name, metrics) for name, metrics in rows.items()]
-
-    def _newest(self) -> Path | None:
-        newest = getattr(self.checkpoint, "newest", None)
-        return newest() if newest is not None else None
 
     def _start_loggers(self) -> None:
         whole = self.resumed and self.loop.pending_eval_record is None

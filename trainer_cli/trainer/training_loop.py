@@ -29,13 +29,38 @@ if TYPE_CHECKING:
 
 
 class TrainingLoop:
-    """Steps, logs, evaluations and moments for saving, until the run ends.
+    """Steps, logs, evaluations and saves, until the run ends.
 
-    Takes the settings of `LoopConfig` by name, for example `TrainingLoop(max_duration="3ep", log_interval=10)`.
+    The arguments are the fields of `LoopConfig`, which says what each means. Durations are a number of optimizer
+    steps, or a string such as `3ep`, `1e9tok` or `30min`.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings = LoopConfig(**settings)
+    def __init__(
+        self,
+        *,
+        max_duration: int | str = "10ep",
+        hard_stop: int | str | None = None,
+        max_time: int | str | None = None,
+        steps_per_epoch: int | None = None,
+        grad_accum_steps: int = 1,
+        eval_interval: int | str | None = "1ep",
+        eval_steps: int | None = None,
+        eval_at_start: bool = False,
+        log_interval: int | str | None = 50,
+        limit_train_batches: int | float | None = None,
+    ) -> None:
+        self.settings = LoopConfig(
+            max_duration=max_duration,
+            hard_stop=hard_stop,
+            max_time=max_time,
+            steps_per_epoch=steps_per_epoch,
+            grad_accum_steps=grad_accum_steps,
+            eval_interval=eval_interval,
+            eval_steps=eval_steps,
+            eval_at_start=eval_at_start,
+            log_interval=log_interval,
+            limit_train_batches=limit_train_batches,
+        )
         self.validation = ValidationLoop(self.settings.eval_steps)
         self.steps_per_epoch: int | None = None
         self.total_steps: int | None = None
