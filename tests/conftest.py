@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,26 @@ _LONG = (
     "test_histories",
     "test_fuzz",
 )
+_PROCESSES = (
+    "tests/bench",
+    "tests/cli/",
+    "tests/checkpoint/test_async_checkpointer",
+    "tests/checkpoint/test_faults",
+    "tests/checkpoint/test_named_faults",
+    "tests/config/test_arguments",
+    "tests/config/test_compose",
+    "tests/config/test_hostile_targets",
+    "tests/config/test_mistakes",
+    "tests/config/test_targets",
+    "tests/data/",
+    "tests/loggers/test_contract",
+    "tests/run/test_children",
+    "tests/run/test_rundir",
+    "tests/run/test_sweep.py",
+    "tests/test_architecture",
+    "tests/trainer/test_torch_compat",
+)
+"""Files that start processes. `scripts/test fast` leaves these out, and the long ones."""
 
 # Before torch is imported anywhere, in this process and in those that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,6 +58,15 @@ settings.load_profile("tests")
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TRAIN_FULL_ERROR", "HYDRA_FULL_ERROR", "COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_processes_in_unit_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_named: object) -> None:
+        raise AssertionError("this test starts a process: name its file in _PROCESSES of tests/conftest.py")
+
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,6 +94,9 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Files that train whole runs first, so that no core is left waiting for one of them at the end.
     items.sort(key=lambda item: not any(place in str(item.path) for place in _LONG))
+    for item in items:
+        if any(place in str(item.path) for place in _LONG + _PROCESSES):
+            item.add_marker(pytest.mark.slow)
     needs = {
         "gpu": (_has_gpu, "needs a CUDA device"),
         "root": (lambda: os.geteuid() == 0, "needs the superuser"),
