@@ -47,8 +47,8 @@ class Format(Protocol):
     ) -> LazyState:
         """The tree as written, or its top-level keys in `only` alone. Every digest is verified on the way.
 
-        Tensors under the paths in `later` ("model", "optimizer/state"; "" is all) have no values before `fill`, and
-        what has to be known sooner is proven right only then. The folder stays open until that is done.
+        Tensors under the paths in `later` ("model", "optimizer/state"; "" is all) are lazy: they get their values in
+        `LazyState.read`, which also verifies what is needed sooner. The folder must stay open until then.
 
         Raises:
             DamagedCheckpoint: naming the file that is not what was written.

@@ -1,0 +1,76 @@
+"""The pages for contributors tell the truth: links, paths and names exist, and their examples run."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainer_cli import Callback, Logger, Trainer, TrainingLoop
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/architecture.md"]
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_scripts_are_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert not [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+    scripts = set(re.findall(r"\bscripts/[\w.]+", text))
+    assert links or scripts
+    assert not [name for name in scripts if not (ROOT / name).exists()]
+
+
+def test_the_paths_and_names_of_the_architecture_exist() -> None:
+    paths = set(re.findall(r"`((?:trainer_cli/|checkpoint/|config/|run/)[\w/.]*)`", ARCHITECTURE))
+    assert len(paths) > 20
+    found = {path: ROOT / path if (ROOT / path).exists() else ROOT / "trainer_cli" / path for path in paths}
+    assert not [path for path, file in found.items() if not file.exists()]
+    named = re.findall(r"`((?:trainer_cli|checkpoint)/[\w/]+\.py)`\s+`([\w.]+)`", ARCHITECTURE)
+    assert len(named) > 15
+    for path, name in named:
+        text = found[path].read_text(encoding="utf-8")
+        for part in name.split("."):
+            assert re.search(rf"^\s*(class|def) {part}\b", text, re.MULTILINE), f"{path} has no {part}"
+
+
+def test_a_step_and_a_save_pass_at_most_eight_modules() -> None:
+    for title in ("One training step", "One save"):
+        section = ARCHITECTURE.split(f"## {title}\n")[1].split("\n## ")[0]
+        assert 5 <= len(re.findall(r"^\d+\. ", section, re.MULTILINE)) <= 8
+
+
+def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", ARCHITECTURE, re.MULTILINE | re.DOTALL):
+        exec(block, names)
+    callback, logger = names["PrintStep"](), names["PrintLoss"]()
+    assert isinstance(callback, Callback)
+    assert isinstance(logger, Logger)
+
+    class Squares(torch.nn.Linear):
+        def forward(self, batch: Any) -> Any:
+            return super().forward(batch).square().mean()
+
+    Trainer(
+        model=lambda: Squares(2, 1),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        loop=TrainingLoop(max_duration=2, log_interval=1),
+        callbacks=[callback],
+        loggers=[logger],
+    ).fit(torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2))
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0::2] == ["step 0", "step 1"], "the hook runs before the step is counted"
+    assert [line.split()[0] for line in printed[1::2]] == ["1", "2"]
+    assert "None" not in printed[1]
+
+
+def test_the_scripts_can_be_executed() -> None:
+    for name in ("install", "test", "lint", "check", "faults", "quickstart"):
+        assert os.access(ROOT / "scripts" / name, os.X_OK)
