@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from trainer_cli.run.trigger_files import Wishes
+from trainer_cli.run.trigger_files import TriggerFiles
 
 
-def test_a_wish_is_granted_once_and_its_file_removed(tmp_path: Path) -> None:
+def test_a_request_counts_once_and_its_file_is_deleted(tmp_path: Path) -> None:
     granted: list[str] = []
     seen = threading.Event()
 
@@ -16,7 +16,7 @@ def test_a_wish_is_granted_once_and_its_file_removed(tmp_path: Path) -> None:
         granted.append(name)
         seen.set()
 
-    with Wishes(tmp_path, {name: lambda name=name: grant(name) for name in ("save", "stop")}, every_s=0.01):
+    with TriggerFiles(tmp_path, {name: lambda name=name: grant(name) for name in ("save", "stop")}, interval_s=0.01):
         (tmp_path / "save").touch()
         assert seen.wait(30)
         seen.clear()
@@ -26,17 +26,19 @@ def test_a_wish_is_granted_once_and_its_file_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_lies_there_from_before_counts_for_nothing(tmp_path: Path) -> None:
+def test_files_from_before_the_start_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "stop").touch()
     (tmp_path / "save").mkdir()
     granted: list[str] = []
-    with Wishes(tmp_path, {"stop": lambda: granted.append("stop"), "save": lambda: granted.append("save")}, every_s=60):
+    with TriggerFiles(
+        tmp_path, {"stop": lambda: granted.append("stop"), "save": lambda: granted.append("save")}, interval_s=60
+    ):
         assert not (tmp_path / "stop").exists()
     assert granted == []
     assert (tmp_path / "save").is_dir()
 
 
-def test_nobody_looks_once_it_is_over(tmp_path: Path) -> None:
-    with Wishes(tmp_path, {"stop": lambda: None}, every_s=0.01):
+def test_the_files_are_not_read_after_the_end(tmp_path: Path) -> None:
+    with TriggerFiles(tmp_path, {"stop": lambda: None}, interval_s=0.01):
         pass
     assert not [thread for thread in threading.enumerate() if thread.name == "trigger_files"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from trainer_cli.trainer.torch_compat import step_lightly, zero_grad
+from trainer_cli.trainer.torch_compat import (
+    allow_skipped_steps,
+    foreach_copy_,
+    foreach_div_,
+    foreach_lerp_,
+    overflow_flags,
+    step_lightly,
+    zero_grad,
+)
 
 MADE: dict[str, Callable[[Any], Optimizer]] = {
     "AdamW": lambda parameters: AdamW(parameters, lr=0.1, fused=False),
@@ -190,3 +201,53 @@ print("done")
 def test_the_compiler_is_left_out_until_somebody_compiles() -> None:
     process = subprocess.run([sys.executable, "-c", _IN_A_NEW_PROCESS], capture_output=True, text=True)
     assert process.stdout == "done\n", process.stderr
+
+
+FOREACH: dict[str, Callable[[list[Tensor]], None]] = {
+    "_foreach_div_": lambda tensors: foreach_div_(tensors, 3.0),
+    "_foreach_lerp_": lambda tensors: foreach_lerp_(tensors, [torch.ones(3), torch.zeros(2)], 0.25),
+    "_foreach_copy_": lambda tensors: foreach_copy_(tensors, [torch.ones(3), torch.zeros(2)]),
+}
+
+
+@pytest.mark.parametrize("name", FOREACH)
+def test_one_kernel_for_many_tensors_gives_what_one_for_each_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hasattr(torch, name), "torch has no such kernel any more: remove its use"
+    together, each = ([torch.arange(3.0), torch.full((2,), 5.0)] for _ in range(2))
+    FOREACH[name](together)
+    monkeypatch.delattr(torch, name)
+    FOREACH[name](each)
+    assert all(torch.equal(one, other) for one, other in zip(together, each, strict=True))
+    assert not torch.equal(together[1], torch.full((2,), 5.0))
+
+
+def test_a_scheduler_warns_of_skipped_steps_unless_they_are_allowed() -> None:
+    def step_of_scheduler(allowed: bool) -> None:
+        optimizer = SGD(_model().parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        if allowed:
+            allow_skipped_steps(optimizer)
+        scheduler.step()
+
+    with pytest.warns(UserWarning, match=r"lr_scheduler\.step\(\)"):
+        step_of_scheduler(allowed=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step_of_scheduler(allowed=True)
+
+
+@pytest.mark.parametrize(("gradient", "overflowed"), [(1.0, 0.0), (float("inf"), 1.0)])
+def test_overflow_flags_say_whether_a_step_is_skipped(gradient: float, overflowed: float) -> None:
+    model, scaler = _model(), torch.amp.GradScaler("cpu")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scaler.scale(sum(parameter.sum() for parameter in model.parameters()) * gradient).backward()
+    scaler.unscale_(optimizer)
+    assert [float(flag) for flag in overflow_flags(scaler, optimizer)] == [overflowed]
+    assert overflow_flags(object(), optimizer) == []  # type: ignore[arg-type]
+
+
+def test_private_names_of_torch_are_used_in_this_module_alone() -> None:
+    package = Path(__file__).parents[2] / "trainer_cli"
+    private = re.compile(r"torch\._\w+|\._(opt_called|found_inf_per_device|dynamo|foreach_\w+|profiler_enabled)\b")
+    files = [*(package / "trainer").glob("*.py"), *(package / "callbacks").glob("*.py")]
+    assert {file.name for file in files if private.search(file.read_text(encoding="utf-8"))} == {"torch_compat.py"}

@@ -13,6 +13,7 @@ from trainer_cli.checkpoint.model_state import clean_name, plain_name, unwrapped
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.torch_compat import foreach_copy_, foreach_lerp_
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -77,7 +78,7 @@ class EMA(Callback):
             share = 1.0 - self.decay
             with torch.no_grad():
                 if averages:
-                    torch._foreach_lerp_(averages, parameters, share)
+                    foreach_lerp_(averages, parameters, share)
                 for average, parameter in zip(*self._halves, strict=True):
                     average.lerp_(parameter.float(), share)
 
@@ -145,11 +146,11 @@ class EMA(Callback):
             weights = [parameter.detach().clone() for parameter in parameters]
         try:
             with torch.no_grad():
-                torch._foreach_copy_(parameters, averages)
+                foreach_copy_(parameters, averages)
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(parameters, weights)
+                foreach_copy_(parameters, weights)
 
 
 def _averaged(dtype: torch.dtype) -> torch.dtype:

@@ -38,7 +38,7 @@ from trainer_cli.run.resume import frozen
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new, refuse_no_optimizer
-from trainer_cli.run.trigger_files import Wishes
+from trainer_cli.run.trigger_files import TriggerFiles
 
 if TYPE_CHECKING:
     from trainer_cli.run.build import Data
@@ -101,7 +101,7 @@ def fit(composed: Composed) -> int:
             "evaluate": trainer.ask_for_evaluation,
             "stop": partial(_stop, trainer),
         }
-        stack.enter_context(Wishes(run.path, asking))
+        stack.enter_context(TriggerFiles(run.path, asking))
         path = start.folder / start.entry.name if start.entry is not None else fork
         states = ("all",) if start.entry is not None or config.load.states == ["all"] else ("model",)
         return _train(composed, start, trainer, data, path, states)

@@ -1,4 +1,4 @@
-"""Wishes by file: `touch RUN/save`, `RUN/evaluate` or `RUN/stop`, seen within a second and then removed."""
+"""Requests by file: `touch RUN/save`, `RUN/evaluate` or `RUN/stop`, read within a second and then deleted."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
-_LEAVE_S = 5.0
+POLL_INTERVAL_S = 1.0
+_JOIN_TIMEOUT_S = 5.0
 
 
-class Wishes:
+class TriggerFiles:
     """While entered, looks for the files and calls the function of each. Files from before are ignored."""
 
-    def __init__(self, run: Path, grant: Mapping[str, Callable[[], None]], *, every_s: float = LOOK_EVERY_S) -> None:
-        self._files = {name: run / name for name in grant}
-        self._grant = grant
-        self._every_s = every_s
+    def __init__(
+        self, run: Path, actions: Mapping[str, Callable[[], None]], *, interval_s: float = POLL_INTERVAL_S
+    ) -> None:
+        self._files = {name: run / name for name in actions}
+        self._actions = actions
+        self._interval_s = interval_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="trigger_files", daemon=True)
 
-    def __enter__(self) -> Wishes:
+    def __enter__(self) -> TriggerFiles:
         for name in self._taken():
             log.warning("removed the file %s, which was there before the start", self._files[name])
         self._thread.start()
@@ -32,13 +34,13 @@ class Wishes:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(_LEAVE_S)
+        self._thread.join(_JOIN_TIMEOUT_S)
 
     def _watch(self) -> None:
-        while not self._over.wait(self._every_s):
+        while not self._over.wait(self._interval_s):
             for name in self._taken():
-                log.info("%s was asked for by a file", name)
-                self._grant[name]()
+                log.info("%s was requested by a file", name)
+                self._actions[name]()
 
     def _taken(self) -> list[str]:
         """The requests whose files were found; the files are deleted, so that each counts once."""
@@ -47,7 +49,7 @@ class Wishes:
             try:
                 os.unlink(file)
             except OSError:
-                # Not there, or not to be removed: then it would be granted again and again.
+                # Absent, or cannot be deleted: then it would count again and again.
                 continue
             taken.append(name)
         return taken

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.config.schema import Dtype, PrecisionConfig
+from trainer_cli.trainer.torch_compat import overflow_flags
 
 DYNAMIC = "dynamic"
 _FIRST_SCALE = 65536.0
@@ -39,7 +40,7 @@ class LossScaler:
 
         The host waits for the device only where the optimizer is not fused.
         """
-        for found in self._scaler._found_inf_per_device(optimizer).values():
+        for found in overflow_flags(self._scaler, optimizer):
             self._skipped.add_(found.clamp(max=1.0))
         self._scaler.step(optimizer)
         self._scaler.update(self._fixed)

@@ -1,9 +1,12 @@
-"""Training that compiles nothing, without `torch._dynamo`: half of torch's time to the first step, and wrappers that
-each step would pay for.
+"""Everything of the trainer that depends on torch's private names, each with what happens where a name is missing.
 
-Torch wraps methods of its optimizers so that a compiled function does not trace into them, and imports the compiler to
-do so at their first call, compiled or not. Here they are called bare as long as it has not been imported. What torch
-wraps is recognised layer by layer; a version that does it otherwise is left as it is.
+leave_compiler_out   `torch._dynamo` is half of the time to the first step. Torch wraps methods of its optimizers so
+                     that a compiled function does not trace into them, and imports the compiler at their first call.
+                     The wrappers are recognised layer by layer; where they differ, nothing is changed.
+step_lightly         the same wrappers cost each step; where they differ, `optimizer.step` stays as it is.
+foreach_…_           one kernel for many tensors; where there is none, one for each tensor.
+allow_skipped_steps  torch's schedulers warn where no optimizer step came before theirs.
+overflow_flags       which steps GradScaler skips, without waiting for the device; where missing, none is counted.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 _COMPILER = "torch._dynamo"
@@ -39,7 +43,7 @@ def _bare(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[
     def call(*args: Any, **kwargs: Any) -> Any:
         if _COMPILER not in sys.modules:
             return function(*args, **kwargs)
-        # Somebody compiles after all: torch makes its own again, for good.
+        # The compiler was imported: torch makes its own wrapper again, for good.
         if getattr(function, _BARE, None) is call:
             delattr(function, _BARE)
         return method(*args, **kwargs)
@@ -57,8 +61,8 @@ def step_lightly(optimizer: Optimizer) -> None:
     guarded = getattr(whole, "__wrapped__", None)
     update = getattr(guarded, "__wrapped__", None)
     profiling = getattr(torch.autograd, "_profiler_enabled", None)
-    everybodys = vars(sys.modules[Optimizer.__module__])
-    hooks = [everybodys.get(f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
+    module = vars(sys.modules[Optimizer.__module__])
+    hooks = [module.get(f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
     hooks += [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
     known = _is_layer(whole, _PROFILED) and _is_layer(guarded, _WITHOUT_GRADIENTS) and "step" not in vars(optimizer)
     if not known or update is None or profiling is None or None in hooks:
@@ -77,13 +81,51 @@ def step_lightly(optimizer: Optimizer) -> None:
 
 
 def zero_grad(optimizer: Optimizer) -> None:
-    """Let go of all gradients; by the optimizer's own `zero_grad`, where it is not torch's."""
+    """Set all gradients to None; by the optimizer's own `zero_grad`, where it is not torch's."""
     if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
         optimizer.zero_grad()
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
+
+
+def foreach_div_(tensors: list[Tensor], divisor: float | Tensor) -> None:
+    """Divide each tensor in place."""
+    if (kernel := getattr(torch, "_foreach_div_", None)) is not None:
+        kernel(tensors, divisor)
+        return
+    for tensor in tensors:
+        tensor.div_(divisor)
+
+
+def foreach_lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
+    """Move each tensor in place by a part of the way to its end."""
+    if (kernel := getattr(torch, "_foreach_lerp_", None)) is not None:
+        kernel(tensors, ends, weight)
+        return
+    for tensor, end in zip(tensors, ends, strict=True):
+        tensor.lerp_(end, weight)
+
+
+def foreach_copy_(tensors: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source into its tensor."""
+    if (kernel := getattr(torch, "_foreach_copy_", None)) is not None:
+        kernel(tensors, sources)
+        return
+    for tensor, source in zip(tensors, sources, strict=True):
+        tensor.copy_(source)
+
+
+def allow_skipped_steps(optimizer: Optimizer) -> None:
+    """Have torch's schedulers not warn where loss scaling skipped all steps before theirs."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def overflow_flags(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> list[Tensor]:
+    """Per device, above zero where the gradients of this step overflowed, on the device."""
+    found = getattr(scaler, "_found_inf_per_device", None)
+    return [] if found is None else list(found(optimizer).values())
 
 
 def _is_layer(function: Any, name: str) -> bool:

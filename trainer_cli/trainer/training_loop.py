@@ -19,7 +19,7 @@ from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.intervals import Interval, epoch_steps, limited_batches, total_steps
 from trainer_cli.trainer.prefetch import DevicePrefetcher, Direct, device_prefetcher
 from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
-from trainer_cli.trainer.torch_compat import zero_grad
+from trainer_cli.trainer.torch_compat import allow_skipped_steps, foreach_div_, zero_grad
 from trainer_cli.trainer.train_step import Forward, Number, WeightedMeans, batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.validation_loop import ValidationLoop
 
@@ -354,8 +354,7 @@ class TrainingLoop:
         step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
         tokens: Tensor | None = None
         if scaler is not None:
-            # Torch's schedulers warn where no step came before theirs; here one may have been left out on purpose.
-            optimizer._opt_called = True  # type: ignore[attr-defined]
+            allow_skipped_steps(optimizer)
 
         while progress.step < event and not trainer.interrupt_requested:
             progress.last_samples, progress.last_tokens, progress.last_epoch = (
@@ -528,4 +527,4 @@ def _not_zero(weight: Number | Tensor) -> Number | Tensor:
 def _divide(parameters: list[nn.Parameter], whole: Number | Tensor) -> None:
     """Divide the summed gradients once by the sum of weights."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    torch._foreach_div_(gradients, whole)
+    foreach_div_(gradients, whole)
