@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
 
 
 class TrainError(Exception):
-    """A failure told in one message: `what (where). cure`. A `what` that ends in a new line is a table."""
+    """A failure reported in one message: `what (where). cure`. A `what` that ends in a new line is a table."""
 
     exit_code: ExitCode = ExitCode.FAILED
 

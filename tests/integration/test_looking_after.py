@@ -134,7 +134,7 @@ def test_files_in_the_run_directory_ask_for_a_save_an_evaluation_and_a_stop(tmp_
     assert (run / f"checkpoints/step{first}/manifest.json").exists()
     assert "asked for" in (run / "train.log").read_text()
     if result.code == 75:
-        assert json.loads((run / "summary.json").read_text())["reason"] == "asked for by a file"
+        assert json.loads((run / "summary.json").read_text())["reason"] == "requested by a file"
 
 
 def test_verify_beside_a_run_that_saves_and_removes_at_every_step_finds_nothing_wrong(

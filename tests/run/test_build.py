@@ -185,7 +185,7 @@ def test_a_schedule_gets_its_length_and_durations_in_steps() -> None:
     [
         ({"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau"}, 10, "needs a metric at each step"),
         ({"_target_": "trainer_cli.trainer.schedules.WarmupCosine"}, None, "needs the number of steps"),
-        ({"_target_": "trainer_cli.trainer.schedules.WarmupCosine", "warmup": "30min"}, 10, "cannot be told in steps"),
+        ({"_target_": "trainer_cli.trainer.schedules.WarmupCosine", "warmup": "30min"}, 10, "is not a number of steps"),
     ],
 )
 def test_a_schedule_that_cannot_be_had_is_refused(node: dict[str, Any], total: int | None, message: str) -> None:

@@ -122,7 +122,7 @@ def test_part_epochs_of_an_unknown_length_are_refused(trained: Path, tmp_path: P
     for step in (3, 6, 9):
         shutil.rmtree(run / "checkpoints" / f"step{step}")
     shutil.rmtree(run / "checkpoints" / "step0")
-    with pytest.raises(UserError, match=r"checkpoint\.save_interval=0\.5ep cannot be told"):
+    with pytest.raises(UserError, match=r"checkpoint\.save_interval=0\.5ep needs the number of steps"):
         list(prunings(look([str(run)])))
 
 

@@ -82,7 +82,7 @@ def newest_intact(
     """The newest checkpoint of a run that is sound and whose weights are finite; None where there are none at all.
 
     Newer ones of the run that are unfit for good are set aside, aloud. One whose manifest cannot be read may be
-    anybody's, and one that cannot be read now may be read later: these are told, and left alone. Those of a step
+    anybody's, and one that cannot be read now may be read later: these are reported, and left alone. Those of a step
     beyond `limit` were left behind when the training went back. `meanwhile` is called once, while the first is read.
 
     Raises:

@@ -97,10 +97,10 @@ def fit_optimizer(
     known = {name for group in saved for name in group}
     rows += [f"{name}: has state, but is in no group of the checkpoint" for name in kept_of if name not in known]
     groups = []
-    told = []
+    notes = []
     for group, settings in zip(live, state["groups"], strict=False):
         ours = {key for key in group if key in keep_settings or key in _HOW or key in _OF_SCHEDULES}
-        told += [
+        notes += [
             f"{key} is {settings[key]}, as in the checkpoint; {group[key]} is configured"
             for key in group
             if key not in ours and key not in moved and key != "params" and not _alike(settings.get(key), group[key])
@@ -117,7 +117,7 @@ def fit_optimizer(
             _place(kept, parameters[index_of[name]], lazy)
 
     def take() -> None:
-        for line in dict.fromkeys(told):
+        for line in dict.fromkeys(notes):
             log.warning("optimizer: %s", line)
         packed: dict[Any, Any] = {index_of[name]: kept for name, kept in kept_of.items()}
         packed |= state.get("other", {})

@@ -93,7 +93,7 @@ def _all(before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
 
 
 def _values_of(action: argparse.Action, current: str, before: Sequence[str], cwd: Path) -> Iterator[Candidate]:
-    """The values of an argument, as far as its kind or its name tells them."""
+    """The values of an argument, as far as its type or its name gives them."""
     if action.choices is not None:
         yield from (Candidate(str(choice)) for choice in action.choices)
     elif action.dest == "config_name":
@@ -145,7 +145,7 @@ def _overrides(choices: Choices, before: Sequence[str], current: str, cwd: Path)
         return  # Everything else exists already.
     for name in [*keys(), *settings]:
         if name.startswith(key) and not name.endswith("_"):
-            # As far as the next dot: hundreds of keys at once help nobody.
+            # As far as the next dot: hundreds of keys at once are of no help.
             dot = name.find(".", len(key))
             about = keys()[name].meaning if dot < 0 and name in keys() else ""
             yield Candidate(sign + (name[: dot + 1] if dot >= 0 else name + end), about)

@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         about = "a checkpoint" if action.metavar == "CKPT" else "a checkpoint, a glob or a run directory"
         one.add_argument("what", nargs=action.nargs, metavar=action.metavar, help=f"{about}; RUN@latest, RUN@best")
         for flag in (*action.flags, "--json"):
-            names, told = _FLAGS[flag]
-            one.add_argument(*names, action="store_true", help=told)
+            names, text = _FLAGS[flag]
+            one.add_argument(*names, action="store_true", help=text)
         one.set_defaults(action=name)
 
 
@@ -346,7 +346,9 @@ def _confirmed(args: argparse.Namespace, paths: Sequence[Path]) -> bool:
         return True
     count = f"{len(paths)} checkpoint{'' if len(paths) == 1 else 's'}"
     if not sys.stdin.isatty():
-        raise UserError(f"{count} would be removed, but nobody can be asked: this is no terminal", cure="Add --yes.")
+        raise UserError(
+            f"{count} would be removed, but this is not a terminal, so it cannot be confirmed", cure="Add --yes."
+        )
     lines = "".join(f"  {path}\n" for path in paths)
     print(f"{lines}remove {count}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

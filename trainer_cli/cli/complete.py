@@ -20,7 +20,7 @@ LINE, BREAKS = "TRAIN_COMPLETE_LINE", "TRAIN_COMPLETE_BREAKS"
 """What the scripts hand over: the line up to the cursor, and the characters after which bash begins a new word."""
 
 # An unfinished candidate (of an option, a key, a folder) gets no space after it, any other does. Within quotes bash
-# is told that these are files, or it would close the quotes after each folder.
+# must know that these are files, or it would close the quotes after each folder.
 BASH = f"""_train_complete() {{
     local word about end
     COMPREPLY=()

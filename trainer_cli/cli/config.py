@@ -51,9 +51,9 @@ def before_parsing(words: Sequence[str]) -> list[str]:
 
 @uncollected()
 def run(args: argparse.Namespace) -> int:
-    """Print what is asked for. Values that must still be given show as `???`."""
+    """Print the config. Values that must still be given show as `???`."""
     places = {"config_dir": args.config_dir, "config_name": args.config_name, "missing_ok": True}
-    # Each way imports only what it needs: flags and help are told without Hydra, and the schema too.
+    # Each way imports only what it needs: flags and help need no Hydra, and the schema too.
     if args.schema:
         import json
 

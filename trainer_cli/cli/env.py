@@ -1,4 +1,4 @@
-"""`train env`: with what and where this runs, to be pasted into a bug report. It tells no secret.
+"""`train env`: with what and where this runs, to be pasted into a bug report. It prints no secret.
 
 Of the environment only variables on a list are shown, a home directory is written `~`, and no remote of a
 repository is asked for.
@@ -33,7 +33,7 @@ SHOWN = (
     "PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS", "VIRTUAL_ENV", "CONDA_DEFAULT_ENV",
     "LANG", "LC_ALL", "TERM", "NO_COLOR", "FORCE_COLOR",
 )  # fmt: skip
-"""The variables whose values are told."""
+"""The variables whose values are printed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the facts. What cannot be found out is told in its place, so that a broken setup can be reported."""
+    """Print the facts. What fails is printed in its place, so that a broken setup can be reported."""
     facts = gather(args.config_dir)
     print(json.dumps(facts, indent=2) if args.json else "\n".join(_lines(facts)))
     return 0

@@ -240,7 +240,7 @@ def _overview() -> str:
     return (
         "usage: train VERB [OVERRIDE ...] [FLAGS]\n\n"
         f"Train PyTorch models from YAML, and resume exactly.\n\nverbs:\n{verbs}\n\n{EXAMPLES}\n\n"
-        "`train VERB --help` tells more; `train --version` the version."
+        "`train VERB --help` for more; `train --version` for the version."
     )
 
 

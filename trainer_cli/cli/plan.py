@@ -1,4 +1,4 @@
-"""`train plan`: what a `fit` with these overrides would do, told without doing it."""
+"""`train plan`: what a `fit` with these overrides would do, without doing it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = """examples:
   train plan +experiment=digits checkpoint.save_interval=5min --step-time 0.02
   train plan +experiment=digits --json
 
-It tells every evaluation, every checkpoint with its reason, what is removed when and why, what is on the disk at the
+It lists every evaluation, every checkpoint with its reason, what is removed when and why, what is on the disk at the
 end, and the most disk that checkpoints take on the way. Where the run exists already, it goes on from there. Nothing
 is written, and nothing is trained; what cannot be known beforehand is named.
 """
@@ -43,6 +43,6 @@ def run(args: argparse.Namespace) -> int:
     from trainer_cli.run.plan_view import as_dict, shown
 
     composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
-    told = plan(composed, step_time_s=args.step_time, step_tokens=args.step_tokens)
-    print(json.dumps(as_dict(told), indent=2) if args.json else shown(told))
+    planned = plan(composed, step_time_s=args.step_time, step_tokens=args.step_tokens)
+    print(json.dumps(as_dict(planned), indent=2) if args.json else shown(planned))
     return int(ExitCode.DONE)

@@ -56,7 +56,7 @@ class Data:
 
 
 class Builder:
-    """Makes every part of one config, errors told with the key path of the node they come from."""
+    """Makes every part of one config, errors reported with the key path of their node."""
 
     def __init__(self, config: TrainConfig, trust: Trust) -> None:
         self.config = config
@@ -122,7 +122,7 @@ class Builder:
     def _check_groups(self, node: Mapping[str, Any], target: Any, optimizer: Optimizer) -> None:
         """Refuse a group's settings that the optimizer does not have, or that it would refuse for all parameters.
 
-        torch looks only at those for all, so it is asked with each group's in their place.
+        torch looks only at those for all, so it is called once for each group, with the group's in their place.
         """
         patterns, takes = self.config.param_groups, _parameters(target)
         refuse_unknown_settings(optimizer, target.__name__, takes, patterns)
@@ -143,7 +143,7 @@ class Builder:
         return made
 
     def _schedule(self, node: Any, where: str, loop: TrainingLoop, optimizer: Optimizer) -> Any:
-        """A schedule; `total_steps` is given to one that takes it and is not told it by the config."""
+        """A schedule; `total_steps` is given to one that takes it and has none in the config."""
         node = dict(_node(node, where))
         target = component(str(node.get("_target_")), f"{where}._target_", self.trust)
         for key, value in node.items():
@@ -218,7 +218,7 @@ class Builder:
             )
 
         if not values:
-            # Whatever goes wrong: with values it does not happen, or is told as what it is.
+            # Whatever goes wrong: with values it does not happen, or is reported as what it is.
             with suppress(Exception):
                 return made("meta")
         return made("cpu")
@@ -352,5 +352,5 @@ def _steps(value: str, where: str, steps_per_epoch: int | None) -> Any:
         return value
     steps = duration.steps(steps_per_epoch)
     if steps is None:
-        raise ConfigError(f"{where} is {value}, which cannot be told in steps", where=where)
+        raise ConfigError(f"{where} is {value}, which is not a number of steps", where=where)
     return steps

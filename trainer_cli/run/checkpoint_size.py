@@ -21,7 +21,7 @@ _HOW = ("fused", "foreach", "capturable")
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Bytes of the files of one checkpoint; None where nobody can tell."""
+    """Bytes of the files of one checkpoint; None where unknown."""
 
     before_training: int | None = None
     """Of one that is saved before the optimizer has made a step."""
@@ -30,7 +30,7 @@ class Weight:
     """What is not in them, or why there are none."""
 
     def at(self, step: int) -> int:
-        """Bytes of the checkpoint of a step; 0 where nobody can tell."""
+        """Bytes of the checkpoint of a step; 0 where unknown."""
         return (self.trained if step else self.before_training) or 0
 
 
@@ -49,7 +49,7 @@ def weigh(builder: Builder, data: Data, end: Progress, *, beside: int = 0) -> We
         trainer.progress.load_state_dict(end.state_dict())
         return Weight(before + beside, _size(trainer, data) + beside, doubt)
     except RuntimeError as error:
-        return Weight(doubt=f"the size of a checkpoint cannot be told: {str(error).splitlines()[0]}")
+        return Weight(doubt=f"the size of a checkpoint is unknown: {str(error).splitlines()[0]}")
 
 
 def _made(builder: Builder, data: Data, *, values: bool = False) -> tuple[Trainer, int]:

@@ -1,7 +1,7 @@
 """Processes that one process runs beside itself: their output, their end, and that none outlives it unnoticed.
 
 Each child's stdin is a pipe whose other end the parent alone holds. When the parent is gone, however it went, the
-pipe ends, and a child that called `stop_with_parent` is told to stop as by SIGTERM: it saves and exits.
+pipe ends, and a child that called `stop_with_parent` stops as by SIGTERM: it saves and exits.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class _Lines:
 
 
 def stop_with_parent() -> None:
-    """Have this process told to stop, as by SIGTERM, when its stdin ends. Nothing else reads it from now on."""
+    """Stop this process, as by SIGTERM, when its stdin ends. Nothing else reads stdin from now on."""
     watched = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

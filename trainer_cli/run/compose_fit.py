@@ -1,4 +1,4 @@
-"""The config that a fit is asked for: composed, or that of the run which `resume=` names. A mistake comes at once.
+"""The config of a fit: composed, or that of the run which `resume=` names. Mistakes are raised at once.
 
 Nothing is imported here but what that needs, since a mistake is answered before all else.
 """

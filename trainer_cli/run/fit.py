@@ -135,7 +135,7 @@ def _import_torch() -> None:
 
 
 def _stop(trainer: Trainer) -> None:
-    trainer.stop("asked for by a file", finished=False)
+    trainer.stop("requested by a file", finished=False)
 
 
 def _tell(start: Start) -> None:
@@ -201,8 +201,8 @@ def _tell_timetable(start: Start, trainer: Trainer, data: Data, composed: Compos
     loop.start_at(data.train, whence.progress)
     evaluates = bool(data.val) or bool(trainer.hooks["run_validation"])
     setting = setting_of(loop, checkpoint.settings, start, whence, evaluates=evaluates)
-    told = foresee(setting, pace_of(loop, data.train, whence.progress), most_saves=_MOST_FORESEEN)
-    for line in timetable(told, whence.progress.step, loop.steps_per_epoch):
+    timeline = foresee(setting, pace_of(loop, data.train, whence.progress), most_saves=_MOST_FORESEEN)
+    for line in timetable(timeline, whence.progress.step, loop.steps_per_epoch):
         log.info("%s", line)
 
 

@@ -76,7 +76,7 @@ class Plan:
     estimates: tuple[str, ...]
     """What was reckoned from the times and counts that were given."""
     unknown: tuple[str, ...]
-    """What nobody can tell beforehand."""
+    """What is unknown beforehand."""
 
 
 def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: float | None = None) -> Plan:
@@ -251,13 +251,13 @@ def _name(composed: Composed, checkpoint: CheckpointConfig) -> Callable[[Progres
     return name
 
 
-def _at_most(setting: Setting, told: Timeline, weight: Weight) -> tuple[int, int] | None:
+def _at_most(setting: Setting, timeline: Timeline, weight: Weight) -> tuple[int, int] | None:
     """Where a metric decides: the most at a time, if every evaluation were among the best."""
     best = setting.save.keep_best
-    if best is None or not told.may_save or not setting.enabled:
+    if best is None or not timeline.may_save or not setting.enabled:
         return None
-    count, size_bytes = (told.peak.count, told.peak.size_bytes) if told.peak is not None else (0, 0)
-    many = len(told.may_save)
+    count, size_bytes = (timeline.peak.count, timeline.peak.size_bytes) if timeline.peak is not None else (0, 0)
+    many = len(timeline.may_save)
     # The best, and beside them one that is being saved.
     more = many if setting.retention.remove is Removal.never else min(many, best.count) + 1
     return count + more, size_bytes + more * weight.at(1)
@@ -274,10 +274,10 @@ def _rules(setting: Setting) -> Iterator[tuple[str, Any]]:
 
 
 def _estimates(setting: Setting, step_counts: StepCounts) -> Iterator[str]:
-    told = {"s": ("step_time_s", "--step-time", "s"), "tok": ("step_tokens", "--step-tokens", " tokens")}
+    flags = {"s": ("step_time_s", "--step-time", "s"), "tok": ("step_tokens", "--step-tokens", " tokens")}
     for key, cadence in _rules(setting):
-        if cadence is not None and cadence.interval.unit in told:
-            field, flag, unit = told[cadence.interval.unit]
+        if cadence is not None and cadence.interval.unit in flags:
+            field, flag, unit = flags[cadence.interval.unit]
             if (value := getattr(step_counts, field)) is not None:
                 yield f"{key} ({cadence.interval}): estimated from {flag}, {value:g}{unit} a step"
     if setting.limits.max_time_s is not None and step_counts.step_time_s is not None:
@@ -292,7 +292,7 @@ def _unknown(
     for key, cadence in _rules(setting):
         if cadence is not None and not step_counts.knows(cadence):
             cure = cures.get(cadence.interval.unit, "the train loader has no length")
-            yield f"{key} ({cadence.interval}): when it is reached cannot be told, so it is left out; {cure}"
+            yield f"{key} ({cadence.interval}): when it is reached is unknown, so it is left out; {cure}"
     if setting.limits.max_time_s is not None and step_counts.step_time_s is None:
         yield f"loop.max_time ({setting.limits.max_time_s:g}s): left out; {cures['s']}"
     if setting.save.keep_best is not None and setting.enabled:
@@ -300,7 +300,7 @@ def _unknown(
     for name, kind in kinds.items():
         package = str(getattr(kind, "__module__", "")).partition(".")[0]
         if name == SAVER:
-            yield f"callbacks.{name}: a {kind.__name__} may decide otherwise than is told here"
+            yield f"callbacks.{name}: a {kind.__name__} may decide otherwise than is planned here"
         elif kind.__name__ == "EarlyStopping" and package == "trainer_cli":
             yield f"callbacks.{name}: may end the run earlier"
         elif package != "trainer_cli":
@@ -308,4 +308,4 @@ def _unknown(
     if weight.doubt is not None:
         yield weight.doubt
     if run.read_summary().get("status") == RunStatus.running:
-        yield f"{run.path} says that it is being trained, or was killed: what is told is as of now"
+        yield f"{run.path} says that it is being trained, or was killed: this is the plan as of now"

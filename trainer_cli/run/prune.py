@@ -43,7 +43,7 @@ def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
         run = RunDir(next((item.run for item in here if item.run is not None), folder))
         if not run.exists_as_run():
             raise CheckpointError(
-                f"{folder} lies in no run's directory, so nobody knows its rules",
+                f"{folder} lies in no run's directory, so its rules are unknown",
                 cure="Name the run: train ckpt prune RUN_DIRECTORY.",
             )
         entries = _usable(folder, run.run_id)
@@ -67,7 +67,7 @@ def carry_out(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], dict
 
 
 def steps_per_epoch(entries: Sequence[Entry]) -> int | None:
-    """The length of an epoch, told from a checkpoint at an epoch's end; None where there is none."""
+    """The length of an epoch, computed from a checkpoint at an epoch's end; None where there is none."""
     for entry in entries:
         progress: Mapping[str, Any] = entry.manifest.progress if entry.manifest is not None else {}
         epoch, step = progress.get("epoch", 0), progress.get("step", 0)
@@ -97,7 +97,7 @@ def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
             return Interval(Duration.parse(interval), epoch)
         except ValueError:
             raise UserError(
-                f"checkpoint.{key}={interval} cannot be told without knowing how many steps an epoch has, and no "
+                f"checkpoint.{key}={interval} needs the number of steps of an epoch, and no "
                 "checkpoint was saved at an epoch's end",
                 where=os.fspath(run.config_file),
             ) from None

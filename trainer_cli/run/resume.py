@@ -89,7 +89,7 @@ def choose(
 ) -> Choice:
     """Which checkpoint of this run to go on from, its bytes verified; `meanwhile` is called while they are read.
 
-    A start that went back to a checkpoint by its path, and saved since, is gone on from by the same command; one that
+    A start that went back to a checkpoint by its path, and saved since, is resumed by the same command; one that
     went back and saved nothing yet is done again, and what it left behind can no longer win.
 
     Raises:

@@ -211,7 +211,7 @@ class RunDir:
         found = _read_json(self.environment_file)
         if found is None:
             raise RunDirectoryError(
-                f"{self.environment_file} is missing or damaged, so nobody knows which run {self.path} holds",
+                f"{self.environment_file} is missing or damaged, so it is unknown which run {self.path} holds",
                 cure="Restore the file, or choose another directory with name= or run_dir=.",
             )
         return found

@@ -151,7 +151,7 @@ def _names(folder: Path, run: Path | None) -> list[str]:
 
 
 def id_of(run: Path | None) -> str | None:
-    """What the checkpoints of a run carry; None where nobody says."""
+    """What the checkpoints of a run carry; None where unknown."""
     try:
         return None if run is None else RunDir(run).run_id
     except RunDirectoryError:
@@ -196,7 +196,7 @@ def _resolved(config: dict[str, Any], run: Path) -> str:
         return str(OmegaConf.select(OmegaConf.create(config), "checkpoint.folder", throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise UserError(
-            f"checkpoint.folder cannot be told: {str(error).splitlines()[0]}",
+            f"checkpoint.folder is unknown: {str(error).splitlines()[0]}",
             where=str(run / CONFIG_FILE),
             cure="Name the folder of its checkpoints instead of the run.",
         ) from None

@@ -26,7 +26,7 @@ def telling(frozen: Path) -> Iterator[None]:
 
 
 def told_in(frozen: Path) -> str:
-    """The error that a job told, shortened; empty where it told none."""
+    """The error that a job printed, shortened; empty where it printed none."""
     try:
         text = frozen.with_suffix(f".{ERROR}").read_text("utf-8")
     except (OSError, ValueError):

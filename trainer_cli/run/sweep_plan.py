@@ -99,7 +99,7 @@ def _planned(job: Job, composed: Composed) -> Planned:
     for path, text in whole_values(check.contents(composed.raw)):
         if "${now:" in str(text):
             raise ConfigError(
-                f"{'.'.join(path)} is '{text}', another at each start, so a sweep could not be gone on with",
+                f"{'.'.join(path)} is '{text}', another at each start, so a sweep could not be resumed",
                 where=composed.where(".".join(path)),
                 cure="Leave the time out: each job has a directory of its own.",
             )

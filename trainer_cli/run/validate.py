@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> int:
     """Evaluate what `ckpt=` names, write and show the results, and return the exit code."""
     ours = [override for override in overrides if _is_about_us(override)]
-    asked = compose(ours, config_dir=config_dir, config_name=config_name, missing_ok=True, sections=())
-    report.to_console(asked.config.logging.level)
-    ckpt = asked.config.ckpt
+    command = compose(ours, config_dir=config_dir, config_name=config_name, missing_ok=True, sections=())
+    report.to_console(command.config.logging.level)
+    ckpt = command.config.ckpt
     if ckpt is None:
         raise UserError(
             "validate needs ckpt=, which checkpoints to evaluate",
@@ -60,8 +60,8 @@ def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config
             composed = from_yaml(source, rest, config_dir=config_dir, config_name=config_name, sections=EVALUATED)
             jobs.append((composed, paths))
         damaged, usual = selection.damaged, _folder(selection.paths)
-    told = next((folder for composed, _ in jobs if (folder := composed.config.validate.folder)), None)
-    results = Results(Path(asked.config.validate.folder or told or usual))
+    configured = next((folder for composed, _ in jobs if (folder := composed.config.validate.folder)), None)
+    results = Results(Path(command.config.validate.folder or configured or usual))
     failures = [ExitCode.NO_CHECKPOINT for _ in damaged]
     try:
         for composed, checkpoints in jobs:
@@ -100,7 +100,7 @@ def _by_experiment(selection: Selection, overrides: list[str]) -> list[tuple[Pat
 
 
 def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results) -> list[ExitCode]:
-    """Evaluate each checkpoint. One that cannot be is told, and the others are, all the same; the codes of these."""
+    """Evaluate each checkpoint. Failures are reported, the rest goes on. Returns the exit codes of failures."""
     from trainer_cli.run.build import Builder
 
     import_from(composed.project_root)
