@@ -290,3 +290,15 @@ def test_after_an_error_the_memory_is_read_no_more(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         put(folder_on(Fails(), tmp_path), "f", pieces_of(CONTENT, [], aligned=True))
     assert digested == [len(CONTENT)]
+
+
+@pytest.mark.parametrize("size", [3, 2 * BLOCK], ids=["at once", "in its thread"])
+def test_an_error_of_the_digest_fails_the_write(tmp_path, monkeypatch, size):
+    class NoMemory:
+        def update(self, data):
+            raise MemoryError("no memory for the digest")
+
+    monkeypatch.setattr(file_writer, "DIGEST_THREAD_BYTES", PAGE)
+    monkeypatch.setattr(file_writer, "new_digest", lambda algorithm: NoMemory())
+    with pytest.raises(MemoryError, match="no memory for the digest"):
+        put(folder_on(SmallBlocks(), tmp_path), "f", [CONTENT[:size]])

@@ -182,7 +182,8 @@ class AsyncCheckpointer(FolderCheckpointer):
         if (waited := time.monotonic() - began) >= _REPORTED_WAIT_S:
             self._warn_once(
                 "wait",
-                "a save waited %.1f s for the one before to be written: save less often, or on a faster disk",
+                "a save waited %.1f s until the last one was written and removed ones deleted: save less often, or on "
+                "a faster disk",
                 waited,
             )
 

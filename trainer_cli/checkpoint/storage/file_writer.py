@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
+from concurrent.futures import Future, wait
 from mmap import mmap
 from threading import Thread
 
@@ -140,20 +141,28 @@ class LocalFileWriter:
                 self._write_block(view[start : start + WRITE_BYTES])
         finally:
             # The caller may reuse the memory as soon as this returns or raises.
-            if digesting is not None:
-                digesting.join()
+            wait([digesting])
+        digesting.result()
 
-    def _start_digest(self, view: memoryview) -> Thread | None:
-        """Digest small memory at once, and large memory in a thread, which is returned."""
+    def _start_digest(self, view: memoryview) -> Future[None]:
+        """Digest small memory at once, and large memory in a thread; the future holds what that raised."""
+        done: Future[None] = Future()
         if len(view) >= DIGEST_THREAD_BYTES:
-            thread = Thread(target=self._digest.update, args=(view,), name="digest")
             try:
-                thread.start()
-                return thread
+                Thread(target=self._update_digest, args=(view, done), name="digest").start()
+                return done
             except RuntimeError as error:
                 logger.debug("the digest is computed before the write: %s", error)
-        self._digest.update(view)
-        return None
+        self._update_digest(view, done)
+        return done
+
+    def _update_digest(self, view: memoryview, done: Future[None]) -> None:
+        try:
+            self._digest.update(view)
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
 
     def _write_block(self, block: memoryview) -> None:
         while block:
