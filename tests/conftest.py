@@ -35,6 +35,7 @@ _PROCESSES = (
     "tests/config/test_targets",
     "tests/data/",
     "tests/loggers/test_contract",
+    "tests/loggers/test_tensorboard",
     "tests/run/test_children",
     "tests/run/test_rundir",
     "tests/run/test_sweep.py",

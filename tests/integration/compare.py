@@ -41,16 +41,11 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def points(run: Path) -> dict[tuple[str, int], float]:
-    """Every point of the event files, each there once, without what depends on the clock."""
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-    from tensorboard.compat.proto.event_pb2 import Event
+    """Every point that TensorBoard shows, each once, without what depends on the clock."""
+    from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
-    events = [
-        Event.FromString(raw)
-        for path in sorted(run.glob("tensorboard/events*"))
-        for raw in RawEventFileLoader(str(path)).Load()
-    ]
-    found = [((value.tag, event.step), value.simple_value) for event in events for value in event.summary.value]
+    shown = EventAccumulator(str(run / "tensorboard"), size_guidance={SCALARS: 0}).Reload()
+    found = [((tag, one.step), one.value) for tag in shown.Tags()[SCALARS] for one in shown.Scalars(tag)]
     doubled = [point for point, count in Counter(point for point, _ in found).items() if count > 1]
     assert not doubled
     return {point: value for point, value in found if point[0] not in _TIMES}

@@ -19,6 +19,7 @@ def serve() -> None:
     """Answer until stdin ends."""
     import torch
     import torch.utils.data
+    import torch.utils.tensorboard
 
     import trainer_cli.callbacks.checkpointer
     import trainer_cli.cli.fit

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from command import environment
+from command import environment, make_project, train
 
 _LOADED_AT_THE_END = """
 import gc, json, os, sys
@@ -16,15 +16,29 @@ code = main(sys.argv[1:])
 state = {"modules": list(sys.modules), "collects": gc.isenabled(), "spins": os.environ.get("GOMP_SPINCOUNT")}
 print(json.dumps({"code": code, **state}))
 """
-_UNUSED = ("torch._dynamo", "sympy", "torch.utils.tensorboard", "tensorboard", "google.protobuf", "rich", "sklearn")
+_UNUSED = ("torch._dynamo", "sympy", "rich", "sklearn")
 """What a default run with nothing compiled, on no terminal, can do without."""
+_UNUSED_AT_FIRST = ("torch.utils.tensorboard", "tensorboard", "google.protobuf")
+"""What is imported for the first record, and not before the first step."""
+_LOADED_AFTER_A_STEP = """
+import sys
+from pathlib import Path
+
+from trainer_cli import Callback
+
+
+class Loaded(Callback):
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.progress.step == 1:
+            Path("loaded").write_text("\\n".join(sys.modules))
+"""
 
 
 def without_spins() -> dict[str, str]:
     return {name: value for name, value in environment().items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
 
 
-def test_a_default_run_imports_neither_the_compiler_nor_tensorboard_nor_rich(tmp_path: Path) -> None:
+def test_a_default_run_imports_neither_the_compiler_nor_rich(tmp_path: Path) -> None:
     steps = ["+experiment=digits_mlp", "loop.max_duration=2", "scheduler.warmup=0", "loop.log_interval=1"]
     process = subprocess.run(
         [sys.executable, "-c", _LOADED_AT_THE_END, "fit", *steps],
@@ -36,3 +50,9 @@ def test_a_default_run_imports_neither_the_compiler_nor_tensorboard_nor_rich(tmp
     assert list((tmp_path / "runs/digits_mlp/tensorboard").iterdir()), "nothing was written for TensorBoard"
     assert found["spins"], "threads that wait take the time of those that work"
     assert found["collects"], "garbage is not collected any more"
+
+
+def test_the_first_step_does_not_wait_for_tensorboard(tmp_path: Path) -> None:
+    project = make_project(tmp_path, **{"mine/loaded.py": _LOADED_AFTER_A_STEP})
+    assert train("fit", "experiment=mine", "+callbacks.loaded={_target_: mine.loaded.Loaded}", cwd=project).code == 0
+    assert not {*_UNUSED_AT_FIRST} & {*(project / "loaded").read_text().splitlines()}

@@ -123,9 +123,3 @@ def test_a_sync_that_fails_names_its_file(tmp_path: Path, monkeypatch: pytest.Mo
             work()
         assert caught.value.filename == str(path)
     file.close()
-
-
-def test_a_new_file_takes_the_place_of_none(tmp_path: Path) -> None:
-    files.AppendedFile(tmp_path / "log", new=True).close()
-    with pytest.raises(FileExistsError):
-        files.AppendedFile(tmp_path / "log", new=True)

@@ -1,58 +1,80 @@
-"""Event files: readable by TensorBoard's own reader, cut back on resume without a doubled or lost step."""
+"""Event files: what TensorBoard's own reader shows, on a resume without a doubled or lost step."""
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 
 
-def write(run_dir: Path, steps: list[int], *, start_step: int = 0, now: float = 1e9) -> Path:
-    """Log these steps as one attempt; where it goes on, cut back first. Returns the attempt's file."""
+def write(run_dir: Path, steps: list[int], *, start_step: int | None = None) -> Path:
+    """Log these steps as one attempt, which goes on from `start_step`. Returns the attempt's file."""
     logger = TensorBoardLogger()
-    if start_step:
+    if start_step is not None:
         logger.rewind(run_dir, start_step)
-    before = set(run_dir.glob("tensorboard/*"))
-    logger.start(RunFacts(run_dir=run_dir, start_step=start_step, start_time=now))
+    logger.start(RunFacts(run_dir=run_dir))
     for step in steps:
-        logger.log(Record(step, 0.0, now + step, {"train/loss": float(step), "val/loss": 2.0 * step}))
+        logger.log(Record(step, 0.0, 1e9 + step, {"train/loss": float(step), "val/größe": 2.0 * step}))
     logger.close()
-    (made,) = set(run_dir.glob("tensorboard/*")) - before
-    return made
+    return files(run_dir)[-1]
 
 
-def events(path: Path) -> list:
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    return [Event.FromString(raw) for raw in RawEventFileLoader(str(path)).Load()]
+def files(run_dir: Path) -> list[Path]:
+    return sorted(run_dir.glob("tensorboard/events*"))
 
 
-def points(run_dir: Path, tag: str = "train/loss") -> list[tuple[int, float]]:
-    """What is on the disk, file after file, in TensorBoard's order."""
-    return [
-        (event.step, value.simple_value)
-        for path in sorted(run_dir.glob("tensorboard/*"))
-        for event in events(path)
-        for value in event.summary.value
-        if value.tag == tag
-    ]
+def shown(run_dir: Path) -> EventAccumulator:
+    return EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+
+
+def points(run_dir: Path) -> list[tuple[int, float]]:
+    return [(one.step, one.value) for one in shown(run_dir).Scalars("train/loss")]
 
 
 def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
-
     write(tmp_path, [1, 2, 3])
-    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
-    accumulator.Reload()
-    tensors = accumulator.Tensors("val/loss")
-    assert [(event.step, event.wall_time) for event in tensors] == [(1, 1e9 + 1), (2, 1e9 + 2), (3, 1e9 + 3)]
-    assert [event.tensor_proto.float_val[0] for event in tensors] == [2.0, 4.0, 6.0]
+    assert [(one.step, one.wall_time, one.value) for one in shown(tmp_path).Scalars("val/größe")] == [
+        (1, 1e9 + 1, 2.0), (2, 1e9 + 2, 4.0), (3, 1e9 + 3, 6.0),
+    ]  # fmt: skip
+
+
+def test_what_32_bits_cannot_hold_is_infinite_and_not_a_number_stays_one(tmp_path: Path) -> None:
+    logger = TensorBoardLogger()
+    logger.start(RunFacts(run_dir=tmp_path))
+    logger.log(Record(1, 0.0, 0.0, {"up": 1e300, "down": -1e300, "none": math.nan}))
+    logger.close()
+    up, down, none = (shown(tmp_path).Scalars(tag)[0].value for tag in ("up", "down", "none"))
+    assert (up, down) == (math.inf, -math.inf)
+    assert math.isnan(none)
+
+
+def test_text_images_and_histograms_are_written_with_the_writer(tmp_path: Path) -> None:
+    logger = TensorBoardLogger()
+    with pytest.raises(RuntimeError, match="between start"):
+        _ = logger.writer
+    logger.start(RunFacts(run_dir=tmp_path))
+    logger.writer.add_text("sample", "once upon a time", 5)
+    logger.writer.add_image("digit", np.zeros((1, 4, 6), dtype=np.uint8), 5)
+    logger.writer.add_histogram("weights", np.arange(10.0), 5)
+    logger.close()
+    found = shown(tmp_path)
+    (text,) = found.Tensors("sample/text_summary")
+    assert (text.step, text.tensor_proto.string_val[0]) == (5, b"once upon a time")
+    (image,) = found.Images("digit")
+    assert (image.step, image.height, image.width) == (5, 4, 6)
+    (histogram,) = found.Histograms("weights")
+    assert (histogram.step, histogram.histogram_value.num, histogram.histogram_value.max) == (5, 10, 9.0)
 
 
 def test_a_resume_neither_doubles_nor_loses_a_step(tmp_path: Path) -> None:
@@ -60,9 +82,31 @@ def test_a_resume_neither_doubles_nor_loses_a_step(tmp_path: Path) -> None:
     write(tmp_path, [30, 40, 50], start_step=20)
     write(tmp_path, [50, 60], start_step=40)
     assert points(tmp_path) == [(step, float(step)) for step in (10, 20, 30, 40, 50, 60)]
+    assert len(files(tmp_path)) == 3
 
 
-def test_going_back_behind_an_earlier_resume_cuts_every_file(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
+    code = """
+        import os, signal, sys
+        from pathlib import Path
+        from trainer_cli.loggers.base import Record, RunFacts
+        from trainer_cli.loggers.tensorboard import TensorBoardLogger
+
+        logger = TensorBoardLogger()
+        logger.start(RunFacts(run_dir=Path(sys.argv[1])))
+        for step in (10, 20, 30):
+            logger.log(Record(step, 0.0, 0.0, {"train/loss": float(step)}))
+            logger.flush(durable=step == 20)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], timeout=60)
+    (killed,) = files(tmp_path)
+    os.truncate(killed, killed.stat().st_size - 3)
+    write(tmp_path, [30, 40], start_step=20)
+    assert points(tmp_path) == [(10, 10.0), (20, 20.0), (30, 30.0), (40, 40.0)]
+
+
+def test_going_back_behind_an_earlier_resume_drops_from_every_file(tmp_path: Path) -> None:
     write(tmp_path, [10, 20, 30])
     write(tmp_path, [30, 40], start_step=20)
     write(tmp_path, [20], start_step=10)
@@ -70,68 +114,58 @@ def test_going_back_behind_an_earlier_resume_cuts_every_file(tmp_path: Path) -> 
 
 
 def test_starting_over_drops_everything(tmp_path: Path) -> None:
-    write(tmp_path, [0, 10])
-    TensorBoardLogger().rewind(tmp_path, -1)
-    assert points(tmp_path) == []
-    write(tmp_path, [0, 10])
+    write(tmp_path, [0, 10, 20])
+    write(tmp_path, [0, 10], start_step=-1)
     assert points(tmp_path) == [(0, 0.0), (10, 10.0)]
 
 
 def test_a_running_tensorboard_forgets_the_steps_that_are_made_again(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
-
-    write(tmp_path, [10, 20, 30])
-    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
-    accumulator.Reload()
+    first = write(tmp_path, [10, 20, 30])
+    first.rename(first.with_name("events.out.tfevents.1000000000.host.1.0"))
+    running = shown(tmp_path)
     write(tmp_path, [30, 40], start_step=20)
-    accumulator.Reload()
-    assert [event.step for event in accumulator.Tensors("train/loss")] == [10, 20, 30, 40]
+    running.Reload()
+    assert [one.step for one in running.Scalars("train/loss")] == [10, 20, 30, 40]
 
 
 def test_each_attempt_has_a_file_that_sorts_last_even_if_the_clock_went_back(tmp_path: Path) -> None:
-    made = [write(tmp_path, [1], now=now) for now in (2e9, 1e9, 1e9, 3e9)]
-    assert made == sorted(made)
-
-
-@pytest.mark.parametrize("lost", [1, 4, 5, 20, 60])
-def test_a_torn_end_is_cut_to_the_last_whole_event(lost: int, tmp_path: Path) -> None:
-    path = write(tmp_path, [10, 20])
-    os.truncate(path, path.stat().st_size - lost)
-    TensorBoardLogger().rewind(tmp_path, 100)
-    assert points(tmp_path) == [(10, 10.0)]
+    first = write(tmp_path, [1])
+    first.rename(first.with_name("events.out.tfevents.9000000000.host.1.0"))
+    for step in range(1, 13):
+        assert "host" not in write(tmp_path, [step + 1], start_step=step).name
+    assert [step for step, _ in points(tmp_path)] == list(range(1, 14))
 
 
 @pytest.mark.parametrize(
     "tail", [b"\0" * 64, random.Random(5).randbytes(64), b"\xff" * 12], ids=["zeros", "noise", "ones"]
 )
-def test_what_is_no_event_at_the_end_goes(tail: bytes, tmp_path: Path) -> None:
+def test_what_is_no_event_at_the_end_of_a_file_is_passed_over(tail: bytes, tmp_path: Path) -> None:
     path = write(tmp_path, [10, 20])
-    whole = path.read_bytes()
-    path.write_bytes(whole + tail)
-    TensorBoardLogger().rewind(tmp_path, 100)
-    assert path.read_bytes() == whole
+    path.write_bytes(path.read_bytes() + tail)
+    write(tmp_path, [30], start_step=20)
+    assert [step for step, _ in points(tmp_path)] == [10, 20, 30]
 
 
-def test_a_damaged_event_in_the_middle_goes_alone(tmp_path: Path) -> None:
-    path = write(tmp_path, [10, 20, 30])
-    content = bytearray(path.read_bytes())
-    event_bytes = (len(content) - content.index(b"train/loss")) // 3
-    content[content.index(b"train/loss") + event_bytes] ^= 0xFF
-    path.write_bytes(content)
-    TensorBoardLogger().rewind(tmp_path, 100)
-    assert points(tmp_path) == [(10, 10.0), (30, 30.0)]
-
-
-def test_rewinding_what_needs_no_cut_touches_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path, [10, 20])
-    os.utime(path, ns=(1, 1))
-    TensorBoardLogger().rewind(tmp_path, 20)
-    assert path.stat().st_mtime_ns == 1
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's device that refuses every write")
+def test_a_write_that_fails_names_the_file_and_close_does_not_raise_it_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logger = TensorBoardLogger()
+    logger.start(RunFacts(run_dir=tmp_path))
+    logger.log(Record(1, 0.0, 0.0, {"train/loss": 1.0}))
+    (path,) = files(tmp_path)
+    path.unlink()
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        logger.log(Record(2, 0.0, 0.0, {"train/loss": 1.0}))
+    assert caught.value.filename == str(path)
+    logger.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_files_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "tensorboard"
     folder.mkdir()
     (folder / "projector_config.pbtxt").write_text("mine")
-    TensorBoardLogger().rewind(tmp_path, -1)
+    write(tmp_path, [1], start_step=-1)
     assert (folder / "projector_config.pbtxt").read_text() == "mine"

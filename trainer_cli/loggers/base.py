@@ -2,7 +2,7 @@
 
 The order of calls over a run's life:
 
-    rewind(run_dir, step)     only where a run goes on: nothing later than `step` may remain
+    rewind(run_dir, step)     only where a run goes on: nothing later than `step` may be shown
     start(facts)              open files; heavy imports happen here, not at construction
     log(record) …             one record a step at most, steps rising
     flush(durable) …          before every checkpoint, durably: what is logged up to it must not be lost
@@ -55,7 +55,8 @@ class Logger(ABC):
     `flush(durable=True)`, which may come from another one while `log` runs."""
 
     def rewind(self, run_dir: Path, step: int) -> None:  # noqa: B027
-        """Physically drop every record later than `step`, and a torn last one. Comes before `start`.
+        """Drop every record later than `step`, and a torn last one, or note to do so when the first record is written.
+        Comes before `start`.
 
         -1 drops everything. A crash at any moment leaves the records up to `step` whole, and calling it again
         finishes the work. Without a file there is nothing to do.

@@ -18,27 +18,26 @@ _CHUNK_BYTES = 1 << 20
 class AppendedFile:
     """A file that grows by whole records. There is no buffer: what could not be written is not tried again at close."""
 
-    def __init__(self, path: Path, *, new: bool = False) -> None:
-        """Open the file, and make it where there is none; with `new` there must be none."""
+    def __init__(self, path: Path) -> None:
+        """Open the file, and make it where there is none."""
         self.path = path
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags | (os.O_EXCL if new else 0), 0o666)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def append(self, content: bytes) -> None:
         """Hand a record to the operating system. A part of it may be in the file after an OSError."""
         left = memoryview(content)
-        with _naming(self.path):
+        with naming(self.path):
             while left:
                 left = left[os.write(self._descriptor, left) :]
 
     def sync(self) -> None:
         """Wait until all that was appended is on the disk itself."""
-        with _naming(self.path):
+        with naming(self.path):
             sync(self._descriptor)
 
     def close(self) -> None:
         """Close the file; call it once."""
-        with _naming(self.path):
+        with naming(self.path):
             os.close(self._descriptor)
 
 
@@ -58,7 +57,7 @@ def sync_folder(folder: Path) -> None:
     """Wait until a folder's names are on the disk itself, where the filesystem can promise that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with _naming(folder):
+        with naming(folder):
             os.fsync(descriptor)
     except OSError as error:
         # Some network filesystems know it for files only.
@@ -72,7 +71,7 @@ def replace(path: Path, content: Iterable[bytes]) -> None:
     """Write a file whole and durably under another name, then give it its own. One writer at a time."""
     staged = path.with_name(f".tmp.{path.name}")
     try:
-        with _naming(path), open(staged, "wb") as file:
+        with naming(path), open(staged, "wb") as file:
             for part in content:
                 file.write(part)
             file.flush()
@@ -96,7 +95,7 @@ def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
     if kept == [(0, size)] or (not kept and size == 0):
         return False
     if not kept or (len(kept) == 1 and kept[0][0] == 0):
-        with _naming(path), open(path, "r+b") as file:
+        with naming(path), open(path, "r+b") as file:
             file.truncate(kept[0][1] if kept else 0)
             sync(file.fileno())
     else:
@@ -105,7 +104,7 @@ def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Put the file's name into an OSError."""
     try:
         yield

@@ -1,73 +1,128 @@
-"""TensorBoard event files, continued across resumes without doubled or lost steps."""
+"""TensorBoard event files, written by torch's SummaryWriter and continued across resumes."""
 
 from __future__ import annotations
 
-import os
 import re
-import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
-from trainer_cli.loggers.events import first_event, framed, scalars_event, spans_up_to, start_event
-from trainer_cli.loggers.files import AppendedFile, keep_spans, sync_folder
+from trainer_cli.loggers.files import naming, sync, sync_folder
 
-_NAME = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+_NAME = re.compile(r"(events\.out\.tfevents\.)(\d+)(\..*)")
 
 
 class TensorBoardLogger(Logger):
     """Writes scalars to a folder of event files, a new file for each attempt.
 
-    A resume cuts the older files back on the disk; a TensorBoard that is running and has read further is told
-    by the new file's first event where the run goes on, and forgets later points itself.
+    The file of a resume begins with an event that makes TensorBoard drop what earlier files hold of this step and
+    later ones. The file is made at the first record, because importing tensorboard would delay the first step.
     """
 
     def __init__(self, folder: str = "tensorboard") -> None:
         self.folder = folder
-        self._file: AppendedFile | None = None
+        self._folder: Path | None = None
+        self._file = Path(folder)
+        self._writer: SummaryWriter | None = None
         self._first_step = 0
+
+    @property
+    def writer(self) -> SummaryWriter:
+        """torch's writer of this attempt, for text, images, histograms and hparams; made at its first use.
+
+        A callback reaches it as `trainer.loggers["tensorboard"].writer`, between `start` and `close`. Give each
+        `add_…` call the step: TensorBoard drops by it what a resumed run writes again.
+        """
+        if self._writer is None:
+            if self._folder is None:
+                raise RuntimeError("TensorBoardLogger.writer can be used only between start() and close()")
+            self._writer = self._opened(self._folder)
+        return self._writer
 
     def rewind(self, run_dir: Path, step: int) -> None:
         self._first_step = step + 1
-        for path in _event_files(in_run_dir(self.folder, run_dir)):
-            keep_spans(path, _events_up_to(path, step))
 
     def start(self, facts: RunFacts) -> None:
-        folder = in_run_dir(self.folder, facts.run_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = AppendedFile(_next_file(folder, facts.start_time), new=True)
-        # The pair of events that makes a running TensorBoard drop what it read of these steps before.
-        for event in (first_event(facts.start_time), start_event(facts.start_time, self._first_step)):
-            self._file.append(framed(event))
-        sync_folder(folder)
+        self._folder = in_run_dir(self.folder, facts.run_dir)
 
     def log(self, record: Record) -> None:
-        if self._file is not None:
-            self._file.append(framed(scalars_event(record.time, record.step, record.metrics)))
+        if self._folder is None:
+            return
+        writer = self.writer
+        with self._writing():
+            for tag, value in record.metrics.items():
+                writer.add_scalar(tag, value, record.step, record.time)
+            writer.flush()
 
     def flush(self, durable: bool = False) -> None:
-        if durable and self._file is not None:
-            self._file.sync()
+        if (writer := self._writer) is None:
+            return
+        with self._writing():
+            writer.flush()
+            if durable:
+                with open(self._file, "rb") as file:
+                    sync(file.fileno())
 
     def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        writer, self._writer, self._folder = self._writer, None, None
+        if writer is not None:
+            with self._writing():
+                writer.close()
+
+    def _opened(self, folder: Path) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter
+
+        _print_no_traceback()
+        folder.mkdir(parents=True, exist_ok=True)
+        _move_back(folder, int(time.time()))
+        with naming(folder):
+            writer = SummaryWriter(str(folder), purge_step=self._first_step)
+            writer.flush()
+        self._file = _event_files(folder)[-1]
+        sync_folder(folder)
+        return writer
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Put the file's name into an OSError, and drop the writer, which would raise the same error at `close`."""
+        try:
+            with naming(self._file):
+                yield
+        except OSError:
+            self._writer = self._folder = None
+            raise
 
 
 def _event_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
+    """In the order in which TensorBoard reads them."""
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def _next_file(folder: Path, now: float) -> Path:
-    """A name that sorts after all others: TensorBoard reads the files in this order, once each."""
-    newest = max((int(_NAME.fullmatch(path.name)[1]) for path in _event_files(folder)), default=-1)  # type: ignore[index]
-    number = max(int(now), newest + 1)
-    return folder / f"events.out.tfevents.{number:010d}.{socket.gethostname()}.{os.getpid()}.0"
+def _move_back(folder: Path, now: int) -> None:
+    """Rename files so that one made `now` (unix seconds) sorts last: the clock may have been set back, or the last
+    attempt have begun in this second. The order of the files stays, also after a crash. A TensorBoard that runs
+    meanwhile must then be restarted, because it reads no file that sorts before the one it has read."""
+    files = _event_files(folder)
+    for number, path in enumerate(files, now - len(files)):
+        if (parts := _NAME.fullmatch(path.name)) and int(parts[2]) > number:
+            path.rename(folder / f"{parts[1]}{number:010d}{parts[3]}")
 
 
-def _events_up_to(path: Path, step: int) -> Iterator[tuple[int, int]]:
-    with open(path, "rb") as file:
-        yield from spans_up_to(file, step)
+@cache
+def _print_no_traceback() -> None:
+    """Keep the threads of tensorboard from printing an OSError, which the next call of the writer raises."""
+    print_traceback = threading.excepthook
+
+    def excepthook(args: threading.ExceptHookArgs) -> None:
+        if not (isinstance(args.exc_value, OSError) and type(args.thread).__module__.startswith("tensorboard.")):
+            print_traceback(args)
+
+    threading.excepthook = excepthook
