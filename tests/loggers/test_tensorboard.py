@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
 
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
@@ -104,6 +106,25 @@ def test_a_killed_and_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
     os.truncate(killed, killed.stat().st_size - 3)
     write(tmp_path, [30, 40], start_step=20)
     assert points(tmp_path) == [(10, 10.0), (20, 20.0), (30, 30.0), (40, 40.0)]
+
+
+def test_a_resume_drops_later_steps_and_a_torn_record_from_the_files(tmp_path: Path) -> None:
+    older = write(tmp_path, [1, 2, 3, 4])
+    with open(older, "ab") as file:
+        file.write(older.read_bytes()[-40:-7])
+    write(tmp_path, [3], start_step=2)
+    older = files(tmp_path)[0]
+    records = [Event.FromString(record) for record in RawEventFileLoader(str(older)).Load()]
+    assert [event.step for event in records if event.HasField("summary")] == [1, 1, 2, 2]
+    assert older.stat().st_size == sum(len(event.SerializeToString()) + 16 for event in records)
+    assert points(tmp_path) == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_a_resume_leaves_a_file_as_it_is_that_holds_no_later_step(tmp_path: Path) -> None:
+    before = write(tmp_path, [1, 2]).stat()
+    write(tmp_path, [3], start_step=2)
+    after = files(tmp_path)[0].stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_going_back_behind_an_earlier_resume_drops_from_every_file(tmp_path: Path) -> None:

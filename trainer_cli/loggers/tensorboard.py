@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
-from trainer_cli.loggers.files import naming, sync, sync_folder
+from trainer_cli.loggers.files import naming, replace, sync, sync_folder
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -23,8 +24,9 @@ _NAME = re.compile(r"(events\.out\.tfevents\.)(\d+)(\..*)")
 class TensorBoardLogger(Logger):
     """Writes scalars to a folder of event files, a new file for each attempt.
 
-    The file of a resume begins with an event that makes TensorBoard drop what earlier files hold of this step and
-    later ones. The file is made at the first record, because importing tensorboard would delay the first step.
+    A resume drops later steps from the files of earlier attempts, and begins its own with an event that makes a running
+    TensorBoard drop what it has read of them. Both happen at the first record: importing tensorboard would delay the
+    first step.
     """
 
     def __init__(self, folder: str = "tensorboard") -> None:
@@ -84,6 +86,8 @@ class TensorBoardLogger(Logger):
         folder.mkdir(parents=True, exist_ok=True)
         _move_back(folder, int(time.time()))
         with naming(folder):
+            for path in _event_files(folder):
+                _cut_back(path, self._first_step)
             writer = SummaryWriter(str(folder), purge_step=self._first_step)
             writer.flush()
         self._file = _event_files(folder)[-1]
@@ -114,6 +118,24 @@ def _move_back(folder: Path, now: int) -> None:
     for number, path in enumerate(files, now - len(files)):
         if (parts := _NAME.fullmatch(path.name)) and int(parts[2]) > number:
             path.rename(folder / f"{parts[1]}{number:010d}{parts[3]}")
+
+
+def _cut_back(path: Path, first_step: int) -> None:
+    """Drop the events of `first_step` and later from a file, and a torn last one."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def kept() -> Iterator[bytes]:
+        for record in RawEventFileLoader(str(path)).Load():
+            event = Event.FromString(record)
+            if event.step < first_step or event.HasField("file_version"):
+                buffer = BytesIO()
+                RecordWriter(buffer).write(record)
+                yield buffer.getvalue()
+
+    if sum(map(len, kept())) < path.stat().st_size:
+        replace(path, kept())
 
 
 @cache
