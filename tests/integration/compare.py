@@ -44,6 +44,8 @@ def points(run: Path) -> dict[tuple[str, int], float]:
     """Every point that TensorBoard shows, each once, without what depends on the clock."""
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
+    if not (run / "tensorboard").is_dir():
+        return {}
     shown = EventAccumulator(str(run / "tensorboard"), size_guidance={SCALARS: 0}).Reload()
     found = [((tag, one.step), one.value) for tag in shown.Tags()[SCALARS] for one in shown.Scalars(tag)]
     doubled = [point for point, count in Counter(point for point, _ in found).items() if count > 1]
