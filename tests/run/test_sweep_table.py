@@ -11,7 +11,7 @@ import pytest
 from trainer_cli.errors import ConfigError
 from trainer_cli.run.rundir import RunDir, write_json
 from trainer_cli.run.sweep_job import telling, told_in
-from trainer_cli.run.sweep_table import Standing, note_failure, standing, table, write_csv
+from trainer_cli.run.sweep_table import Standing, as_table, note_failure, standing, write_csv
 
 
 def job(folder: Path, *statuses: str, **facts: Any) -> RunDir:
@@ -105,7 +105,7 @@ def test_the_table_marks_the_best_job_and_says_why_others_failed() -> None:
         row("4", "failed", reason="exit code 2"),
         row("5", "not begun"),
     ]
-    assert table(rows).splitlines() == [
+    assert as_table(rows).splitlines() == [
         "   seed  model  status     step  best val/loss  seconds",
         "   1     mlp    finished     10            0.5      1.2",
         "*  2     mlp    finished     10           0.25      2.0",
@@ -121,7 +121,7 @@ def test_where_more_is_better_the_largest_is_best() -> None:
     better = {"val/accuracy": {"value": 0.9, "step": 1, "mode": "max"}}
     worse = {"val/accuracy": {"value": 0.8, "step": 1, "mode": "max"}}
     rows = [Standing(key, {"k": key}, Path(key), "finished", best=best) for key, best in (("a", worse), ("b", better))]
-    assert table(rows).splitlines()[2].startswith("*  b")
+    assert as_table(rows).splitlines()[2].startswith("*  b")
 
 
 def test_the_csv_has_every_job_every_metric_and_the_place(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.cli.main import Parser
-from trainer_cli.cli.table import HEADER, age, print_json, size, table, tensor_rows
+from trainer_cli.cli.table import HEADER, age, print_json, size, tensor_rows
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError
+from trainer_cli.run.table import table
 
 if TYPE_CHECKING:
     from trainer_cli.run.ckpt_admin import Item

@@ -1,11 +1,11 @@
-"""Columns, trees, sizes and ages, as people read them; and JSON as programs read it."""
+"""Trees, sizes and ages, as people read them; and JSON as programs read it."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,21 +14,6 @@ if TYPE_CHECKING:
 
 HEADER = ("tensor", "type", "shape", "elements", "size", "norm")
 """The columns of `tensor_rows`."""
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), indent: str = "") -> str:
-    """Rows in columns as wide as they need, those named in `right` flush right; empty columns vanish."""
-    columns = [column for column in range(len(header)) if any(row[column] for row in rows)]
-    lines = [header, *rows]
-    widths = {column: max(len(line[column]) for line in lines) for column in columns}
-    return "\n".join(
-        indent
-        + "  ".join(
-            f"{line[column]:>{widths[column]}}" if header[column] in right else f"{line[column]:<{widths[column]}}"
-            for column in columns
-        ).rstrip()
-        for line in lines
-    )
 
 
 def size(count: int) -> str:

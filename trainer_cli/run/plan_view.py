@@ -9,6 +9,7 @@ from typing import Any
 from trainer_cli.checkpoint.timeline import Timeline
 from trainer_cli.run.plan import Plan
 from trainer_cli.run.start import Done
+from trainer_cli.run.table import table
 
 _WIDTH = 64
 _ROWS = 40
@@ -63,7 +64,7 @@ def shown(plan: Plan) -> str:
         )
     parts = ["\n".join(_summary(plan))]
     if plan.timeline.end is not None:
-        parts += ["\n".join(_chart(plan)), "\n".join(_table(plan))]
+        parts += ["\n".join(_chart(plan)), _table(plan)]
     for title, lines in (("estimated", plan.estimates), ("not known beforehand", plan.unknown)):
         if lines:
             parts.append("\n".join([f"{title}:", *(f"  {one}" for one in lines)]))
@@ -141,22 +142,17 @@ def _chart(plan: Plan) -> Iterator[str]:
             yield f"  {title:<13}{''.join(mark if one in marked else '.' for one in range(_WIDTH))}"
 
 
-def _table(plan: Plan) -> Iterator[str]:
+def _table(plan: Plan) -> str:
     line = plan.timeline
     gone = {one.name: f"removed at {one.step:,}: {one.reason}" for one in line.removals}
     became = {**gone, **{name: f"stays: {why}" for name, why in line.kept.items()}}
     rows = [(one.name, one.kind.value, "on the disk now", became.get(one.name, "")) for one in plan.whence.saved]
     rows += [(one.name, one.kind.value, one.reason, became.get(one.name, "")) for one in line.saves]
-    if not rows:
-        return
     hidden = len(rows) - _ROWS
-    rows = [("checkpoint", "kind", "why", "what becomes of it"), *rows]
     if hidden > 0:
         half = _ROWS // 2
-        rows = [*rows[: half + 1], (f"… {hidden} more", "", "", "(--json lists all)"), *rows[-half:]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+        rows = [*rows[:half], (f"… {hidden} more", "", "", "(--json lists all)"), *rows[-half:]]
+    return table(("checkpoint", "kind", "why", "what becomes of it"), rows, indent="  ") if rows else ""
 
 
 def _column(step: int, first: int, last: int) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.files import AppendedFile, replace
 from trainer_cli.loggers.jsonl import strict_json
+from trainer_cli.run.table import table
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +97,11 @@ def _show(rows: Sequence[Row]) -> None:
     """A table with a row for each checkpoint and loader; the smallest loss of each loader is marked."""
     names = _names(rows)
     best = _best(rows)
-    lines = [["", "checkpoint", "step", "loader", *names]]
+    cells = []
     for index, row in enumerate(rows):
         numbers = [f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names]
-        lines.append(["*" if index in best else "", row.checkpoint, str(row.step), row.loader, *numbers])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        left = (0, 1, 3)
-        cells = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
-        print("  ".join(cells).rstrip())
+        cells.append(["*" if index in best else "", row.checkpoint, str(row.step), row.loader, *numbers])
+    print(table(["", "checkpoint", "step", "loader", *names], cells, right=["step", *names]))
     if best:
         print("* smallest loss")
 

@@ -30,7 +30,7 @@ from trainer_cli.run.rundir import RunDir
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.sweep_job import ERROR, told_in
 from trainer_cli.run.sweep_plan import Planned, folder_of, plan
-from trainer_cli.run.sweep_table import Standing, note_failure, standing, table, write_csv
+from trainer_cli.run.sweep_table import Standing, as_table, note_failure, standing, write_csv
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Sweep:
                     # What still runs after an error of ours stops by itself, as we do (run/children.py).
                     self._write(children)
             rows = self._rows(children)
-            print(f"\n{table(rows)}\nresults: {self.folder / 'sweep.csv'}")
+            print(f"\n{as_table(rows)}\nresults: {self.folder / 'sweep.csv'}")
             if any(not row.finished for row in rows):
                 print("next: the same command again goes on, and tries what failed.")
             sys.stdout.flush()

@@ -15,6 +15,7 @@ from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.errors import RunDirectoryError
 from trainer_cli.loggers.files import replace
 from trainer_cli.run.rundir import RunDir, RunStatus, write_json
+from trainer_cli.run.table import table
 
 NOT_BEGUN = "not begun"
 
@@ -115,24 +116,21 @@ def write_csv(file: Path, rows: Sequence[Standing]) -> None:
     replace(file, [text.getvalue().encode()])
 
 
-def table(rows: Sequence[Standing]) -> str:
+def as_table(rows: Sequence[Standing]) -> str:
     """The rows for a screen: swept values, status, step, the best of each metric, seconds; why some failed."""
     keys, metrics = _keys(rows), _metrics(rows)
     ranked = next((name for name in metrics if any(name in row.best for row in rows)), None)
     winner = None if ranked is None else _winner(rows, ranked)
-    lines = [["", *keys, "status", "step", *(f"best {name}" for name in metrics), "seconds"]]
+    best = [f"best {name}" for name in metrics]
+    cells = []
     for row in rows:
         numbers = ["" if (value := _best(row, name)) is None else f"{value:.4g}" for name in metrics]
         step = "" if row.step is None else str(row.step)
         seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
         swept = [row.swept.get(key, "") for key in keys]
-        lines.append(["*" if row is winner else "", *swept, row.status, step, *numbers, seconds])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    left = range(len(keys) + 2)
-    shown = []
-    for line in lines:
-        cells = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
-        shown.append("  ".join(cells).rstrip())
+        cells.append(["*" if row is winner else "", *swept, row.status, step, *numbers, seconds])
+    header = ["", *keys, "status", "step", *best, "seconds"]
+    shown = [table(header, cells, right=["step", *best, "seconds"])]
     if winner is not None:
         shown.append(f"* best {ranked}")
     shown += [f"{row.status}: {row.key}: {row.reason}" for row in rows if not row.finished and row.reason]

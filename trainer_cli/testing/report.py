@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainer_cli.run.table import table
 from trainer_cli.testing.causes import Cause
 
 
@@ -60,11 +61,8 @@ class Report:
     def __str__(self) -> str:
         epoch = f", {self.steps_per_epoch} an epoch" if self.steps_per_epoch else ""
         lines = [f"{self.name}: {self.steps} steps{epoch}, on {self.device}", ""]
-        table = [("stop", "at", "compared", "result"), *((r.stop, r.at, r.compared, r.result) for r in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines += [
-            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-        ]
+        rows = [(row.stop, row.at, row.compared, row.result) for row in self.rows]
+        lines.append(table(("stop", "at", "compared", "result"), rows))
         lines.append("")
         if self.finding is not None:
             lines += self._reported(self.finding)
