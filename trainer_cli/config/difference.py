@@ -1,17 +1,27 @@
-"""Which values differ between two configs, and what set the new ones."""
+"""Which values differ between two configs, and what set the new ones.
+
+Values of environment variables are not written down: a digest of each shows that it changed, without its content.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
 import yaml
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from trainer_cli.config import check
 from trainer_cli.config.origins import Origin, Origins
 from trainer_cli.config.overrides import KeyPath
+from trainer_cli.config.resumable import why_may_change
+from trainer_cli.config.walk import whole_values
+
+_RESOLVER = "${oc.env:"
+_LINE = "# digests of values from the environment: "
 
 
 class Absent(Enum):
@@ -72,3 +82,35 @@ def shown(value: Any) -> str:
     if isinstance(value, Absent):
         return str(value)
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...")
+
+
+def line_of_digests(raw: DictConfig, salt: str) -> str:
+    """A comment that ends a frozen config: digests of its values from the environment, or nothing."""
+    found = {".".join(path): digest for path, digest, _ in _digests(raw, salt)}
+    return f"{_LINE}{json.dumps(found, ensure_ascii=False)}\n" if found else ""
+
+
+def changes_outside(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
+    """Which values from the environment differ from the digests in a frozen config, though their text is the same."""
+    before: Any = {}
+    for line in frozen.splitlines():
+        if line.startswith(_LINE):
+            before = json.loads(line.removeprefix(_LINE))
+    return [
+        Change(path, text, f"{text}, which has another value now")
+        for path, digest, text in _digests(raw, salt)
+        if before.get(".".join(path), digest) != digest
+    ]
+
+
+def _digests(raw: DictConfig, salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
+    """Path, digest and text of each value that an environment variable has a part in, where a change of it matters."""
+    for path, text in whole_values(check.contents(raw)):
+        if _RESOLVER not in str(text) or why_may_change(".".join(path)) is not None:
+            continue
+        node: Any = raw
+        for name in path:
+            node = node[next(key for key in node if str(key) == name)]
+        value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+        plain = json.dumps([salt, path, value], default=str)
+        yield path, hashlib.sha256(plain.encode()).hexdigest()[:16], text

@@ -12,9 +12,8 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.integrity import catalog_of, newest_intact, why_damaged
 from trainer_cli.config.compose import Composed, diff, to_yaml
-from trainer_cli.config.difference import Change
+from trainer_cli.config.difference import Change, changes_outside, line_of_digests
 from trainer_cli.config.origins import Origins
-from trainer_cli.config.outside import changes_outside, line_of_digests
 from trainer_cli.config.resumable import why_may_change
 from trainer_cli.config.schema import CheckpointConfig, LoopConfig, Newer
 from trainer_cli.errors import CheckpointError, ConfigError, UserError

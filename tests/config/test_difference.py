@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from trainer_cli.config.outside import changes_outside, line_of_digests
+from trainer_cli.config.difference import changes_outside, line_of_digests
 
 CONFIG = {
     "model": {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer_cli.config.nodes import own_nodes
+from trainer_cli.config.experiments import own_nodes
 
 DEFAULT = {"_target_": "a.Default", "width": 1, "depth": 2}
 WHOLE = "model: {_target_: mine.Net, width: 3}"
