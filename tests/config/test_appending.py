@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.config.appending import add
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
-from trainer_cli.config.overrides import Append, parsed
+from trainer_cli.config.overrides import Append, add, parsed
 
 STEPS = "checkpoint.fixed_steps"
 

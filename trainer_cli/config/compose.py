@@ -21,15 +21,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import arguments, check, engine, locate
-from trainer_cli.config.appending import add
-from trainer_cli.config.chosen import chosen
+from trainer_cli.config.defaults_list import chosen
 from trainer_cli.config.difference import ABSENT, Absent, Change, diff
 from trainer_cli.config.engine import Files
 from trainer_cli.config.experiments import COMPONENTS, overruled, own_nodes
 from trainer_cli.config.garbage import uncollected
 from trainer_cli.config.kinds import names_one_of
 from trainer_cli.config.origins import Choice, Given, Origins, Source, label
-from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, KeyPath, line_of, parsed, raise_all
+from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, KeyPath, add, line_of, parsed, raise_all
 from trainer_cli.config.place import Place
 from trainer_cli.config.reading import read_file, read_text
 from trainer_cli.config.refusals import NOT_COMPOSED, SCHEMA, translated, wrong_overrides

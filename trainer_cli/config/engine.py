@@ -26,7 +26,7 @@ from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from trainer_cli.config import check, listing, locate
+from trainer_cli.config import check, defaults_list, locate
 from trainer_cli.config.origins import Source, label
 from trainer_cli.config.overrides import KeyPath, line_of
 from trainer_cli.config.place import Place, search_folders
@@ -56,7 +56,7 @@ class Files:
         folder = next((folder for folder in self._place.dirs if path.is_relative_to(folder)), path.parent)
         group = path.parent.relative_to(folder).as_posix().removeprefix(".")
         if not reading.broken:
-            for mistake in listing.mistakes(reading.node, name, group, self._groups):
+            for mistake in defaults_list.mistakes(reading.node, name, group, self._groups):
                 reading.mistakes.append(mistake)
                 reading.broken, reading.values = True, None
         if group.partition("/")[0] == "experiment" and reading.package is None:

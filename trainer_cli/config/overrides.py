@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.traps import DEEPEST, PYTHONS_NULL, instead_of, looks_like_number
 from trainer_cli.config.words import closes_at_end, split_at_commas, unquoted
 from trainer_cli.errors import ConfigError
@@ -181,3 +182,30 @@ def _sweep(argument: str) -> ConfigError:
         where=COMMAND_LINE,
         cure=instead,
     )
+
+
+def add(values: dict[str, Any], append: Append) -> ConfigError | None:
+    """Put the values at the end of their list, in place; null begins a new one. Else why that cannot be."""
+    key, whole = ".".join(append.path), f"[{','.join(map(str, append.values))}]"
+    above: Any = values
+    last: Any = values
+    place: Any = None
+    for depth, part in enumerate(append.path):
+        if not isinstance(above, Mapping | list):
+            shown = "null" if above is None else "no mapping"
+            return ConfigError(f"{append.line}: {'.'.join(append.path[:depth])} is {shown}", where=COMMAND_LINE)
+        known = {str(index) for index in range(len(above))} if isinstance(above, list) else set(above)
+        if part not in known:
+            prefix = ".".join(append.path[:depth])
+            hint = did_you_mean(key, [f"{prefix}.{name}" for name in known]).strip()
+            cure = f"{hint} To make the list, write '+{key}={whole}'.".strip()
+            return ConfigError(f"there is no key '{key}'", where=COMMAND_LINE, cure=cure)
+        last, place = above, (int(part) if isinstance(above, list) else part)
+        above = last[place]
+    if above is not None and not isinstance(above, list):
+        shown = "has no value yet" if above == "???" else f"is {above!r}, and no list"
+        single = above != "???" and not isinstance(above, Mapping) and len(append.values) == 1
+        cure = f"Write {key}={append.values[0] if single else whole}."
+        return ConfigError(f"{append.line}: {key} {shown}", where=COMMAND_LINE, cure=cure)
+    last[place] = [*(above or []), *append.values]
+    return None
