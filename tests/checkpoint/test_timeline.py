@@ -1,4 +1,4 @@
-"""What is told beforehand is what a training does that goes step by step, batch by batch, and forgets nothing."""
+"""What is planned beforehand is what a training does that goes step by step, batch by batch, and forgets nothing."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from trainer_cli.trainer.stopping import Limits, Stop, why_stop
 
 def naive(setting: Setting, step_counts: StepCounts) -> dict[str, Any]:
     """The same by brute force: every batch counted, every step asked, every checkpoint judged each time."""
-    saved, last, told = list(setting.saved), setting.last_saved_step, Timeline()
+    saved, last, planned = list(setting.saved), setting.last_saved_step, Timeline()
 
     def retire(step: int) -> None:
         gone = why_remove(saved, setting.retention)
-        told.removals.extend((name, step, reason) for name, reason in gone.items())  # type: ignore[misc]
+        planned.removals.extend((name, step, reason) for name, reason in gone.items())  # type: ignore[misc]
         saved[:] = [one for one in saved if one.name not in gone]
 
     def moment(now: Progress, occasion: Occasion, evaluated: bool) -> None:
@@ -45,10 +45,10 @@ def naive(setting: Setting, step_counts: StepCounts) -> dict[str, Any]:
         decision = why_save(setting.save, Moment(now, occasion, last, loaded=setting.loaded))
         if decision is None:
             if evaluated and setting.save.keep_best is not None:
-                told.may_save.append(now.step)
+                planned.may_save.append(now.step)
             return
         name = f"step{now.step}"
-        told.saves.append((name, now.step, decision.kind, decision.reason))  # type: ignore[arg-type]
+        planned.saves.append((name, now.step, decision.kind, decision.reason))  # type: ignore[arg-type]
         saved.append(Saved(name, now.step, decision.kind, finished=occasion is Occasion.final, progress=now))
         last = now.step
         retire(now.step)
@@ -62,14 +62,14 @@ def naive(setting: Setting, step_counts: StepCounts) -> dict[str, Any]:
         due = setting.eval_interval is not None and setting.eval_interval.due(now)
         evaluated = done or (due and stop is None)
         if evaluated:
-            told.evaluations.append(now.step)
+            planned.evaluations.append(now.step)
         occasion = Occasion.step if stop is None else Occasion.final if done else Occasion.stop
         moment(now, occasion, evaluated)
         if stop is not None:
-            told.end, told.stop = now, stop
+            planned.end, planned.stop = now, stop
             break
-    told.kept = why_keep(saved, setting.retention)
-    return _plain(told)
+    planned.kept = why_keep(saved, setting.retention)
+    return _plain(planned)
 
 
 def steps(step_counts: StepCounts) -> Iterator[Progress]:
@@ -96,18 +96,18 @@ def steps(step_counts: StepCounts) -> Iterator[Progress]:
         yield now
 
 
-def _plain(told: Timeline) -> dict[str, Any]:
+def _plain(planned: Timeline) -> dict[str, Any]:
     def row(one: Any) -> Any:
         return one if isinstance(one, tuple) else tuple(getattr(one, name) for name in one.__slots__)[:4]
 
     return {
-        "end": told.end,
-        "stop": told.stop,
-        "evaluations": told.evaluations,
-        "saves": [row(one) for one in told.saves],
-        "removals": [row(one) for one in told.removals],
-        "may_save": told.may_save,
-        "kept": told.kept,
+        "end": planned.end,
+        "stop": planned.stop,
+        "evaluations": planned.evaluations,
+        "saves": [row(one) for one in planned.saves],
+        "removals": [row(one) for one in planned.removals],
+        "may_save": planned.may_save,
+        "kept": planned.kept,
     }
 
 
@@ -208,22 +208,22 @@ def test_the_most_on_the_disk_is_while_what_is_replaced_is_still_there() -> None
         saved=(Saved("old", 0, Kind.permanent, pinned=True, progress=Progress()),),
         last_saved_step=0,
     )
-    told = foresee(setting, StepCounts(), size=lambda step: 100 + step, sizes={"old": 7})
-    assert told.peak is not None
-    assert (told.peak.step, told.peak.count, told.peak.size_bytes) == (10, 4, 7 + 106 + 108 + 110)
-    assert list(told.kept) == ["step10", "step8", "old"]
+    planned = foresee(setting, StepCounts(), size=lambda step: 100 + step, sizes={"old": 7})
+    assert planned.peak is not None
+    assert (planned.peak.step, planned.peak.count, planned.peak.size_bytes) == (10, 4, 7 + 106 + 108 + 110)
+    assert list(planned.kept) == ["step10", "step8", "old"]
 
 
 def test_an_end_that_cannot_be_told_is_not_told() -> None:
     setting = Setting(
         limits=Limits(Interval(Duration.parse("1e9tok"))), save=SaveRules(save_interval=Interval(Duration.parse(2)))
     )
-    told = foresee(setting, StepCounts())
-    assert told.end is None
-    assert [one.step for one in told.saves] == [0]
-    told = foresee(setting, StepCounts(step_tokens=1e8))
-    assert told.end is not None
-    assert [one.step for one in told.saves] == [0, 2, 4, 6, 8, 10]
+    planned = foresee(setting, StepCounts())
+    assert planned.end is None
+    assert [one.step for one in planned.saves] == [0]
+    planned = foresee(setting, StepCounts(step_tokens=1e8))
+    assert planned.end is not None
+    assert [one.step for one in planned.saves] == [0, 2, 4, 6, 8, 10]
 
 
 def test_a_rule_that_cannot_be_told_is_left_out_and_the_others_are_not() -> None:
@@ -234,12 +234,12 @@ def test_a_rule_that_cannot_be_told_is_left_out_and_the_others_are_not() -> None
         ),
         eval_interval=Interval(Duration.parse("3sp")),
     )
-    told = foresee(setting, StepCounts())
-    assert [(one.step, one.reason) for one in told.saves] == [
+    planned = foresee(setting, StepCounts())
+    assert [(one.step, one.reason) for one in planned.saves] == [
         (0, "before the first step"), (4, "every 4 steps, ephemeral"), (8, "every 4 steps, ephemeral"),
         (10, "end of training"),
     ]  # fmt: skip
-    assert told.evaluations == [10]
+    assert planned.evaluations == [10]
 
 
 def test_a_run_of_a_million_steps_asks_only_where_something_happens() -> None:
@@ -254,11 +254,11 @@ def test_a_run_of_a_million_steps_asks_only_where_something_happens() -> None:
         eval_interval=Interval(Duration.parse("1ep"), 1000),
     )
     step_counts = StepCounts(epoch_batches=1000, steps_per_epoch=1000, batch_size=64, epoch_samples=64000)
-    told = foresee(setting, step_counts, name=lambda at: asked.append(at.step) or f"step{at.step}")  # type: ignore[func-returns-value]
-    assert told.end is not None
-    assert told.end.step == 1_000_000
-    assert len(asked) == len(told.saves) < 5000
-    assert (len(told.evaluations), len(told.kept)) == (1000, 104)
+    planned = foresee(setting, step_counts, name=lambda at: asked.append(at.step) or f"step{at.step}")  # type: ignore[func-returns-value]
+    assert planned.end is not None
+    assert planned.end.step == 1_000_000
+    assert len(asked) == len(planned.saves) < 5000
+    assert (len(planned.evaluations), len(planned.kept)) == (1000, 104)
 
 
 def test_more_saves_than_are_to_be_foreseen_end_the_foresight() -> None:
@@ -271,9 +271,9 @@ def test_more_saves_than_are_to_be_foreseen_end_the_foresight() -> None:
         stop_request=None,
     )
     step_counts = replace(step_counts, start=Progress())
-    told = foresee(everything, step_counts, most_saves=5)
-    assert told.cut
-    assert len(told.saves) == 6
+    planned = foresee(everything, step_counts, most_saves=5)
+    assert planned.cut
+    assert len(planned.saves) == 6
     assert not foresee(everything, step_counts, most_saves=5000).cut
 
 
@@ -293,8 +293,8 @@ def test_a_run_that_had_ended_when_it_was_killed_only_says_so() -> None:
         loaded=True,
         stop_request=Stop("no better for 3 epochs", finished=True),
     )
-    told = foresee(setting, StepCounts(start=Progress(step=4)))
-    assert told.end is not None
-    assert (told.end.step, told.stop, told.saves) == (4, setting.stop_request, [])
-    assert told.kept == {"step4": "final"}
-    assert (told.completed["step4"].kind, told.completed["step4"].reason) == (Kind.permanent, "every 2 steps")
+    planned = foresee(setting, StepCounts(start=Progress(step=4)))
+    assert planned.end is not None
+    assert (planned.end.step, planned.stop, planned.saves) == (4, setting.stop_request, [])
+    assert planned.kept == {"step4": "final"}
+    assert (planned.completed["step4"].kind, planned.completed["step4"].reason) == (Kind.permanent, "every 2 steps")

@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, Saving
-from trainer_cli.checkpoint.commit import CheckpointMetadata, commit, metadata_of
+from trainer_cli.checkpoint.commit import CheckpointMetadata, metadata_of
 from trainer_cli.checkpoint.format.file_layout import FileLayout
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.host_memory import available_bytes
 from trainer_cli.checkpoint.model_state import are_finite
 from trainer_cli.checkpoint.snapshot_buffer import Snapshot, SnapshotBuffer
 from trainer_cli.checkpoint.storage.interfaces import Storage
-from trainer_cli.checkpoint.writer_thread import WriterThread
+from trainer_cli.checkpoint.writer_thread import WriterThread, run_now
 from trainer_cli.config.schema import DigestAlgorithm
 
 log = logging.getLogger(__name__)
@@ -107,29 +107,11 @@ class AsyncCheckpointer(FolderCheckpointer):
             if snapshot is not None:
                 snapshot.wait()
             put = layout.write if snapshot is None else snapshot.write
-            commit(
-                storage,
-                name,
-                metadata,
-                put,
-                format=self.format.name,
-                digest=self.digest,
-                size_bytes=layout.total_bytes,
-                final_metadata=final_metadata,
-            )
+            self._commit(storage, name, metadata, put, size_bytes=layout.total_bytes, final_metadata=final_metadata)
             after_commit()
 
         staged: Future[None] = Future()
-        if snapshot is None:
-            written: Future[None] = Future()
-            try:
-                write()
-            except Exception as error:
-                written.set_exception(error)
-            else:
-                written.set_result(None)
-        else:
-            written = self.thread.submit(write)
+        written = run_now(write) if snapshot is None else self.thread.submit(write)
         if self._reports:
             written.add_done_callback(partial(_report_failure, storage.location(name)))
         staged.set_result(None)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,7 +126,7 @@ class FolderCheckpointer(Checkpointer):
         digest: DigestAlgorithm = DigestAlgorithm.xxh3_128,
     ) -> None:
         self.format: Format = format or TensorsFormat()
-        self.digest = digest
+        self._commit = partial(commit, format=self.format.name, digest=digest)
         run_id = uuid.uuid4().hex[:12]
         self._new_storage = storage or (lambda root: LocalStorage(root, run_id=run_id))
         self._storages: dict[Path, Storage] = {}
@@ -260,15 +261,7 @@ class SyncCheckpointer(FolderCheckpointer):
     ) -> None:
         storage, name = self._place(path)
         layout = self.format.plan(state_dict)
-        commit(
-            storage,
-            name,
-            metadata or metadata_of(name),
-            layout.write,
-            format=self.format.name,
-            digest=self.digest,
-            size_bytes=layout.total_bytes,
-        )
+        self._commit(storage, name, metadata or metadata_of(name), layout.write, size_bytes=layout.total_bytes)
 
 
 def make_sync_checkpointer(

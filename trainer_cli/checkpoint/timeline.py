@@ -100,7 +100,7 @@ class Timeline:
 
 
 def known(setting: Setting, step_counts: StepCounts) -> Setting:
-    """The setting without the rules that ask for the step counts cannot tell. An end that is unknown stays."""
+    """The setting without rules whose steps are unknown beforehand. An end that is unknown stays."""
 
     def if_known(cadence: Interval | None) -> Interval | None:
         return cadence if cadence is not None and step_counts.knows(cadence) else None

@@ -29,15 +29,11 @@ class WriterThread:
 
     def submit(self, job: Job) -> Future[None]:
         """Run a job after those before it; the future holds what it raised. At once where no thread can be had."""
-        done: Future[None] = Future()
         if self._is_running():
+            done: Future[None] = Future()
             self._jobs.put((job, done))
             return done
-        _run(job, done)
-        error = done.exception()
-        if error is not None and not isinstance(error, Exception):
-            raise error
-        return done
+        return run_now(job)
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until every job is done; False where that took longer than `timeout_s` seconds."""
@@ -74,6 +70,16 @@ class WriterThread:
                 # It holds the queue alone: an owner that is dropped without `close` still ends it.
                 weakref.finalize(self, self._jobs.put, None).atexit = False
         return self._thread is not None
+
+
+def run_now(job: Job) -> Future[None]:
+    """Run a job in this thread; the future holds its exception. An interrupt is raised as well."""
+    done: Future[None] = Future()
+    _run(job, done)
+    error = done.exception()
+    if error is not None and not isinstance(error, Exception):
+        raise error
+    return done
 
 
 def _work(jobs: _Jobs) -> None:

@@ -265,7 +265,7 @@ def _pin(args: argparse.Namespace) -> int:
     from trainer_cli.run.ckpt_admin import look, pin
 
     changed = pin(look(args.what), pinned=args.action == "pin")
-    return _reported(args, f"{args.action}ned", changed)
+    return _report(args, f"{args.action}ned", changed)
 
 
 def _rm(args: argparse.Namespace) -> int:
@@ -277,10 +277,10 @@ def _rm(args: argparse.Namespace) -> int:
         raise UserError(f"nothing is removed, because of\n{listed}\n", cure="To remove them all the same, add --force.")
     paths = [item.path for item in items]
     if args.dry_run:
-        return _reported(args, "would_be_removed", paths)
+        return _report(args, "would_be_removed", paths)
     if not _confirmed(args, paths):
-        return _reported(args, "removed", [], dict.fromkeys(paths, "you said no"))
-    return _reported(args, "removed", *remove(items))
+        return _report(args, "removed", [], dict.fromkeys(paths, "you said no"))
+    return _report(args, "removed", *remove(items))
 
 
 def _prune(args: argparse.Namespace) -> int:
@@ -298,16 +298,16 @@ def _prune(args: argparse.Namespace) -> int:
         rows += [[str(path), "left", "not counted: damaged, partial, or another run's"] for path in others]
         print(table(["checkpoint", "rules", "why"], rows))
     if args.dry_run or not go:
-        return _reported(args, "would_be_removed" if args.dry_run else "removed", list(go))
+        return _report(args, "would_be_removed" if args.dry_run else "removed", list(go))
     if not _confirmed(args, list(go)):
-        return _reported(args, "removed", [], dict.fromkeys(go, "you said no"))
+        return _report(args, "removed", [], dict.fromkeys(go, "you said no"))
     gone: list[Path] = []
     left: dict[Path, str] = {}
     for plan in plans:
         removed, refused = carry_out(plan, items)
         gone += removed
         left |= refused
-    return _reported(args, "removed", gone, left)
+    return _report(args, "removed", gone, left)
 
 
 _FLAGS = {
@@ -355,7 +355,7 @@ def _confirmed(args: argparse.Namespace, paths: Sequence[Path]) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _reported(args: argparse.Namespace, what: str, done: Sequence[Path], left: Mapping[Path, str] | None = None) -> int:
+def _report(args: argparse.Namespace, what: str, done: Sequence[Path], left: Mapping[Path, str] | None = None) -> int:
     """Say what was done, and what was left alone and why; the exit code."""
     left = left or {}
     if args.json:

@@ -135,19 +135,19 @@ class Statics:
             case Module():
                 return Found("module", parts[-1])
             case _Class():
-                takes = self._reported(lambda: self._constructor(thing))
+                takes = self._if_readable(lambda: self._constructor(thing))
                 return Found("class", thing.node.name, takes, thing.module.name)
             case _Function():
                 if not isinstance(thing.node, ast.Lambda) and not keeps_signature(thing.node):
                     return _UNKNOWN
                 name = parts[-1] if isinstance(thing.node, ast.Lambda) else thing.node.name
-                return Found("function", name, self._reported(lambda: self._parameters(thing)), thing.module.name)
+                return Found("function", name, self._if_readable(lambda: self._parameters(thing)), thing.module.name)
             case _Value():
                 return Found("value", parts[-1])
         return _UNKNOWN
 
     @staticmethod
-    def _reported(ask: Callable[[], tuple[Parameter, ...] | None]) -> tuple[Parameter, ...] | None:
+    def _if_readable(ask: Callable[[], tuple[Parameter, ...] | None]) -> tuple[Parameter, ...] | None:
         try:
             return ask()
         except (UnreadableError, BrokenError):

@@ -59,7 +59,7 @@ def work(source: Source, pipe: Any, shared: tuple[Any, Any, Any], number: int, c
         progress[2 * number] += 1
         progress[2 * number + 1] = place
 
-    while (asked := _take_requests(pipe)) is not None:
+    while (asked := _received(pipe)) is not None:
         at(NOWHERE)
         of_turn, request = asked
         answer: Any
@@ -106,7 +106,7 @@ class Failure:
         return error
 
 
-def _take_requests(pipe: Any) -> Any:
+def _received(pipe: Any) -> Any:
     try:
         return pipe.recv()
     except (EOFError, OSError):

@@ -18,6 +18,8 @@ from trainer_cli.loggers.files import naming, replace, sync, sync_folder
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+_FRAME_BYTES = 16
+"""Length and checksums about each record."""
 _NAME = re.compile(r"(events\.out\.tfevents\.)(\d+)(\..*)")
 
 
@@ -130,12 +132,16 @@ def _cut_back(path: Path, first_step: int) -> None:
         for record in RawEventFileLoader(str(path)).Load():
             event = Event.FromString(record)
             if event.step < first_step or event.HasField("file_version"):
-                buffer = BytesIO()
-                RecordWriter(buffer).write(record)
-                yield buffer.getvalue()
+                yield record
 
-    if sum(map(len, kept())) < path.stat().st_size:
-        replace(path, kept())
+    def framed(record: bytes) -> bytes:
+        buffer = BytesIO()
+        RecordWriter(buffer).write(record)
+        return buffer.getvalue()
+
+    # The checksums of a frame are slow to compute; most files hold no later step.
+    if sum(len(record) + _FRAME_BYTES for record in kept()) < path.stat().st_size:
+        replace(path, map(framed, kept()))
 
 
 @cache

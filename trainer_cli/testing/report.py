@@ -65,7 +65,7 @@ class Report:
         lines.append(table(("stop", "at", "compared", "result"), rows))
         lines.append("")
         if self.finding is not None:
-            lines += self._reported(self.finding)
+            lines += self._described(self.finding)
         else:
             count = sum(row.exact is True for row in self.rows)
             lines.append(
@@ -76,7 +76,7 @@ class Report:
         return "\n".join(lines)
 
     @staticmethod
-    def _reported(finding: Finding) -> list[str]:
+    def _described(finding: Finding) -> list[str]:
         rows = {
             "first": f"{finding.moment} ({finding.after})",
             "shows": finding.shows,

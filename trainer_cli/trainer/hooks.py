@@ -20,7 +20,7 @@ The loop in pseudo-code, each hook at its place:
                         on_before_optimizer_zero_grad  optimizer.zero_grad()  on_after_optimizer_zero_grad
                         on_before_scheduler_step       scheduler.step()       on_after_scheduler_step
                     on_train_step_end  on_train_batch_end
-                on_save_opportunity(step)                  where `next_step` named this step and no evaluation is due
+                on_save_opportunity(step)            where `next_step` named this step and no evaluation is due
             on_train_end
             for each validation loader:              on_enter_validate_all around them
                 on_enter_validate(stack)  on_validate_start

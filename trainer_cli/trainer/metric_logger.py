@@ -56,7 +56,7 @@ class MetricLogger:
             logger.flush()
 
     def make_durable(self) -> None:
-        """Bring everything logged so far to rest, before a checkpoint is published that promises it.
+        """Flush everything logged so far to the disk, before a checkpoint of this step is committed.
 
         In the thread that publishes it; meanwhile more may be logged.
         """

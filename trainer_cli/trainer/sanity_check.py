@@ -24,9 +24,9 @@ _EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
 def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
     """Refuse a metric that a callback needs and nothing reports; do nothing where none is needed.
 
-    `run_validation` is called only where the loaders do not report all of them. Nothing of it remains: its record is
-    thrown away, random generators and the callbacks' states are put back, and `trainer.sanity_checking` lets callbacks
-    that write or count elsewhere.
+    `run_validation` is called only where the loaders do not report all of them. The check leaves nothing behind: its
+    record is dropped, random generators and the callbacks' states are restored, and `trainer.sanity_checking` is True
+    meanwhile, for callbacks that write or count elsewhere.
 
     Raises:
         UserError: naming the setting, and the nearest metric that is reported.

@@ -105,7 +105,7 @@ class _Merger:
     """Joins a saved state and one made now: positions of the first, settings of the second."""
 
     def __init__(self, rows: list[str], notes: list[str]) -> None:
-        self._rows, self._reported = rows, notes
+        self._rows, self._notes = rows, notes
 
     def merged(self, path: str, key: str, saved: Any, made: Any, now: Any) -> Any:
         if _kind(saved) != _kind(now) and saved is not None and now is not None and made is not _ABSENT:
@@ -133,7 +133,7 @@ class _Merger:
             return saved
         if _same(saved, made):
             if not _is_long(now):
-                self._reported.append(f"{path}: {made} is {now} now, as configured")
+                self._notes.append(f"{path}: {made} is {now} now, as configured")
             return _copied(now)
         self._rows.append(f"{path}: was {made} and is {now} now, but the training has moved it to {saved}")
         return saved
