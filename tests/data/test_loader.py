@@ -1,7 +1,6 @@
 """Batches: the same from any sample on, with any number of workers, and nothing else disturbed."""
 
 import random
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,15 +17,14 @@ from torch.utils.data import (
     Sampler,
 )
 
-from trainer_cli.data import randomness
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.digits import Digits
-from trainer_cli.data.foreign import ForeignLoader
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
 from trainer_cli.data.position import STATE_VERSION, timeout_seconds
 from trainer_cli.data.randomness import kept_random_state, seed_random
 from trainer_cli.data.stream import StreamLoader
+from trainer_cli.data.user_loader import UserLoader
 from trainer_cli.errors import UserError
 
 
@@ -82,7 +80,7 @@ def random_states() -> tuple[Any, ...]:
     return (torch.get_rng_state().tolist(), random.getstate(), numpy_state[1].tolist(), numpy_state[2:])  # type: ignore[index,union-attr]
 
 
-def batches(loader: Loader | StreamLoader | ForeignLoader, epoch: int, **position: int) -> list[Any]:
+def batches(loader: Loader | StreamLoader | UserLoader, epoch: int, **position: int) -> list[Any]:
     return [batch.tolist() for batch in loader.iterate(epoch, **position)]
 
 
@@ -222,7 +220,7 @@ def test_an_epoch_is_not_entered_before_its_start() -> None:
     with pytest.raises(ValueError, match="before its start"):
         Loader(Plain(), shuffle=True, seed=0).iterate(0, samples=-1)
     with pytest.raises(ValueError, match="before its start"):
-        ForeignLoader([1], seed=0).iterate(0, batch=-1)
+        UserLoader([1], seed=0).iterate(0, batch=-1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -264,7 +262,7 @@ def test_a_position_is_taken_up_with_another_batch_size_and_other_workers() -> N
         ({"fingerprint": "other"}, "fingerprint was 'other' and is 'plain-1'"),
         ({"order": "feistel-0"}, "order was 'feistel-0'"),
         ({"order": "sequential"}, "order was 'sequential'"),
-        ({"version": 1, "length": 9}, "version was 1 and is 2; length was 9 and is 10"),
+        ({"version": 1, "length": 9}, "version was 1 and is 3; length was 9 and is 10"),
     ],
 )
 def test_a_position_in_other_data_is_refused(changed: dict[str, Any], told: str) -> None:
@@ -275,9 +273,9 @@ def test_a_position_in_other_data_is_refused(changed: dict[str, Any], told: str)
 
 def test_a_position_of_another_kind_of_loader_is_refused() -> None:
     with pytest.raises(UserError):
-        Loader(Plain(), shuffle=True, seed=0).check_state(ForeignLoader([1], seed=0).state_dict(0))
+        Loader(Plain(), shuffle=True, seed=0).check_state(UserLoader([1], seed=0).state_dict(0))
     with pytest.raises(UserError):
-        ForeignLoader([1], seed=0).check_state(Loader(Plain(), shuffle=True, seed=0).state_dict(0))
+        UserLoader([1], seed=0).check_state(Loader(Plain(), shuffle=True, seed=0).state_dict(0))
 
 
 # Ranks
@@ -385,8 +383,8 @@ def test_a_dataset_may_bring_its_own_order() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_users_dataloader_is_replayed_exactly_whatever_the_training_draws(workers: int) -> None:
-    def made() -> ForeignLoader:
-        return ForeignLoader(DataLoader(Drawing(), 4, shuffle=True, num_workers=workers), seed=3)
+    def made() -> UserLoader:
+        return UserLoader(DataLoader(Drawing(), 4, shuffle=True, num_workers=workers), seed=3)
 
     through = []
     for epoch in (0, 1):
@@ -396,20 +394,20 @@ def test_a_users_dataloader_is_replayed_exactly_whatever_the_training_draws(work
     assert len({str(batch) for batch in through}) == 12
     for done in (0, 1, 5, 6):
         torch.manual_seed(done)
-        assert batches(made(), 1, batch=done) == through[6 + done :]
+        assert batches(made(), 1, batch=done, samples=4 * done) == through[6 + done :]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("of", ["loader", "sampler", "both"])
 def test_a_users_own_torch_generator_goes_on_where_it_was(of: str, workers: int) -> None:
-    def made() -> ForeignLoader:
+    def made() -> UserLoader:
         generator = torch.Generator().manual_seed(7)
         choices: dict[str, dict[str, Any]] = {
             "loader": {"shuffle": True, "generator": generator},
             "sampler": {"sampler": RandomSampler(Drawing(), generator=generator)},
             "both": {"sampler": RandomSampler(Drawing(), generator=generator), "generator": generator},
         }
-        return ForeignLoader(DataLoader(Drawing(), 4, num_workers=workers, **choices[of]), seed=3)
+        return UserLoader(DataLoader(Drawing(), 4, num_workers=workers, **choices[of]), seed=3)
 
     through: list[Any] = []
     states: list[tuple[dict[str, Any], int]] = []
@@ -419,38 +417,36 @@ def test_a_users_own_torch_generator_goes_on_where_it_was(of: str, workers: int)
         for number, batch in enumerate(loader.iterate(epoch), start=1):
             through.append(batch.tolist())
             if number in (1, 5):
-                states.append((loader.state_dict(epoch, batch=number), len(through)))
+                states.append((loader.state_dict(epoch, batch=number, samples=4 * number), len(through)))
     assert sorted(row[0] for batch in through[:6] for row in batch) == list(range(23))
     assert [row[0] for row in through[0]] != [row[0] for row in through[6]]
     for state, done in states:
         later = made()
         later.check_state(state)
-        assert batches(later, state["epoch"], batch=state["batch"]) == through[done : done + 6 - state["batch"]]
+        place = {"batch": state["batch"], "samples": state["sample_offset"]}
+        assert batches(later, state["epoch"], **place) == through[done : done + 6 - state["batch"]]
         if state["epoch"] == 0:
             assert batches(later, 1) == through[6:]
 
 
 def test_evaluations_of_a_users_loader_see_the_same_samples_whatever_its_generator() -> None:
-    loader = ForeignLoader(DataLoader(Drawing(), 4, shuffle=True, generator=torch.Generator()), seed=3)
+    loader = UserLoader(DataLoader(Drawing(), 4, shuffle=True, generator=torch.Generator()), seed=3)
     assert batches(loader, 0) == batches(loader, 0)
 
 
-def test_a_position_with_other_generators_is_refused_and_one_of_before_they_were_saved_is_not() -> None:
-    own = ForeignLoader(DataLoader(Drawing(), 4, shuffle=True, generator=torch.Generator()), seed=3)
-    without = ForeignLoader(DataLoader(Drawing(), 4, shuffle=True), seed=3)
+def test_a_position_with_other_generators_is_refused() -> None:
+    own = UserLoader(DataLoader(Drawing(), 4, shuffle=True, generator=torch.Generator()), seed=3)
+    without = UserLoader(DataLoader(Drawing(), 4, shuffle=True), seed=3)
     with pytest.raises(UserError, match="has 0 torch generators, but the checkpoint has 1"):
         without.check_state(own.state_dict(0))
-    early = without.state_dict(0, batch=2)
-    del early["generators"]
-    own.check_state(early)
 
 
 @pytest.mark.parametrize("seeded", [True, False])
 def test_the_order_of_a_users_loader_with_persistent_workers_goes_on_in_a_later_epoch(seeded: bool) -> None:
-    def made(persistent: bool = True) -> ForeignLoader:
+    def made(persistent: bool = True) -> UserLoader:
         generator = torch.Generator().manual_seed(7) if seeded else None
         own = DataLoader(Listed(), 4, shuffle=True, num_workers=1, persistent_workers=persistent, generator=generator)
-        return ForeignLoader(own, seed=3)
+        return UserLoader(own, seed=3)
 
     loader = made()
     first, between = batches(loader, 0), loader.state_dict(1)
@@ -478,7 +474,7 @@ class Listed(Dataset[int]):
 def test_persistent_workers_of_a_users_loader_are_said_to_remember() -> None:
     def promise(persistent: bool) -> str:
         loader = DataLoader(Drawing(), 4, num_workers=1, persistent_workers=persistent)
-        return ForeignLoader(loader, seed=0).promise
+        return UserLoader(loader, seed=0).promise
 
     assert "persistent workers" in promise(True)
     assert "persistent workers" not in promise(False)
@@ -492,7 +488,7 @@ def test_workers_of_a_loader_with_its_own_state_are_said_to_draw_anew(workers: i
 
         def load_state_dict(self, state: dict[str, int]) -> None: ...
 
-    promise = ForeignLoader(Knowing(Drawing(), 4, num_workers=workers), seed=0).promise
+    promise = UserLoader(Knowing(Drawing(), 4, num_workers=workers), seed=0).promise
     assert "its own position" in promise
     assert ("draw from them" in promise) is bool(workers)
 
@@ -506,27 +502,42 @@ def test_a_users_plain_dataloader_is_walked_without_loading_what_was_seen() -> N
             return super().__getitem__(index)
 
     for settings in ({"shuffle": True}, {"sampler": RandomSampler(Drawing(), replacement=True)}, {"drop_last": True}):
-        loader = ForeignLoader(DataLoader(Telling(), 4, **settings), seed=3)  # type: ignore[arg-type]
+        loader = UserLoader(DataLoader(Telling(), 4, **settings), seed=3)  # type: ignore[arg-type]
         whole = batches(loader, 2)
         loaded.clear()
-        assert batches(loader, 2, batch=3) == whole[3:]
+        assert batches(loader, 2, batch=3, samples=12) == whole[3:]
         assert len(loaded) == sum(map(len, whole[3:]))
+    own = UserLoader(DataLoader(Telling(), batch_sampler=BatchSampler(range(23), 5, False)), seed=3)
+    whole = batches(own, 2)
+    loaded.clear()
+    assert batches(own, 2, batch=2) == whole[2:]
+    assert loaded == list(range(10, 23))
     assert "without loading them" in loader.promise
-    assert "replays" in ForeignLoader(DataLoader(Drawing(), 4, num_workers=1), seed=0).promise
+    assert "replays" in UserLoader(DataLoader(Drawing(), 4, num_workers=1), seed=0).promise
+
+
+def test_a_sampler_that_draws_for_each_sample_from_what_it_drew_before_is_walked_exactly() -> None:
+    class Wandering(Sampler[int]):
+        def __len__(self) -> int:
+            return 23
+
+        def __iter__(self) -> Iterator[int]:
+            place = 0
+            for _ in range(23):
+                place = (place + int(torch.randint(1, 7, ()))) % 23
+                yield place
+
+    loader = UserLoader(DataLoader(Drawing(), 4, sampler=Wandering()), seed=3)
+    whole = batches(loader, 1)
+    for done in (1, 3, 5):
+        assert batches(loader, 1, batch=done, samples=4 * done) == whole[done:]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_in_a_users_dataloader_names_the_batch_and_its_samples(workers: int) -> None:
+def test_an_error_in_a_users_dataloader_names_the_batch(workers: int) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        batches(ForeignLoader(DataLoader(Failing(), 4, num_workers=workers), seed=3), 0)
-    assert caught.value.__notes__ == ["while loading batch 1 of epoch 0 (samples [4, 5, 6, 7])"]
-
-
-def test_an_error_in_a_users_dataloader_after_a_resume_names_the_same_samples() -> None:
-    with pytest.raises(FileNotFoundError) as caught:
-        batches(ForeignLoader(DataLoader(Failing(), batch_size=None), seed=3), 0, batch=2)
-    [note] = caught.value.__notes__
-    assert re.fullmatch(r"while loading batch (\d+) of epoch 0 \(sample \1\)", note)
+        batches(UserLoader(DataLoader(Failing(), 4, num_workers=workers), seed=3), 0)
+    assert caught.value.__notes__ == ["while loading batch 1 of epoch 0"]
 
 
 def test_a_sampler_that_draws_at_its_start_gives_the_order_that_torch_gives_it() -> None:
@@ -534,22 +545,16 @@ def test_a_sampler_that_draws_at_its_start_gives_the_order_that_torch_gives_it()
         def __iter__(self) -> Iterator[list[int]]:
             return iter([[index] for index in torch.randperm(23).tolist()])
 
-    def made() -> Any:
-        return DataLoader(Drawing(), batch_sampler=Eager())
-
-    loader = ForeignLoader(made(), seed=3)
-    own = loader.loader.batch_sampler  # type: ignore[attr-defined]
-    found = [batch[0][0] for batch in batches(loader, 1)]
+    found = [batch[0][0] for batch in batches(UserLoader(DataLoader(Drawing(), batch_sampler=Eager()), seed=3), 1)]
     with kept_random_state():
         seed_random(sample_seed(3, 1, 0))
-        assert found == [float(indices[0]) for indices in iter(made())._sampler_iter]
-    assert loader.loader.batch_sampler is own  # type: ignore[attr-defined]
+        assert found == [float(batch[0, 0]) for batch in DataLoader(Drawing(), batch_sampler=Eager())]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_users_dataloader_leaves_the_random_state_of_the_training_alone(workers: int) -> None:
     before = random_states()
-    iterator = ForeignLoader(DataLoader(Drawing(), 4, shuffle=True, num_workers=workers), seed=3).iterate(0, batch=2)
+    iterator = UserLoader(DataLoader(Drawing(), 4, shuffle=True, num_workers=workers), seed=3).iterate(0, batch=2)
     next(iterator)
     assert random_states() == before
     iterator.close()
@@ -559,7 +564,7 @@ def test_a_users_dataloader_leaves_the_random_state_of_the_training_alone(worker
 def test_a_distributed_sampler_hears_the_epoch() -> None:
     def made(epoch: int) -> list[Any]:
         sampler = DistributedSampler(Drawing(), num_replicas=1, rank=0, shuffle=True)
-        return batches(ForeignLoader(DataLoader(Drawing(), 4, sampler=sampler), seed=0), epoch)
+        return batches(UserLoader(DataLoader(Drawing(), 4, sampler=sampler), seed=0), epoch)
 
     assert [row[0] for row in made(0)[0]] != [row[0] for row in made(1)[0]]
     assert made(1) == made(1)
@@ -581,7 +586,7 @@ class KeyedSampler(Sampler[int]):
 
 
 def test_a_sampler_inside_a_batch_sampler_hears_the_epoch() -> None:
-    loader = ForeignLoader(DataLoader(Drawing(), batch_sampler=BatchSampler(KeyedSampler(), 4, False)), seed=0)
+    loader = UserLoader(DataLoader(Drawing(), batch_sampler=BatchSampler(KeyedSampler(), 4, False)), seed=0)
     assert [row[0] for row in batches(loader, 0)[0]] != [row[0] for row in batches(loader, 1)[0]]
 
 
@@ -604,12 +609,12 @@ class Stateful:
 
 
 def test_a_loader_with_its_own_state_is_put_where_it_was() -> None:
-    loader = ForeignLoader(Stateful(), seed=0)
+    loader = UserLoader(Stateful(), seed=0)
     iterator = loader.iterate(0)
     for _ in range(3):
         next(iterator)
     state = loader.state_dict(0, samples=3, batch=3)
-    later = ForeignLoader(Stateful(), seed=0)
+    later = UserLoader(Stateful(), seed=0)
     later.check_state(state)
     again = later.iterate(0, batch=3)
     assert [next(again).tolist() for _ in range(2)] == [[4], [5]]
@@ -618,7 +623,7 @@ def test_a_loader_with_its_own_state_is_put_where_it_was() -> None:
 
 
 def test_a_loader_without_a_state_promises_a_replay() -> None:
-    loader = ForeignLoader([torch.tensor([1]), torch.tensor([2])], seed=0)
+    loader = UserLoader([torch.tensor([1]), torch.tensor([2])], seed=0)
     assert batches(loader, 0, batch=1) == [[2]]
     assert batches(loader, 0, batch=2) == []
     assert "replays" in loader.promise
@@ -627,12 +632,12 @@ def test_a_loader_without_a_state_promises_a_replay() -> None:
 
 def test_a_loader_without_length_says_so() -> None:
     with pytest.raises(TypeError):
-        len(ForeignLoader(Stateful(), seed=0))
+        len(UserLoader(Stateful(), seed=0))
 
 
 def test_an_iterator_that_is_used_up_is_refused() -> None:
     with pytest.raises(UserError, match="only once"):
-        ForeignLoader(iter([1, 2]), seed=0)
+        UserLoader(iter([1, 2]), seed=0)
 
 
 class Stream(IterableDataset[int]):
@@ -646,7 +651,7 @@ def test_each_kind_of_data_gets_the_loader_that_fits() -> None:
     assert as_loader(ours, shuffle=True, seed=1) is ours
     assert len(as_loader(Plain(100), shuffle=True, seed=0)) == 4
     theirs = DataLoader(Drawing(), 4)
-    assert isinstance(as_loader(theirs, shuffle=True, seed=0), ForeignLoader)
+    assert isinstance(as_loader(theirs, shuffle=True, seed=0), UserLoader)
     stream = as_loader(Stream(), shuffle=True, seed=0, batch_size=2)
     assert isinstance(stream, StreamLoader)
     assert batches(stream, 0) == [[0, 1], [2, 3], [4]]
@@ -689,33 +694,9 @@ def drawn(seed: int) -> tuple[Any, ...]:
     return torch.rand(2).tolist(), [random.random(), random.gauss(), random.gauss()], np.random.randn(3).tolist()
 
 
-def test_a_seed_gives_the_same_numbers_as_ever() -> None:
+def test_a_seed_gives_the_numbers_that_each_library_gives_for_it() -> None:
     with kept_random_state():
         tensor, python, numpy = drawn(0x0123456789ABCDEF)
-        upper = np.random.RandomState(0x01234567)
-        assert python[0] == upper.random_sample()
-        assert numpy == np.random.RandomState(0x89ABCDEF).randn(3).tolist()
-        assert tensor == torch.rand(2, generator=torch.Generator().manual_seed(0x0123456789ABCDEF)).tolist()
-
-
-def test_random_numbers_do_not_depend_on_where_generators_lie_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    with kept_random_state():
-        known, states = drawn(7), random_states()
-    monkeypatch.setattr(randomness, "_python_twister", lambda: None)
-    monkeypatch.setattr(randomness, "_numpy_twister", lambda generator: None)
-    monkeypatch.setattr(randomness, "_python_and_spare", lambda: None)
-    with kept_random_state():
-        seed_random(5)
-        random.gauss()
-        before = random_states()
-        with kept_random_state():
-            assert (drawn(7), random_states()) == (known, states)
-        assert random_states() == before
-
-
-def test_memory_that_is_not_a_generators_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert randomness._python_twister() is not None
-    assert randomness._numpy_twister(np.random.get_bit_generator()) is not None
-    assert randomness._numpy_twister(np.random.PCG64(1)) is None
-    monkeypatch.setattr("sys.implementation.name", "pypy")
-    assert randomness._python_twister.__wrapped__() is None
+    assert python[0] == random.Random(0x0123456789ABCDEF).random()
+    assert numpy == np.random.RandomState(0x89ABCDEF).randn(3).tolist()
+    assert tensor == torch.rand(2, generator=torch.Generator().manual_seed(0x0123456789ABCDEF)).tolist()

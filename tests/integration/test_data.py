@@ -258,9 +258,9 @@ def test_a_checkpoint_of_several_processes_says_what_one_cannot_keep(
 @pytest.mark.parametrize(
     ("ill", "told"),
     [
-        ("killed", "was killed by SIGKILL while loading sample 77 of epoch 0"),
-        ("left", "ended with exit code 3 while loading sample 77 of epoch 0"),
-        ("slow", "has been loading sample 77 of epoch 0 for 1 s"),
+        ("killed", "was killed by SIGKILL"),
+        ("left", "ended with exit code 3"),
+        ("slow", "no batch came from the data workers for 1 s"),
         ("raises", "while loading sample 77 of epoch 0"),
     ],
 )
@@ -275,7 +275,7 @@ def test_an_ill_worker_ends_the_run_with_1_and_loses_nothing_saved(
     code, said = ran(forks, project, tmp_path, kind, *small, ILL=ill)
     assert code == 1, said
     assert told in said
-    assert "data worker" in said
+    assert ("DataLoader worker" if ill == "raises" else "data worker") in said
     assert ("Traceback" in said) is (ill == "raises")
     saved = checkpoints(tmp_path / "run")
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Line, ListLogger, Noisy, StopAt, Unsized, everything, loader, recorder, same, trainer
+from tiny import Line, ListLogger, Noisy, Points, StopAt, Unsized, everything, loader, recorder, same, trainer
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
@@ -206,6 +206,26 @@ def test_a_resume_ends_bit_for_bit_where_going_through_ends(
     resumed.fit(loader(22, 4, num_workers=0), val)
     assert resumed.loaded_step == stops[-1]
     assert same(wanted, everything(resumed)) == []
+
+
+def twice(samples: list[Any]) -> Any:
+    """A batch whose leading size is not the number of its samples."""
+    return default_collate(samples + samples)
+
+
+def test_a_resume_is_exact_where_the_leading_size_of_a_batch_is_not_its_number_of_samples(tmp_path: Path) -> None:
+    val = loader(5, 2, shuffle=False)
+    for make in (
+        lambda: loader(22, 4, collate_fn=twice),
+        lambda: DataLoader(Points(22, 0.1), 4, shuffle=True, collate_fn=twice),  # type: ignore[arg-type]
+    ):
+        folder = tmp_path / type(make()).__name__
+        straight = _noisy(folder / "straight", "adamw", "step", 1)
+        straight.fit(make(), val)
+        _noisy(folder / "parts", "adamw", "step", 1, StopAt(3)).fit(make(), val)
+        resumed = _noisy(folder / "parts", "adamw", "step", 1)
+        resumed.fit(make(), val)
+        assert same(everything(straight), everything(resumed)) == []
 
 
 def test_two_runs_with_other_seeds_do_not_end_alike() -> None:

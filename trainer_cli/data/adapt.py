@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainer_cli.data.foreign import ForeignLoader
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.position import timeout_seconds, type_name
 from trainer_cli.data.stream import StreamLoader
+from trainer_cli.data.user_loader import UserLoader
 from trainer_cli.errors import UserError
 
 
@@ -27,22 +27,22 @@ def as_loader(
     persistent_workers: bool | None = None,
     worker_timeout: float | str | None = None,
     where: str = "data",
-) -> Loader | StreamLoader | ForeignLoader:
+) -> Loader | StreamLoader | UserLoader:
     """The right loader for what the user's data object holds.
 
     A dataset becomes a `Loader` (batches of 32 unless said otherwise), an IterableDataset a `StreamLoader`, any
-    other iterable a `ForeignLoader`.
+    other iterable a `UserLoader`.
 
     Args:
         persistent_workers: workers live over epochs, with a copy of the dataset as it was when they started. Not
             given: yes, but for an IterableDataset that has no `state_dict`.
-        worker_timeout: how long one sample may take in a worker before it counts as hung, in seconds or as
+        worker_timeout: how long to wait for a batch from the workers, in seconds or as
             `30s` or `5min`. Not given: ten minutes.
 
     Raises:
         UserError: for an object that is neither, and for settings that a ready-made loader cannot heed.
     """
-    if isinstance(data, Loader | StreamLoader | ForeignLoader):
+    if isinstance(data, Loader | StreamLoader | UserLoader):
         return data
     if isinstance(data, list | tuple) and data and all(_is_loader(one) for one in data):
         raise UserError(
@@ -100,8 +100,8 @@ def as_loader(
             where=where,
             cure="Remove it, or give the dataset instead of a loader.",
         )
-    return ForeignLoader(data, seed=seed)
+    return UserLoader(data, seed=seed)
 
 
 def _is_loader(one: Any) -> bool:
-    return isinstance(one, Loader | StreamLoader | ForeignLoader | DataLoader | Dataset)
+    return isinstance(one, Loader | StreamLoader | UserLoader | DataLoader | Dataset)

@@ -6,9 +6,7 @@ state of the training alone.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from itertools import cycle, islice
 from typing import Any, Protocol
 
 from torch.utils.data import default_collate
@@ -16,7 +14,7 @@ from torch.utils.data import default_collate
 from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed, sample_seeds
 from trainer_cli.data.position import STATE_VERSION, check_counts, check_same
 from trainer_cli.data.randomness import kept_random_state, seed_random
-from trainer_cli.data.workers import AHEAD, Workers
+from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
 
 Part = tuple[int, int, int]
@@ -53,7 +51,7 @@ class Loader:
     Args:
         persistent_workers: workers live over epochs, until the loader is closed or goes, each with a copy of the
             dataset as it was when they started. Not given: yes.
-        worker_timeout_s: how long one sample may take in a worker. Not given: ten minutes.
+        worker_timeout_s: how long to wait for a batch from the workers. Not given: ten minutes.
     """
 
     def __init__(
@@ -82,6 +80,8 @@ class Loader:
         self.drop_last = drop_last
         self.pin_memory = pin_memory
         self.rank, self.world_size = rank, world_size
+        self.samples_per_batch = batch_size * world_size
+        """By how many samples of all ranks a batch moves the position."""
         self.length = len(dataset)
         self.fingerprint: str | None = getattr(dataset, "fingerprint", None)
         self.source = KeyedSource(dataset, seed, collate_fn, shuffle=shuffle, length=self.length)
@@ -91,6 +91,7 @@ class Loader:
             seed=sample_seed(seed, 0, self.length),
             persistent=persistent_workers is not False,
             timeout_s=worker_timeout_s,
+            pin_memory=pin_memory,
         )
         if self.batches_after(0) == 0:
             ranks = f" on each of {world_size} ranks" if world_size > 1 else ""
@@ -118,7 +119,7 @@ class Loader:
         if samples < 0:
             raise ValueError(f"an epoch cannot be entered {-samples} samples before its start")
         parts = self._parts(epoch, samples)
-        return self._here(parts) if self.num_workers == 0 else self._elsewhere(parts)
+        return self._here(parts) if self.num_workers == 0 else self.workers.answers(parts)
 
     def close(self) -> None:
         """End the persistent workers. A later `iterate` starts new ones."""
@@ -153,24 +154,7 @@ class Loader:
                 batch = self.source.fetch(part)
             yield pinned(batch) if self.pin_memory else batch
 
-    def _elsewhere(self, parts: Iterator[Part]) -> Generator[Any, None, None]:
-        """From the workers in turn. Each has `AHEAD` batches before it, so that none is idle."""
-        with self.workers.lent() as pool:
-            turns = cycle(range(self.num_workers))
-            asked: deque[int] = deque()
-
-            def ask(number: int) -> None:
-                for part in islice(parts, number):
-                    asked.append(next(turns))
-                    pool.send(asked[-1], part)
-
-            ask(AHEAD * self.num_workers)
-            while asked:
-                batch = pool.receive(asked.popleft())
-                ask(1)
-                yield pinned(batch) if self.pin_memory else batch
-
-    def _parts(self, epoch: int, samples: int) -> Iterator[Part]:
+    def _parts(self, epoch: int, samples: int) -> Generator[Part, None, None]:
         size = self.batch_size * self.world_size
         number = self.batches_after(samples)
         for turn in range(number):
@@ -211,32 +195,26 @@ class KeyedSource:
             return own
         return sample_indices(self.seed, epoch, start, stop, self.length) if self.shuffle else range(start, stop)
 
-    def fetch(self, part: Part, at: Callable[[int], None] | None = None) -> Any:
+    def fetch(self, part: Part) -> Any:
         """The batch at this part of the order. An error of the dataset keeps its type and says which sample it was."""
         epoch, start, stop = part
         keys = self.keys(epoch, start, stop)
-        if self.many is not None:
-            try:
+        samples: list[Any] = []
+        seeds: Sequence[int] = ()
+        if not self.deterministic:
+            seeds = sample_seeds(self.seed, epoch, keys if self.own_order is None else range(start, stop))
+        try:
+            if self.many is not None:
                 samples = self.many(keys)
-            except Exception as error:
-                error.add_note(f"while loading samples {list(keys)} of epoch {epoch}")
-                raise
-        else:
-            samples = []
-            places = range(start, stop)
-            seeds: Sequence[int] = ()
-            if not self.deterministic:
-                seeds = sample_seeds(self.seed, epoch, keys if self.own_order is None else places)
-            for number, key in enumerate(keys):
-                if at is not None:
-                    at(places[number])
-                if seeds:
-                    seed_random(seeds[number])
-                try:
+            else:
+                for number, key in enumerate(keys):
+                    if seeds:
+                        seed_random(seeds[number])
                     samples.append(self.dataset[key])
-                except Exception as error:
-                    error.add_note(f"while loading sample {key} of epoch {epoch}")
-                    raise
+        except Exception as error:
+            at = f"samples {list(keys)}" if self.many is not None else f"sample {keys[len(samples)]}"
+            error.add_note(f"while loading {at} of epoch {epoch}")
+            raise
         if self.deterministic and self.draws:
             seed_random(sample_seed(self.seed, epoch, start if self.own_order is not None else keys[0]))
         try:
@@ -244,17 +222,3 @@ class KeyedSource:
         except Exception as error:
             error.add_note(f"while collating samples {list(keys)} of epoch {epoch}")
             raise
-
-    def tell(self, part: Part, place: int | None) -> str:
-        """What is loaded for a part, at this position of the order."""
-        epoch, start, stop = part
-        if place is not None:
-            return f"sample {self.keys(epoch, place, place + 1)[0]} of epoch {epoch}"
-        return f"samples {list(self.keys(epoch, start, stop))} of epoch {epoch}"
-
-
-def pinned(batch: Any) -> Any:
-    """The batch in page-locked memory, from where a GPU takes it without waiting."""
-    from torch.utils.data._utils.pin_memory import pin_memory
-
-    return pin_memory(batch)  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ from typing import Any
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.duration import Duration, Unit
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Changes when a saved position would be read otherwise, or `seed_random` would give other random numbers."""
 
 
@@ -23,7 +23,7 @@ def check_counts(*, batch_size: int, num_workers: int) -> None:
 
 
 def timeout_seconds(value: float | str | None) -> float | None:
-    """How long to wait for one sample: a number of seconds, or a string such as 30s or 5min; None stays None."""
+    """How long to wait for a batch: a number of seconds, or a string such as 30s or 5min; None stays None."""
     if value is None:
         return None
     try:
@@ -69,5 +69,5 @@ def check_batch_size(batch_size: int | None, saved: Mapping[str, Any]) -> None:
 
 
 def type_name(thing: object) -> str:
-    """A thing's class as people import it."""
+    """A thing's class, with its module."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"

@@ -1,7 +1,7 @@
-"""Batches of an iterable dataset: where it knows where it stands, a resume goes on there, in every worker.
+"""Batches of an iterable dataset: one that saves its position is resumed there, in every worker.
 
-Each batch brings the state of the dataset that made it, so what is saved is where the training is, however far
-the workers have read ahead. A dataset that does not know is read again up to that place.
+Each batch comes with the state of the dataset after it, so what is saved is the position of the training, however far
+the workers have read ahead. A dataset without a state is read again up to that position.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 from typing import Any, NamedTuple
 
 from torch.utils.data import default_collate
 
-from trainer_cli.data.loader import pinned
 from trainer_cli.data.order import sample_seed
 from trainer_cli.data.position import STATE_VERSION, check_batch_size, check_counts, check_same, type_name
 from trainer_cli.data.randomness import kept_random_state, seed_random
-from trainer_cli.data.workers import AHEAD, Workers
+from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -29,8 +28,8 @@ _LONG_S = 0.001
 """A copy of a dataset's state that takes longer is reported: it is made for every batch."""
 
 
-class Ask(NamedTuple):
-    """The next batch of a pass over an epoch; at its first, `start` is where the dataset is put."""
+class Request(NamedTuple):
+    """The next batch of a pass over an epoch; at its first, `start` is the state that the dataset loads."""
 
     turn: int
     epoch: int
@@ -38,13 +37,18 @@ class Ask(NamedTuple):
     start: Any
 
 
-class Answer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Answer:
     """A batch, if there was one, the dataset's state after it, and whether the dataset has come to its end."""
 
     batch: Any
     found: bool
     state: Any
     ended: bool
+
+    def pin_memory(self) -> Answer:
+        """The batch alone is brought to a GPU."""
+        return replace(self, batch=pinned(self.batch)) if self.found else self
 
 
 @dataclass(slots=True)
@@ -57,12 +61,12 @@ class Place:
 
 
 class StreamLoader:
-    """Batches of an IterableDataset, from here or from workers in turn.
+    """Batches of an IterableDataset, from this process or from workers in turn.
 
-    One with `state_dict` and `load_state_dict` is put where it stood; of any other, a resume replays the batches
-    of the epoch that were seen already. Every epoch begins with the dataset in the state in which it was given;
-    one with `set_epoch` is told the epoch first. Before each batch the random generators are seeded from (seed,
-    epoch, number of the batch). As usual, it is the dataset that shares its samples among workers, by
+    A resume loads the position of a dataset with `state_dict` and `load_state_dict`; of any other, it replays the
+    batches of the epoch that were seen already. Every epoch begins with the dataset in the state in which it was
+    given; `set_epoch`, where it has one, is called first. Before each batch the random generators are seeded from
+    (seed, epoch, number of the batch). As usual, it is the dataset that shares its samples among workers, by
     `torch.utils.data.get_worker_info()`.
 
     Args:
@@ -100,6 +104,7 @@ class StreamLoader:
             seed=sample_seed(seed, 0, 0),
             persistent=self.source.stateful if persistent_workers is None else persistent_workers,
             timeout_s=worker_timeout_s,
+            pin_memory=pin_memory,
         )
         self._turn = 0
         self._position = 0, 0
@@ -199,41 +204,53 @@ class StreamLoader:
         return [Place(self.source.initial) for _ in range(max(1, self.num_workers))]
 
     def _batches(self, epoch: int, skip: int) -> Generator[Any, None, None]:
-        turn, asked = self._turn, [place.batches for place in self._places]
-        starts: list[Any] = [place.state for place in self._places]
-        with self.workers.lent() if self.num_workers else nullcontext() as pool:
-
-            def ask(worker: int) -> Ask:
-                # Only the first one carries the state: it may be large, and a busy worker does not read.
-                start, starts[worker] = starts[worker], None
-                asked[worker] += 1
-                return Ask(turn, epoch, (asked[worker] - 1) * len(starts) + worker, start)
-
-            if pool is not None:
-                for worker in [number for number, place in enumerate(self._places) if not place.ended] * AHEAD:
-                    pool.send(worker, ask(worker))
-            while not all(place.ended for place in self._places):
-                worker = self._next
+        answers = self._answers(epoch)
+        try:
+            for number in count():
+                if all(place.ended for place in self._places):
+                    return
+                answer = next(answers)
+                worker = number % len(self._places)
                 place = self._places[worker]
-                self._next = (worker + 1) % len(starts)
-                if place.ended:
+                if answer is None or place.ended:
                     continue
-                if pool is None:
-                    with kept_random_state():
-                        answer = self.source.fetch(ask(worker))
-                else:
-                    answer = pool.receive(worker)
-                    if not answer.ended:
-                        pool.send(worker, ask(worker))
+                self._next = (worker + 1) % len(self._places)
                 self._places[worker] = Place(answer.state, place.batches + answer.found, answer.ended)
                 if answer.found:
                     self._position = epoch, self._position[1] + 1
                     if self._position[1] > skip:
-                        yield pinned(answer.batch) if self.pin_memory else answer.batch
+                        yield answer.batch
+        finally:
+            answers.close()
+
+    def _answers(self, epoch: int) -> Generator[Answer | None, None, None]:
+        requests = self._requests(epoch)
+        if self.num_workers:
+            yield from self.workers.answers(requests)
+            return
+        for request in requests:
+            with kept_random_state():
+                answer = self.source.fetch(request)
+            yield answer.pin_memory() if self.pin_memory and answer is not None else answer
+
+    def _requests(self, epoch: int) -> Generator[Request | None, None, None]:
+        """One for each worker in turn, without an end: None for those before the first and for one at its end."""
+        places, first, turn = self._places, self._next, self._turn
+        asked: list[int] = [place.batches for place in places]
+        starts: list[Any] = [place.state for place in places]
+        for number in count():
+            worker = number % len(places)
+            if number < first or self._places[worker].ended:
+                yield None
+                continue
+            # Only the first request of a worker carries the state, which may be large.
+            start, starts[worker] = starts[worker], None
+            yield Request(turn, epoch, asked[worker] * len(places) + worker, start)
+            asked[worker] += 1
 
 
 class StreamSource:
-    """An iterable dataset that is put where it is wanted, and makes one batch after the other. Workers get a copy."""
+    """Makes one batch after the other of an iterable dataset, from a given position. Workers get a copy."""
 
     def __init__(
         self,
@@ -253,33 +270,30 @@ class StreamSource:
         self._reported = False
         self.initial = self._state()
         self._turn = 0
+        self._ended = False
         self._iterator: Iterator[Any] = iter(())
 
-    def fetch(self, ask: Ask, at: Callable[[int], None] | None = None) -> Answer:
+    def fetch(self, request: Request | None) -> Answer | None:
         """The next batch. An error of the dataset keeps its type and says which batch it was."""
-        seed_random(sample_seed(self.seed, ask.epoch, ask.number + 1))
+        if request is None:
+            return None
+        seed_random(sample_seed(self.seed, request.epoch, request.number + 1))
         samples: list[Any] = []
-        ended = False
         try:
-            if ask.turn != self._turn:
-                self._start(ask)
-            while len(samples) < self.batch_size and not ended:
-                if at is not None:
-                    at(len(samples))
+            if request.turn != self._turn:
+                self._start(request)
+            while len(samples) < self.batch_size and not self._ended:
                 try:
                     samples.append(next(self._iterator))
                 except StopIteration:
-                    ended = True
+                    self._ended = True
             found = len(samples) == self.batch_size or (bool(samples) and not self.drop_last)
             batch = self.collate(samples) if found else None
         except Exception as error:
-            error.add_note(f"while loading {self.tell(ask, len(samples))}")
+            at = f"sample {len(samples)} of batch {request.number} of epoch {request.epoch}"
+            error.add_note(f"while loading {at}")
             raise
-        return Answer(batch, found, self._state(), ended)
-
-    def tell(self, ask: Ask, place: int | None) -> str:
-        """What is loaded."""
-        return f"sample {place or 0} of batch {ask.number} of epoch {ask.epoch}"
+        return Answer(batch, found, self._state(), self._ended)
 
     def _state(self) -> Any:
         """The dataset's state, copied. Of every batch: which of them a save will need is not known here."""
@@ -297,10 +311,10 @@ class StreamSource:
             )
         return state
 
-    def _start(self, ask: Ask) -> None:
-        self._turn = ask.turn
+    def _start(self, request: Request) -> None:
+        self._turn, self._ended = request.turn, False
         if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(ask.epoch)
+            self.dataset.set_epoch(request.epoch)
         if self.stateful:
-            self.dataset.load_state_dict(copy.deepcopy(ask.start))
+            self.dataset.load_state_dict(copy.deepcopy(request.start))
         self._iterator = iter(self.dataset)

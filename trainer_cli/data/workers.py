@@ -1,223 +1,372 @@
-"""Worker processes that load batches: they outlive no parent, heed no signal meant for it, and always end.
+"""Worker processes of torch's DataLoader: they ignore signals meant for the parent, and always end.
 
-    parent                                     worker 0, 1, …
-    send(worker, request)      ──pipe──▶       source.fetch(request, at)
-    receive(worker)            ◀──pipe──       the batch, or the error
-
-Each worker has a pipe of its own and shares no lock, so one that dies at any moment, even while it writes,
-harms no other. What it is loading stands in shared memory, so that the parent can name it afterwards. At most
-a few requests wait in a pipe, each of some hundred bytes: sending one never blocks.
+`Workers` gives what a source makes of a sequence of requests, in their order. `WorkerProcesses` is what it shares
+with a DataLoader that the user made: how workers start, how one that died is reported, and how they end.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from multiprocessing.connection import wait
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
 
-from trainer_cli.data.children import GRACE_S, PARENTS_SIGNALS, blocked_signals, end_at_exit, end_by_force
-from trainer_cli.data.transport import receive
-from trainer_cli.data.worker import NOWHERE, Failure, Source, work
+import torch
+from torch.utils.data import DataLoader
+
 from trainer_cli.errors import TrainError
 
-AHEAD = 2
-"""Requests that each worker has before it at most."""
 TIMEOUT_S = 600.0
-"""How long one sample may take unless the user says otherwise."""
+"""How long to wait for a batch unless the user says otherwise."""
+GRACE_S = 1.0
+"""How long a worker may take to end before it is killed."""
 
-_START_S = 60.0  # a worker that is not forked imports everything anew
+_PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_WATCH_S = 0.1
 
 
 class WorkerError(TrainError):
-    """A worker died, or hangs. What was saved before is intact."""
+    """A worker died, or gave no batch in time. What was saved before is intact."""
 
 
-class WorkerPool:
-    """`count` processes, each with a copy of `source`, that answer requests in the order they were sent.
+class WorkerProcesses:
+    """The processes that one loader starts. They end with `end`, with this object, or with the interpreter."""
 
-    They ignore SIGINT, SIGTERM and SIGUSR1: these are for the parent, which finishes its step and saves. They
-    end with `end`, with the pool itself, or with the parent, whatever they are doing.
-    """
+    def __init__(self) -> None:
+        self._closing: Any = multiprocessing.get_context().RawValue(ctypes.c_bool, False)
+        self._processes: list[BaseProcess] = []
+        self._end = partial(_end, os.getpid(), self._processes, self._closing)
+        weakref.finalize(self, self._end).atexit = False
+        _owners.add(self)
+        _end_all_at_exit()
 
-    def __init__(self, source: Source, count: int, *, seed: int, timeout_s: float | None = None) -> None:
-        self.source = source
-        self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
-        context = multiprocessing.get_context()
-        self._closing = context.RawValue(ctypes.c_bool, False)
-        self._turn = context.RawValue(ctypes.c_int64, 0)
-        # For each worker: how many things it has begun, and the place of the last one.
-        self._progress = context.RawArray(ctypes.c_int64, [0, NOWHERE] * count)
-        self._pipes: list[Any] = []
-        self._processes: list[Any] = []
-        self._waiting: list[deque[tuple[int, Any]]] = [deque() for _ in range(count)]
-        end = partial(_end, os.getpid(), self._processes, self._pipes, self._closing)
-        self._finalizer = weakref.finalize(self, end)
-        self._finalizer.atexit = False
-        end_at_exit(self)
-        try:
-            with blocked_signals(*PARENTS_SIGNALS):
-                for number in range(count):
-                    ours, theirs = context.Pipe()
-                    shared = (self._closing, self._turn, self._progress)
-                    process = context.Process(
-                        target=work, args=(source, theirs, shared, number, count, seed), daemon=True
-                    )
-                    self._pipes.append(ours)
-                    process.start()
-                    self._processes.append(process)
-                    theirs.close()
-        except BaseException:
-            self.end()
-            raise
+    @contextmanager
+    def starting(self) -> Generator[None, None, None]:
+        """Take note of the processes that start within. Until they say otherwise, the parent's signals are blocked.
 
-    @property
-    def ended(self) -> bool:
-        """True once it can answer no more."""
-        return bool(self._closing.value)
-
-    def begin_turn(self) -> None:
-        """Drop what was asked for and not received: nobody waits for it."""
-        self._turn.value += 1
-
-    def send(self, worker: int, request: Any) -> None:
-        """Ask a worker for something, behind what it was asked before."""
-        self._waiting[worker].append((self._turn.value, request))
-        try:
-            self._pipes[worker].send(self._waiting[worker][-1])
-        except OSError as error:
-            raise self._death(worker, error) from None
-
-    def receive(self, worker: int) -> Any:
-        """The worker's answer to the earliest request of this turn that is not yet received.
-
-        Raises:
-            WorkerError: a worker died, or this one has shown no progress for `timeout_s` seconds.
-            Exception: what `fetch` raised, with a note which worker it was.
+        torch's handler of SIGCHLD, which raises an error wherever the main thread is, a save included, is removed: its
+        iterator also looks after its workers itself, every five seconds of a wait.
         """
-        while True:
-            answer = self._answer(worker)
-            turn, _ = self._waiting[worker].popleft()
-            if turn == self._turn.value:
-                break
-        if isinstance(answer, Failure):
-            raise answer.error()
-        return answer
+        earlier = set(multiprocessing.active_children())
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
+        on_death = signal.getsignal(signal.SIGCHLD)
+        try:
+            yield
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGCHLD, on_death or signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            new = set(multiprocessing.active_children()) - earlier
+            self._processes += sorted(new, key=lambda process: process.pid or 0)
+
+    def init_fn(self, own: Callable[[int], None] | None = None) -> Callable[[int], None]:
+        """The `worker_init_fn` of a DataLoader; the user's `own` is called, too."""
+        return partial(_begin, self._closing, own)
+
+    def died(self) -> bool:
+        """True where one of them has ended."""
+        return any(not process.is_alive() for process in self._processes)
+
+    def explained(self, error: Exception) -> Exception:
+        """A WorkerError that says which worker died and how, or the error itself where none did."""
+        if isinstance(error, OSError | EOFError):
+            # Of a connection that a dying worker has closed a moment before it is dead, or of the dataset.
+            dying = wait([process.sentinel for process in self._processes], timeout=GRACE_S)
+            for process in self._processes:
+                process.join(GRACE_S if process.sentinel in dying else 0)
+        for number, process in enumerate(self._processes):
+            if process.exitcode:
+                return _death(number, process)
+        return error
+
+    def ask_to_end(self) -> None:
+        """Have those with `init_fn` exit at once, whatever they are doing."""
+        self._closing.value = True
+
+    def kill(self) -> None:
+        """Kill them. Whoever waits for a batch gets an error within seconds."""
+        for process in self._processes:
+            process.kill()
 
     def end(self) -> None:
-        """End every worker: by request, after a second by force. Waits until they are gone."""
-        self._finalizer()
+        """Wait until they have ended: others, too, by force after a second."""
+        self._end()
+        self._closing.value = False
 
-    def _answer(self, worker: int) -> Any:
-        pipe, sentinels = self._pipes[worker], [process.sentinel for process in self._processes]
-        begun, since = self._progress[2 * worker], time.monotonic()
-        while True:
-            ready = wait([pipe, *sentinels], timeout=min(1.0, self.timeout_s))
-            if pipe in ready:
-                try:
-                    return receive(pipe)
-                except (EOFError, OSError) as error:
-                    raise self._death(worker, error) from None
-            dead = [number for number, process in enumerate(self._processes) if not process.is_alive()]
-            if dead:
-                raise self._death(dead[0])
-            if self._progress[2 * worker] != begun:
-                begun, since = self._progress[2 * worker], time.monotonic()
-            elif time.monotonic() - since >= (self.timeout_s if begun else max(self.timeout_s, _START_S)):
-                raise WorkerError(
-                    f"data worker {worker} (pid {self._processes[worker].pid}) has been {self._doing(worker)} for "
-                    f"{self.timeout_s:g} s",
-                    where="data.worker_timeout",
-                    cure="Raise data.worker_timeout if one sample may take that long.",
-                )
 
-    def _death(self, worker: int, error: Exception | None = None) -> WorkerError:
-        """What became of a worker, or why its pipe failed although it lives."""
-        process = self._processes[worker]
-        process.join(GRACE_S)
-        code = process.exitcode
-        if code is None:
-            return WorkerError(
-                f"what data worker {worker} (pid {process.pid}) has loaded cannot be received: {error!r}",
-                where="data",
-                cure="Most likely too many files are open: raise `ulimit -n`, or collate into fewer tensors.",
-            )
-        how, cure = f"ended with exit code {code}", "Look above for what it said."
-        if code < 0:
-            how = f"was killed by {_signal_name(-code)}"
-            cure = {
-                -signal.SIGKILL: "Most likely the machine ran out of memory: use fewer workers (data.num_workers).",
-                -signal.SIGBUS: "Most likely shared memory is full: enlarge /dev/shm or use fewer workers.",
-            }.get(code, "data.num_workers=0 loads in the training's own process, for a debugger.")
-        return WorkerError(
-            f"data worker {worker} (pid {process.pid}) {how} while {self._doing(worker)}", where="data", cure=cure
-        )
+class Source(Protocol):
+    """Makes whole batches; each worker gets a copy."""
 
-    def _doing(self, worker: int) -> str:
-        if not self._waiting[worker]:
-            return "waiting for work"
-        place = self._progress[2 * worker + 1]
-        return f"loading {self.source.tell(self._waiting[worker][0][1], None if place == NOWHERE else place)}"
+    dataset: Any
+
+    def fetch(self, request: Any, /) -> Any:
+        """What is wanted under a request."""
+        ...
 
 
 class Workers:
-    """The workers of one loader: started when first needed and, where they are persistent, kept for later."""
+    """Worker processes, each with a copy of `source`, that fetch what is requested ahead of its use.
 
-    def __init__(self, source: Source, count: int, *, seed: int, persistent: bool, timeout_s: float | None) -> None:
+    Request k of a pass goes to worker k modulo `count`.
+
+    Args:
+        seed: of the random generators with which each worker starts.
+        persistent: keep the processes between passes.
+        timeout_s: how long to wait for an answer. Not given: ten minutes.
+        pin_memory: bring tensors into page-locked memory.
+    """
+
+    def __init__(
+        self, source: Source, count: int, *, seed: int, persistent: bool, timeout_s: float | None, pin_memory: bool
+    ) -> None:
         self.source = source
         self.count = count
         self.seed = seed
         self.persistent = persistent
-        self.timeout_s = timeout_s
-        self._pool: WorkerPool | None = None
+        self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
+        self.pin_memory = pin_memory
+        self._kept: _Pool | None = None
 
-    @contextmanager
-    def lent(self) -> Generator[WorkerPool, None, None]:
-        """A pool for one pass, with nothing left to receive. A second pass meanwhile gets another pool."""
-        pool, self._pool = self._pool, None
-        if pool is None or pool.ended:
-            pool = WorkerPool(self.source, self.count, seed=self.seed, timeout_s=self.timeout_s)
+    def answers(self, requests: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """What the source makes of each request, in their order. Another pass meanwhile has processes of its own.
+
+        Raises:
+            WorkerError: a worker died, or no answer came for `timeout_s` seconds.
+            Exception: what the dataset raised; its text says in which worker, and where.
+        """
+        if self._kept is not None and self._kept.died():
+            self.close()
+        pool, self._kept = self._kept or _Pool(self), None
         usable = False
         try:
-            pool.begin_turn()
-            yield pool
+            yield from pool.answers(requests)
             usable = True
         except GeneratorExit:
             usable = True  # the pass was left early
             raise
         finally:
-            if usable and self.persistent and self._pool is None and not pool.ended:
-                self._pool = pool
+            # It may refer to who owns these workers, who would then not end with the last reference.
+            requests.close()
+            if usable and self.persistent and self._kept is None:
+                self._kept = pool
             else:
                 pool.end()
 
     def close(self) -> None:
         """End those that are kept. A later pass starts new ones."""
-        pool, self._pool = self._pool, None
+        pool, self._kept = self._kept, None
         if pool is not None:
             pool.end()
 
 
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+class _Pool:
+    """A DataLoader whose sampler gives the requests of one pass after the other."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._processes = WorkerProcesses()
+        self._requests = _Requests()
+        self._iterator: Any = None
+        self._limit = _TimeLimit(self._processes, workers.timeout_s)
+        dataset: Any = _Fetched(workers.source)
+        self._loader: Any = DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=self._requests,
+            num_workers=workers.count,
+            collate_fn=unchanged,
+            pin_memory=workers.pin_memory,
+            worker_init_fn=self._processes.init_fn(),
+            generator=torch.Generator().manual_seed(workers.seed),
+            persistent_workers=True,
+        )
+
+    def answers(self, requests: Iterator[Any]) -> Generator[Any, None, None]:
+        self._requests.of_this_pass = requests
+        self._iterator = None
+        while True:
+            try:
+                with self._limit:
+                    if self._iterator is None:
+                        with self._processes.starting():
+                            self._iterator = iter(self._loader)
+                    answer = next(self._iterator)
+            except StopIteration:
+                return
+            except (RuntimeError, OSError, EOFError) as error:
+                explained = self._limit.error() or self._processes.explained(error)
+                if explained is error:
+                    raise
+                raise explained from error
+            yield answer
+
+    def died(self) -> bool:
+        return self._processes.died()
+
+    def end(self) -> None:
+        self._limit.end()
+        self._processes.ask_to_end()
+        self._loader = self._iterator = None
+        self._processes.end()
 
 
-def _end(owner: int, processes: Sequence[Any], pipes: Sequence[Any], closing: Any) -> None:
-    """End the workers, unless this is one of them, or another child with a copy of the pool."""
-    if os.getpid() != owner or closing.value:
+class _TimeLimit:
+    """Kills workers within which one batch is waited for too long: a thread looks after them.
+
+    DataLoader's own `timeout` does not hold where a worker stops while it hands over a tensor.
+    """
+
+    def __init__(self, processes: WorkerProcesses, timeout_s: float) -> None:
+        self._processes, self._timeout_s = processes, timeout_s
+        self._since = float("inf")
+        self._is_over = False
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+        if self._thread is None:
+            arguments = (weakref.ref(self), self._ended, min(1.0, self._timeout_s / 4))
+            self._thread = threading.Thread(target=_watch, args=arguments, name="data worker timeout", daemon=True)
+            self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._since = float("inf")
+
+    def error(self) -> WorkerError | None:
+        """What to raise where the limit was exceeded."""
+        if not self._is_over:
+            return None
+        return WorkerError(
+            f"no batch came from the data workers for {self._timeout_s:g} s",
+            where="data.worker_timeout",
+            cure="Raise data.worker_timeout if a batch may take that long.",
+        )
+
+    def end(self) -> None:
+        self._ended.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(GRACE_S)
+
+    def look(self) -> None:
+        """Kill the workers where the limit is exceeded. That one died, torch's iterator finds out."""
+        exceeded = time.monotonic() - self._since >= self._timeout_s
+        if exceeded and not self._is_over and not self._processes.died():
+            self._is_over = True
+            self._processes.kill()
+
+
+def _watch(limit: weakref.ref[_TimeLimit], ended: threading.Event, interval_s: float) -> None:
+    """The thread of a time limit; it does not keep the limit, and so the workers, alive."""
+    while not ended.wait(interval_s):
+        if (existing := limit()) is None:
+            return
+        existing.look()
+        del existing
+
+
+class _Fetched:
+    """The dataset of a DataLoader whose samples are requests."""
+
+    def __init__(self, source: Source) -> None:
+        self.dataset = source.dataset
+        self._source = source
+
+    def __getitem__(self, request: Any) -> Any:
+        try:
+            return self._source.fetch(request)
+        except StopIteration as error:
+            raise RuntimeError("the dataset raised StopIteration, which DataLoader takes for its end") from error
+
+
+class _Requests:
+    """The sampler of a DataLoader that is kept for several passes."""
+
+    of_this_pass: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.of_this_pass
+
+
+def unchanged(batch: Any) -> Any:
+    """The `collate_fn` of a dataset that makes whole batches."""
+    return batch
+
+
+def pinned(batch: Any) -> Any:
+    """The batch in page-locked memory, from where a GPU takes it without waiting."""
+    single: Any = [batch]
+    loader: Any = DataLoader(
+        single, batch_size=None, collate_fn=unchanged, pin_memory=True, generator=torch.Generator()
+    )
+    return next(iter(loader))
+
+
+def _begin(closing: Any, own: Callable[[int], None] | None, number: int) -> None:
+    """Set up a worker: signals to the whole process group are for the parent, which finishes its step and saves."""
+    for one in _PARENTS_SIGNALS:
+        signal.signal(one, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS_SIGNALS)
+    threading.Thread(target=_exit_in_time, args=(closing, os.getppid()), daemon=True).start()
+    if own is not None:
+        own(number)
+
+
+def _exit_in_time(closing: Any, parents_pid: int) -> None:
+    """Exit when asked to, or when the parent is gone, whatever the dataset is doing."""
+    parent = multiprocessing.parent_process()
+    while os.getppid() == parents_pid and parent is not None and parent.is_alive() and not closing.value:
+        time.sleep(_WATCH_S)
+    os._exit(0)
+
+
+def _death(number: int, process: BaseProcess) -> WorkerError:
+    code = process.exitcode or 0
+    if code > 0:
+        how, cure = f"ended with exit code {code}", "Look above for its last output."
+    else:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        how = f"was killed by {name}"
+        cure = {
+            -signal.SIGKILL: "Most likely the machine ran out of memory: use fewer workers (data.num_workers).",
+            -signal.SIGBUS: "Most likely shared memory is full: enlarge /dev/shm or use fewer workers.",
+        }.get(code, "data.num_workers=0 loads in the training's own process, for a debugger.")
+    return WorkerError(f"data worker {number} (pid {process.pid}) {how}", where="data", cure=cure)
+
+
+def _end(owner: int, processes: list[BaseProcess], closing: Any) -> None:
+    """End the processes, unless this is one of them, or another child with a copy of the list."""
+    if os.getpid() != owner:
         return
     closing.value = True
-    for pipe in pipes:
-        with suppress(OSError):
-            pipe.send(None)  # wakes one that waits for work
-    end_by_force(processes)
-    for pipe in pipes:
-        pipe.close()
+    deadline = time.monotonic() + GRACE_S
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join(GRACE_S)
+    processes.clear()
+
+
+_owners: weakref.WeakSet[WorkerProcesses] = weakref.WeakSet()
+
+
+@cache
+def _end_all_at_exit() -> None:
+    """At exit, multiprocessing sends its processes SIGTERM, which these ignore, and waits for them without a limit."""
+
+    def end_all() -> None:
+        for owner in list(_owners):
+            owner.end()
+
+    # Handlers run in reverse order: before multiprocessing's own, which was registered when it was imported.
+    atexit.register(end_all)

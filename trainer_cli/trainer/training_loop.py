@@ -87,6 +87,8 @@ class TrainingLoop:
             UserError: as from `learn_lengths`.
         """
         self._train_loader = train_loader
+        # What a loader counts a position in is not always the leading size of its batches.
+        self._position_size: int | None = getattr(train_loader, "samples_per_batch", None)
         self._prefetcher = device_prefetcher(trainer.device)
         self.learn_lengths(train_loader, resumed)
         if self._means_since_log is None:
@@ -159,8 +161,8 @@ class TrainingLoop:
 
     def _position(self, train_loader: Any, at: Progress) -> tuple[int, int]:
         """Epoch and batch of a position, in batches of today's size where the loader counts in samples."""
-        after = getattr(train_loader, "batches_after", None)
-        batch = at.batch if after is None else len(train_loader) - after(at.epoch_samples)
+        counts_samples = getattr(train_loader, "samples_per_batch", None) is not None
+        batch = len(train_loader) - train_loader.batches_after(at.epoch_samples) if counts_samples else at.batch
         over = self.epoch_batches is not None and batch >= self.epoch_batches
         return (at.epoch + 1, 0) if over else (at.epoch, batch)
 
@@ -401,7 +403,7 @@ class TrainingLoop:
                         cure="Return a mapping with 'tokens', or count in steps, samples or epochs.",
                     )
                 progress.batch += 1
-                progress.epoch_samples += size
+                progress.epoch_samples += size if self._position_size is None else self._position_size
                 last = self._end_of_epoch(trainer)
                 if micro == accum or last:
                     if scaler is not None:

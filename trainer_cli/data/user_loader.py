@@ -1,0 +1,334 @@
+"""A loader that the user brings: a resume walks its sampler, loads its state or replays it, as its promise says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from trainer_cli.data.order import sample_seed
+from trainer_cli.data.position import STATE_VERSION, check_batch_size, check_same, type_name
+from trainer_cli.data.randomness import kept_random_state, seed_random
+from trainer_cli.data.workers import WorkerProcesses
+from trainer_cli.errors import UserError
+
+
+class UserLoader:
+    """A loader that the user made: a DataLoader, or anything that can be iterated once an epoch.
+
+    Before `iter()` and before each batch the random generators are seeded from (seed, epoch, batch), and restored
+    afterwards. A resume loads the state of a loader that has `state_dict` and `load_state_dict`. Of a plain DataLoader
+    of a map-style dataset without workers it walks the sampler past the samples already seen; of any other loader it
+    replays the batches already seen, and drops them. Either begins with the states that the torch generators of the
+    loader and its samplers had at the beginning of the epoch; the first epoch, with those they were given in.
+
+    Where a sampler is walked and the DataLoader makes its batches itself, of `batch_size` samples, a position counts
+    samples, so the batch size may change inside an epoch. Elsewhere it counts batches.
+
+    `set_epoch` of the loader, its samplers and its dataset, where they have one, is called before each epoch.
+    """
+
+    def __init__(self, loader: Iterable[Any], *, seed: int) -> None:
+        if isinstance(loader, Iterator):
+            raise UserError(
+                f"{type_name(loader)} can be iterated only once, but every epoch and resume starts it again",
+                where="data",
+                cure="Give an object whose __iter__ starts anew, such as a DataLoader.",
+            )
+        self.loader: Any = loader
+        self.seed = seed
+        self.fingerprint: str | None = getattr(loader, "fingerprint", None)
+        self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self.persistent = bool(getattr(loader, "persistent_workers", False))
+        self._is_torchs = isinstance(loader, DataLoader)
+        self._processes = WorkerProcesses()
+        self._rest: _Rest | None = None
+        self._own = self.loader
+        self._own_started = False
+        if self._is_torchs and type(self.loader) is DataLoader:
+            self._own, self._rest = _rebuilt(self.loader, self._processes)
+        self.walks = self._rest is not None and self.loader.num_workers == 0
+        counts_samples = self.walks and self.loader.batch_size is not None
+        self.length = _length(self.loader.sampler) if counts_samples else None
+        """Samples of an epoch, where a position counts samples."""
+        self.batch_size: int | None = None if self.length is None else self.loader.batch_size
+        self.samples_per_batch = self.batch_size
+        self._position: tuple[int, int, Any] | None = None
+        """Epoch, place, and the state of the loader or of its generators."""
+        self._left_early = False
+        self._generators = [] if self.stateful else _generators(loader)
+        self._begun_with = self._given = self._generator_states()
+
+    @property
+    def promise(self) -> str:
+        """What its resume can promise, in a sentence."""
+        name = type_name(self.loader)
+        if self.stateful:
+            text = (
+                f"{name} saves and loads its own position, so a resume goes on where "
+                "it says it stood; it is exact if the loader's own state is."
+            )
+            if self._is_torchs and self.loader.num_workers:
+                text += (
+                    " The random generators of its workers are not part of it: samples that draw from them are "
+                    "others after a resume inside an epoch."
+                )
+            return text
+        if self.walks:
+            return (
+                f"{name} has no position of its own, so a resume walks its sampler past the batches "
+                "already seen, without loading them; it is exact if a sample depends on its index and the random "
+                "generators of python, numpy and torch alone, and the sampler remembers nothing of earlier epochs "
+                "but a torch generator, which is saved."
+            )
+        text = (
+            f"{name} has no position of its own, so a resume replays the batches of the "
+            "epoch that were already seen and drops them; it is exact if the loader gives the same batches each "
+            "time it is started with the same random seeds, and has no memory of earlier epochs but a torch "
+            "generator, which is saved."
+        )
+        if self.persistent:
+            text += (
+                " Its persistent workers have one: their random numbers go on from epoch to epoch. Without "
+                "persistent_workers, samples that draw any are the same after a resume."
+            )
+        return text
+
+    def __len__(self) -> int:
+        """Batches of an epoch. TypeError where the loader cannot tell."""
+        return len(self.loader)
+
+    def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
+        """The batches of an epoch after its first `batch` batches, which held `samples` samples."""
+        place = self._place(batch, samples)
+        if place < 0:
+            raise ValueError(f"an epoch cannot be entered at {place}, before its start")
+        position, self._position = self._position, None
+        self._left_early = False
+        replayed = 0 if self.walks else batch
+        if position is not None and position[:2] == (epoch, place):
+            if self.stateful:
+                self.loader.load_state_dict(position[2])
+                replayed = 0
+            else:
+                self._set_generators(position[2])
+        elif epoch == place == 0:
+            # So that every evaluation, which is a first epoch, sees the same samples.
+            self._set_generators(self._given)
+        self._begun_with = self._generator_states()
+        return self._batches(epoch, batch - replayed, replayed, place)
+
+    def batches_after(self, samples: int) -> int:
+        """Batches that are left of an epoch after its first `samples` samples, where a position counts samples."""
+        assert self.length is not None and self.batch_size is not None
+        whole, over = divmod(max(0, self.length - samples), self.batch_size)
+        return whole + (over > 0 and not self.loader.drop_last)
+
+    def _place(self, batch: int, samples: int) -> int:
+        return batch if self.length is None else samples
+
+    def close(self) -> None:
+        """End workers that live over epochs; the next epoch begins with new ones."""
+        self._processes.ask_to_end()
+        if self._rest is not None:
+            self._own, self._rest = _rebuilt(self.loader, self._processes)
+        self._own_started = False
+        self._processes.end()
+
+    def _batches(self, epoch: int, first: int, replayed: int, place: int) -> Generator[Any, None, None]:
+        for part in (*_samplers(self.loader), getattr(self.loader, "dataset", None)):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        if self._processes.died():
+            self.close()
+        if self.walks and self._rest is not None:
+            self._rest.skip, self._rest.before = place, partial(self._seed_walk, epoch, place, first)
+        iterator: Any = None
+        number = first
+        try:
+            with kept_random_state(), self._processes.starting():
+                seed_random(sample_seed(self.seed, epoch, 0))
+                if self.persistent and self._own_started:
+                    # New workers draw a seed. The order is drawn after it, and must be the same with those that live.
+                    torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+                iterator = iter(self._own)
+                self._own_started = self._rest is not None
+            while True:
+                with kept_random_state():
+                    seed_random(sample_seed(self.seed, epoch, number + 1))
+                    try:
+                        batch = next(iterator)
+                    except StopIteration:
+                        return
+                number += 1
+                if number > first + replayed:
+                    yield batch
+        except GeneratorExit:
+            if self.stateful:
+                self._leave(iterator, epoch, number)
+            raise
+        except Exception as error:
+            explained = self._processes.explained(error)
+            explained.add_note(f"while loading batch {number} of epoch {epoch}")
+            if explained is error:
+                raise
+            raise explained from error
+        finally:
+            # Processes that a loader of another kind starts are not ours to end.
+            if self._is_torchs and (not self.persistent or self._processes.died()):
+                self._processes.ask_to_end()
+                iterator = None
+                self.close()
+
+    def _seed_walk(self, epoch: int, place: int, first: int, number: int) -> None:
+        """Seed as before the batch that an entry of the sampler was drawn for."""
+        entries = self.samples_per_batch or 1
+        if number == place:
+            seed_random(sample_seed(self.seed, epoch, first + 1))
+        elif number % entries == 0:
+            seed_random(sample_seed(self.seed, epoch, number // entries + 1))
+
+    def _leave(self, iterator: Iterator[Any], epoch: int, number: int) -> None:
+        """Let the loader see that its epoch is over. One left before its end tells no beginning of the next."""
+        try:
+            whole = number >= len(self)
+        except TypeError:
+            whole = False
+        self._left_early = not whole
+        if whole:
+            with kept_random_state():
+                seed_random(sample_seed(self.seed, epoch, number + 1))
+                next(iterator, None)
+
+    def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
+        """Where the data stands; with the loader's own state if it has one that tells this place."""
+        own = self.stateful and not (batch == 0 and self._left_early)
+        return {
+            "version": STATE_VERSION,
+            "order": "stateful" if self.stateful else "sampler" if self.walks else "replay",
+            "seed": self.seed,
+            "epoch": epoch,
+            "batch": batch,
+            "sample_offset": samples,
+            "length": self.length,
+            "batch_size": getattr(self.loader, "batch_size", None),
+            "fingerprint": self.fingerprint,
+            "loader": self.loader.state_dict() if own else None,
+            "generators": self._begun_with if batch else self._generator_states(),
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a position in other data; keep the loader's own state, or its generators', for the next `iterate`.
+
+        Raises:
+            UserError: naming everything that differs.
+        """
+        check_same(self.state_dict(0), state, ("version", "order", "seed", "length", "fingerprint"))
+        if self.length is None:
+            check_batch_size(getattr(self.loader, "batch_size", None), state)
+        generators = state["generators"]
+        if generators and len(generators) != len(self._generators):
+            raise UserError(
+                f"{type_name(self.loader)} has {len(self._generators)} torch generators, but the checkpoint has "
+                f"{len(generators)}",
+                where="data",
+                cure="Resume with the same data, or start a new run from these weights with ckpt=.",
+            )
+        own = state["loader"] if self.stateful else generators or None
+        if own is not None:
+            self._position = (state["epoch"], self._place(state["batch"], state["sample_offset"]), own)
+
+    def _set_generators(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
+
+    def _generator_states(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+
+class _Rest:
+    """A sampler without its first `skip` entries."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.skip = 0
+        self.before: Callable[[int], None] = _nothing
+        """Called before each of those entries with its number, and then with `skip`: seeds what the sampler draws."""
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        # At once: what a sampler draws at its start comes before the seed of the workers.
+        iterator = iter(self.sampler)
+        return self._walked(iterator) if self.skip else iterator
+
+    def _walked(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        for number in range(self.skip):
+            self.before(number)
+            next(iterator, None)
+        self.before(self.skip)
+        yield from iterator
+
+
+def _nothing(number: int) -> None:
+    """Nothing is to be done before an entry."""
+
+
+def _rebuilt(loader: Any, processes: WorkerProcesses) -> tuple[Any, _Rest | None]:
+    """A DataLoader with the same settings, whose sampler can be walked and whose workers end when asked to."""
+    settings: dict[str, Any] = {}
+    rest = None
+    of_samples = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if isinstance(loader.dataset, IterableDataset):
+        settings |= of_samples
+    elif loader.batch_size is not None and _length(loader.sampler) is not None:
+        rest = settings["sampler"] = _Rest(loader.sampler)
+        settings |= of_samples
+    elif loader.batch_sampler is not None:
+        rest = settings["batch_sampler"] = _Rest(loader.batch_sampler)
+    else:
+        rest = settings["sampler"] = _Rest(loader.sampler)
+        settings["batch_size"] = None
+    if loader.num_workers:
+        settings |= {
+            "timeout": loader.timeout,
+            "worker_init_fn": processes.init_fn(loader.worker_init_fn),
+            "multiprocessing_context": loader.multiprocessing_context,
+            "prefetch_factor": loader.prefetch_factor,
+            "persistent_workers": loader.persistent_workers,
+            "in_order": loader.in_order,
+        }
+    made: Any = DataLoader(
+        loader.dataset,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        generator=loader.generator,
+        **settings,
+    )
+    return made, rest
+
+
+def _length(sampler: Any) -> int | None:
+    """Samples that a sampler gives; None where it cannot tell."""
+    try:
+        return len(sampler)
+    except TypeError:
+        return None
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """What decides on a loader's order: itself and its samplers, each once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    found = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    return list({id(one): one for one in found if one is not None}.values())
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The torch generators of a loader and its samplers, each once."""
+    found = (getattr(one, "generator", None) for one in _samplers(loader))
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
