@@ -331,9 +331,11 @@ class TrainConfig:
     data: Any = None
     """The data: a node with `_target_`; its object has `train` and `val`."""
     optimizer: Any = None
-    """The optimizer: a node with `_target_`."""
+    """The optimizer: a node with `_target_`, or a mapping of such nodes by name, each with the globs of its params."""
     scheduler: Any = None
     """The learning-rate schedule: null, a node with `_target_`, or a mapping of such nodes by name, each stepped."""
+    step: Any = None
+    """Forward, backward and optimizer steps of a batch: null, or a node with `_target_`, a subclass of TrainStep."""
     param_groups: dict[str, Any] = field(default_factory=dict)
     """Parameter-name globs -> optimizer settings for these parameters."""
     loop: LoopConfig = field(default_factory=LoopConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,6 +26,8 @@ class LossScaler:
     def __init__(self, device: torch.device, scale: str | float = DYNAMIC) -> None:
         self._fixed = None if scale == DYNAMIC else float(scale)
         self._scaler = torch.amp.GradScaler(device.type, init_scale=self._fixed or _FIRST_SCALE)
+        # Torch's schedulers would warn where all steps before theirs were left out.
+        warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
         self._skipped = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
 
     def scaled(self, loss: Tensor) -> Tensor:
@@ -36,13 +39,13 @@ class LossScaler:
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer unless the gradients overflowed; then move the scale, where it is dynamic.
-
-        The host waits for the device only where the optimizer is not fused.
-        """
+        """Step the optimizer unless its gradients overflowed; the host waits only where it is not fused."""
         for found in overflow_flags(self._scaler, optimizer):
             self._skipped.add_(found.clamp(max=1.0))
         self._scaler.step(optimizer)
+
+    def update(self) -> None:
+        """Move the scale, where it is dynamic, after all optimizers were stepped."""
         self._scaler.update(self._fixed)
 
     def metrics(self) -> dict[str, float]:
