@@ -30,6 +30,10 @@ class Dtype(StrEnum):
     fp16 = "fp16"
 
 
+class ParallelStrategy(StrEnum):
+    single = "single"
+
+
 class Removal(StrEnum):
     ephemeral_only = "ephemeral_only"
     all_non_permanent = "all_non_permanent"
@@ -297,6 +301,14 @@ class ValidateConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class ParallelConfig:
+    """How many processes train the model."""
+
+    strategy: ParallelStrategy = ParallelStrategy.single
+    """single: one process on one device."""
+
+
+@dataclass(kw_only=True, slots=True)
 class LoggingConfig:
     """What is said, and how."""
 
@@ -343,6 +355,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     callbacks: dict[str, Any] = field(default_factory=dict)
     """name -> node with `_target_`; null switches one off."""

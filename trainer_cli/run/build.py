@@ -26,10 +26,11 @@ from trainer_cli.config.arguments import (
 )
 from trainer_cli.config.overrides import raise_all
 from trainer_cli.config.parameters import live_parameters, misfits
-from trainer_cli.config.schema import TrainConfig
+from trainer_cli.config.schema import ParallelStrategy, TrainConfig
 from trainer_cli.config.targets import Trust, component
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError
+from trainer_cli.parallel.single import Single
 from trainer_cli.trainer.optimizers import make_optimizer, parameters_of
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.schedulers import schedule_settings
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+STRATEGIES = {ParallelStrategy.single: Single}
 _LATER = object()
 """An argument that is there only when the fit begins."""
 
@@ -180,6 +182,7 @@ class Builder:
             seed=config.seed,
             deterministic=config.deterministic,
             device=config.device,
+            strategy=STRATEGIES[config.parallel.strategy](),
             run_dir=run_dir,
             name=config.name or "default",
             console=config.logging.console,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.config.schema import Dtype, PrecisionConfig
+from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.trainer.torch_compat import overflow_flags
 
 DYNAMIC = "dynamic"
@@ -97,10 +98,10 @@ class Precision:
             return None
         return torch.autocast(device.type, dtype=torch.float16 if self.dtype is Dtype.fp16 else torch.bfloat16)
 
-    def clip(self, parameters: list[nn.Parameter]) -> Tensor | None:
+    def clip(self, parameters: list[nn.Parameter], strategy: Strategy) -> Tensor | None:
         """Clip the gradients in place. Returns their norm before clipping, on the device, where it was taken."""
         if self.clip_norm is not None:
-            return nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+            return strategy.clip_norm(parameters, self.clip_norm)
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(parameters, self.clip_value)
         return None

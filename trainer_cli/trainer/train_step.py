@@ -155,7 +155,7 @@ class TrainStep:
         """Called by the training loop, between two steps: what the other methods work with."""
         self.bind_model(trainer)
         hooks, precision, norms = trainer.hooks, trainer.precision, self.grad_norms()
-        self._scaler, self._precision = trainer.scaler, precision
+        self._scaler, self._precision, self._strategy = trainer.scaler, precision, trainer.strategy
         self._clips = precision.clip_norm is not None or precision.clip_value is not None
         self._accumulates = trainer.loop.settings.grad_accum_steps != 1
         self._complete, self._scale_used = not self._accumulates, False
@@ -220,7 +220,7 @@ class TrainStep:
         for call in self._before_step:
             call(trainer, model, optimizer)
         if self._clips:
-            one.grad_norm = self._precision.clip(one.parameters)
+            one.grad_norm = self._precision.clip(one.parameters, self._strategy)
         if scaler is None:
             optimizer.step()
         else:

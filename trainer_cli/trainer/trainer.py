@@ -21,6 +21,8 @@ from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.base import Logger, RunFacts
+from trainer_cli.parallel.single import Single
+from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.trainer.finite import check_end
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, second_to
 from trainer_cli.trainer.metric_logger import MetricLogger
@@ -97,6 +99,7 @@ class Trainer:
         seed: seeds python, numpy and torch before the model is made.
         deterministic: only deterministic kernels, for the whole process.
         device: `auto`, or a torch device's name.
+        strategy: how many processes train the model; None: this one alone.
         run_dir, name, console: where loggers write, the run's name, and the console's style.
     """
 
@@ -115,6 +118,7 @@ class Trainer:
         seed: int | None = None,
         deterministic: bool = False,
         device: str = "auto",
+        strategy: Strategy | None = None,
         run_dir: str | Path | None = None,
         name: str = "default",
         console: str = "auto",
@@ -133,6 +137,7 @@ class Trainer:
         self.metric_logger = MetricLogger(self.loggers)
         self.hooks = Hooks(self.callbacks, families={"validate", self.loop.validation.hook})
         self.device = pick_device(device)
+        self.strategy = typed("strategy", strategy or Single(), Strategy)
         self.seed = None if seed is None else typed("seed", seed, int)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.name, self.console = name, console
@@ -148,7 +153,8 @@ class Trainer:
                 cure="Give the optimizer as a function `model -> optimizer`.",
             )
         self._given_model = model
-        self.model: nn.Module = typed("model", made(model, nn.Module), nn.Module).to(self.device)
+        own: nn.Module = typed("model", made(model, nn.Module), nn.Module)
+        self.model: nn.Module = self.strategy.place(own, self.device)
         leave_compiler_out()
         self.optimizers = made_optimizers(optimizer, self.model)
         for one in self.optimizers.values():
@@ -206,7 +212,7 @@ class Trainer:
         """
         if not self.optimizers:
             raise UserError("this trainer has no optimizer, so it can only validate", cure="Give it an optimizer.")
-        train = as_loader(train_loader, shuffle=True, seed=self.seed or 0)
+        train = as_loader(train_loader, shuffle=True, seed=self.seed or 0, pin_memory=self.device.type == "cuda")
         val = self._val_loaders(val_loader)
         self._train_loader = train
         if promise := getattr(train, "promise", None):
@@ -496,7 +502,8 @@ class Trainer:
             return {}
         if not isinstance(val_loader, Mapping):
             val_loader = {"val": val_loader}
-        return {name: as_loader(loader, shuffle=False, seed=self.seed or 0) for name, loader in val_loader.items()}
+        settings: dict[str, Any] = {"seed": self.seed or 0, "pin_memory": self.device.type == "cuda"}
+        return {name: as_loader(loader, shuffle=False, **settings) for name, loader in val_loader.items()}
 
     def _epoch(self) -> float:
         per_epoch = self.loop.steps_per_epoch
