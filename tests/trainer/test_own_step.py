@@ -229,3 +229,14 @@ def test_the_optimizer_without_params_has_the_rest() -> None:
 def test_optimizers_of_the_library_are_checked(optimizers: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         trainer(Two, optimizer=optimizers)
+
+
+def test_a_setting_may_be_kept_of_one_optimizer_alone(tmp_path: Path) -> None:
+    _fit(Both(), checkpoint=CheckpointerCallback(tmp_path))
+    faster = {
+        "one": optimizer_factory(Adam, params="one.*", lr=0.5),
+        "two": optimizer_factory(SGD, params="two.*", lr=0.7, momentum=0.9),
+    }
+    made = trainer(Two, optimizer=faster, step=Both(), checkpoint=CheckpointerCallback(tmp_path))
+    made.fit(loader(16, 4, noise=0), keep_settings=["two.lr"])
+    assert [optimizer.param_groups[0]["lr"] for optimizer in made.optimizers.values()] == [0.01, 0.7]

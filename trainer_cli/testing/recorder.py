@@ -158,8 +158,9 @@ class Recorder(Callback):
         """What no checkpoint holds."""
         digests = self._digests
         yield from digests.of_model(trainer.model)
-        for optimizer in trainer.optimizers.values():
-            yield from digests.of_object(optimizer, "optimizer", self._torchs_own())
+        for name, optimizer in trainer.optimizers.items():
+            place = "optimizer" if len(trainer.optimizers) == 1 else f"optimizer.{name}"
+            yield from digests.of_object(optimizer, place, self._torchs_own())
         for name, callback in trainer.callbacks.items():
             if type(callback).__module__.partition(".")[0] != _OURS and not isinstance(callback, CheckpointerCallback):
                 yield from digests.of_object(callback, f"callbacks.{name}")

@@ -123,7 +123,8 @@ def take_all(trainer: Trainer, train_loader: Any, lazy: LazyState, keep_settings
     saved = {ONLY: state[ONLY]} if ONLY in state else state.get(_SEVERAL, {})
     for name, optimizer in trainer.optimizers.items():
         moved = MOVED if trainer.schedulers.of(name) else ()
-        fit = partial(fit_optimizer, trainer.model, optimizer, keep_settings=keep_settings, moved=moved, lazy=lazy)
+        keep = [key.removeprefix(f"{name}.") for key in keep_settings if "." not in key or key.startswith(f"{name}.")]
+        fit = partial(fit_optimizer, trainer.model, optimizer, keep_settings=keep, moved=moved, lazy=lazy)
         fittings[_place_of(name)] = _of(saved, name, fit)
     if trainer.optimizers:
         fittings |= {

@@ -203,7 +203,8 @@ class Trainer:
                 None: begin anew, from step 0, with a new optimizer state, and with new weights where `model` was given
                 as a function; a path: from this checkpoint, and no other in its place.
             states: `("all",)`, or `("model",)` to take the weights alone and start at step 0.
-            keep_settings: optimizer settings (such as `lr`) that stay as configured, whatever the checkpoint says.
+            keep_settings: optimizer settings (such as `lr`, or `NAME.lr` of one of several) that stay as configured,
+                whatever the checkpoint says.
 
         Raises:
             UserError: no optimizer, an empty loader, a model or a loader that does not keep its contract.

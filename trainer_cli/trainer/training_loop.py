@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from trainer_cli.checkpoint.policy import Occasion
@@ -19,7 +18,7 @@ from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.intervals import Interval, epoch_steps, limited_batches, total_steps
 from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.optimizers import ONLY
-from trainer_cli.trainer.prefetch import DevicePrefetcher, Direct, device_prefetcher
+from trainer_cli.trainer.prefetch import TrainBatches, device_prefetcher
 from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
 from trainer_cli.trainer.validation_loop import ValidationLoop
 
@@ -67,10 +66,7 @@ class TrainingLoop:
         self.pending_eval_record: dict[str, float] | None = None
         self.epoch_batches: int | None = None
         self.epoch_offset = 0
-        self._batches: Iterator[Any] | None = None
-        self._ahead: list[Any] = []
-        self._prefetcher: DevicePrefetcher = Direct(torch.device("cpu"))
-        self._ahead_state: dict[str, Any] | None = None
+        self._batches: TrainBatches | None = None
         self._means_since_log: WeightedMeans | None = None
         self._saved_means: dict[str, Any] | None = None
         self._loss_check = LossCheck()
@@ -86,8 +82,8 @@ class TrainingLoop:
             UserError: as from `learn_lengths`.
         """
         self._train_loader = train_loader
-        self._prefetcher = device_prefetcher(trainer.device)
         self.learn_lengths(train_loader, resumed)
+        self._batches = TrainBatches(train_loader, device_prefetcher(trainer.device), self.epoch_batches)
         if self._means_since_log is None:
             self._means_since_log = WeightedMeans(trainer.device)
             if self._saved_means is not None:
@@ -196,7 +192,8 @@ class TrainingLoop:
                 stop = self._run_until_eval(trainer, val_loaders, loop_idx)
                 loop_idx += 1
         finally:
-            self._end_epoch_iterator()
+            if self._batches is not None:
+                self._batches.close()
         return stop
 
     def why_stop(self, trainer: Trainer) -> Stop | None:
@@ -224,12 +221,8 @@ class TrainingLoop:
 
     def data_state(self, trainer: Trainer) -> dict[str, Any]:
         """Where the train loader stands: after the last batch trained on, not one fetched ahead."""
-        return self._ahead_state or self._loader_state(trainer)
-
-    def _loader_state(self, trainer: Trainer) -> dict[str, Any]:
-        now = trainer.progress
-        state: dict[str, Any] = self._train_loader.state_dict(now.epoch, samples=now.epoch_samples, batch=now.batch)
-        return state
+        assert self._batches is not None
+        return self._batches.state(trainer.progress)
 
     def _first_moments(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop | None:
         """What happens before the first step of this process; returns a stop that is already due."""
@@ -332,9 +325,9 @@ class TrainingLoop:
         The hot path: no work but training.
         """
         model, progress, step = trainer.model, trainer.progress, trainer.step
-        assert self._means_since_log is not None
+        assert self._means_since_log is not None and self._batches is not None
         accum, means, hooks = self.settings.grad_accum_steps, self._means_since_log, trainer.hooks
-        record = trainer.metric_logger.record
+        record, batches = trainer.metric_logger.record, self._batches
         step.bind(trainer)
         batch_start, step_start = hooks["on_train_batch_start"], hooks["on_train_step_start"]
         step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
@@ -346,7 +339,7 @@ class TrainingLoop:
             )  # fmt: skip
             for micro in range(1, accum + 1):
                 batch_idx = progress.batch
-                batch = self._next_batch(trainer)
+                batch = batches.next(progress)
                 for call in batch_start:
                     call(trainer, model, batch, batch_idx)
                 for call in step_start:
@@ -369,13 +362,13 @@ class TrainingLoop:
                     )
                 progress.batch += 1
                 progress.epoch_samples += size
-                last = self._end_of_epoch(trainer)
+                last = batches.is_over(progress)
                 if micro == accum or last:
                     step.end_step()
                     progress.step += 1
                     if last:
                         progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
-                        self._end_epoch_iterator()
+                        batches.close()
                 for call in step_end:
                     call(trainer, model, raw, batch)
                 for call in batch_end:
@@ -388,49 +381,6 @@ class TrainingLoop:
             # Nothing asks for them at every step, so the device is waited for here alone.
             progress.tokens += int(tokens)
             progress.last_tokens = progress.tokens
-
-    def _next_batch(self, trainer: Trainer) -> Any:
-        if self._ahead:
-            return self._prefetcher.receive(self._ahead.pop())
-        if self._batches is None:
-            now = trainer.progress
-            self._batches = iter(self._train_loader.iterate(now.epoch, batch=now.batch, samples=now.epoch_samples))
-        try:
-            return self._prefetcher.receive(self._prefetcher.send(next(self._batches)))
-        except StopIteration:
-            raise UserError(
-                f"the train loader ended after {trainer.progress.batch} batches of epoch {trainer.progress.epoch}"
-                + (f", but {self.epoch_batches} were to come" if self.epoch_batches is not None else ""),
-                cure="Check the loader's length, and loop.limit_train_batches.",
-            ) from None
-
-    def _end_of_epoch(self, trainer: Trainer) -> bool:
-        """True after the last batch of an epoch. The next one may be sent to the device on this occasion.
-
-        A loader without length must be asked for a batch, to see whether there is one. One that has both a length and a
-        position of its own is not: its state before would have to be taken for each batch.
-        """
-        assert self._batches is not None
-        knows, stateful = self.epoch_batches is not None, getattr(self._train_loader, "stateful", False)
-        last = trainer.progress.batch == self.epoch_batches
-        if knows and (last or stateful or not self._prefetcher.ahead):
-            return last
-        if stateful:
-            self._ahead_state = self._loader_state(trainer)
-        try:
-            self._ahead.append(self._prefetcher.send(next(self._batches)))
-        except StopIteration:
-            # One that ends before its length is reported when the batch is needed.
-            return not knows
-        return False
-
-    def _end_epoch_iterator(self) -> None:
-        batches, self._batches = self._batches, None
-        self._ahead.clear()
-        self._ahead_state = None
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()
 
     def _count_time(self, trainer: Trainer) -> None:
         progress = trainer.progress
