@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.base import Logger
     from trainer_cli.trainer.duration import Duration
     from trainer_cli.trainer.hooks import Callback
+    from trainer_cli.trainer.optimizers import optimizer_factory
     from trainer_cli.trainer.precision import Precision
-    from trainer_cli.trainer.schedules import WarmupCosine
+    from trainer_cli.trainer.schedulers import WarmupCosine, scheduler_factory
+    from trainer_cli.trainer.train_step import TrainStep
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
     from trainer_cli.trainer.validation_loop import ValidationLoop
@@ -33,12 +35,15 @@ _MODULES = {
     "Logger": "trainer_cli.loggers.base",
     "make_async_checkpointer": "trainer_cli.checkpoint.async_checkpointer",
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
+    "optimizer_factory": "trainer_cli.trainer.optimizers",
     "Precision": "trainer_cli.trainer.precision",
+    "scheduler_factory": "trainer_cli.trainer.schedulers",
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
     "Trainer": "trainer_cli.trainer.trainer",
     "TrainingLoop": "trainer_cli.trainer.training_loop",
+    "TrainStep": "trainer_cli.trainer.train_step",
     "ValidationLoop": "trainer_cli.trainer.validation_loop",
-    "WarmupCosine": "trainer_cli.trainer.schedules",
+    "WarmupCosine": "trainer_cli.trainer.schedulers",
 }
 __all__ = [
     "AsyncCheckpointer",
@@ -50,6 +55,7 @@ __all__ = [
     "Logger",
     "Precision",
     "SyncCheckpointer",
+    "TrainStep",
     "Trainer",
     "TrainingLoop",
     "ValidationLoop",
@@ -59,6 +65,8 @@ __all__ = [
     "latest_checkpoint",
     "make_async_checkpointer",
     "make_sync_checkpointer",
+    "optimizer_factory",
+    "scheduler_factory",
 ]
 
 

@@ -318,7 +318,7 @@ def test_what_is_captured_of_a_model_is_what_it_gives_itself(make) -> None:
             assert value.data_ptr() == given[name].data_ptr() or own
             assert torch.equal(value, given[name])
             assert not value.requires_grad
-    assert parameter_names(model) == {id(value): name for name, value in model.named_parameters()}
+    assert parameter_names(model) == {value: name for name, value in model.named_parameters()}
 
 
 def test_random_generators_go_on_where_they_were(tmp_path):

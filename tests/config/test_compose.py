@@ -303,6 +303,15 @@ def test_a_written_config_comes_back_the_same(project: Path) -> None:
     assert diff(composed.raw, again.raw) == []
 
 
+def test_a_recovered_config_may_have_the_old_name_of_a_target(project: Path) -> None:
+    old = "{_target_: trainer_cli.trainer.schedules.WarmupCosine, warmup: 3}"
+    for node in (old, "{one: " + old + "}"):
+        text = to_yaml(compose(["experiment=small", "scheduler=null"])).replace("scheduler: null", f"scheduler: {node}")
+        found = from_yaml(text, trusted=False).config.scheduler
+        found = found.get("one", found)
+        assert found == {"_target_": "trainer_cli.trainer.schedulers.WarmupCosine", "warmup": 3}
+
+
 def test_values_change_a_recovered_config_and_groups_replace_a_section(project: Path, write: Write) -> None:
     text = to_yaml(compose(["experiment=small", "+optimizer.maximize=true", "+loop.steps_per_epoch=7"]))
     write("loop/default.yaml", "max_duration: 99ep\n")

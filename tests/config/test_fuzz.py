@@ -185,7 +185,8 @@ PATHS = Kind(
 KEYS: dict[str, Kind] = {
     "name": TEXT_OR_NULL, "run_dir": TEXT, "seed": whole(0, null=False), "deterministic": TRUTH,
     "device": choice("auto", "cpu", "cuda", "mps"), "resume": TEXT, "resume_allow": KEYS_OF, "ckpt": PATHS,
-    "model": NODE, "data": NODE, "optimizer": NODE, "param_groups": GROUPS,
+    "parallel.strategy": choice("single"),
+    "model": NODE, "data": NODE, "optimizer": NODE, "step": NODE, "param_groups": GROUPS,
     "loop.max_duration": duration(null=False), "loop.hard_stop": duration(), "loop.max_time": duration("s"),
     "loop.steps_per_epoch": whole(1, null=True), "loop.grad_accum_steps": whole(1, null=False),
     "loop.eval_interval": duration(), "loop.eval_steps": whole(1, null=True), "loop.eval_at_start": TRUTH,
@@ -434,7 +435,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-GROUP_KEYS = {"model", "data", "optimizer", "scheduler", "callbacks", "loggers", "ckpt"}
+GROUP_KEYS = {"model", "data", "optimizer", "scheduler", "step", "callbacks", "loggers", "ckpt"}
 """Left out where targets are looked up; `ckpt=` is not of the grammar."""
 
 

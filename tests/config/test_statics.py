@@ -256,7 +256,7 @@ def _public() -> Iterator[str]:
     yield from (f"torch.optim.lr_scheduler.{name}" for name in _classes("torch.optim.lr_scheduler"))
     yield from (f"torch.nn.{name}" for name in _classes("torch.nn"))
     for module in ("models.mlp", "models.cnn", "models.gpt", "data.digits", "data.text", "loggers.console",
-                   "loggers.jsonl", "loggers.tensorboard", "callbacks.checkpointer", "trainer.schedules"):  # fmt: skip
+                   "loggers.jsonl", "loggers.tensorboard", "callbacks.checkpointer", "trainer.schedulers"):  # fmt: skip
         name = f"trainer_cli.{module}"
         yield from (f"{name}.{own}" for own in _classes(name) if _live(f"{name}.{own}").__module__ == name)
 

@@ -15,7 +15,7 @@ from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError
 from trainer_cli.run.build import Builder, target_packages
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.param_groups import parameter_groups
+from trainer_cli.trainer.optimizers import parameter_groups
 from trainer_cli.trainer.training_loop import TrainingLoop
 
 HERE = __name__
@@ -168,10 +168,10 @@ def test_a_complaint_of_a_constructor_of_ours_names_the_key() -> None:
 
 def test_a_schedule_gets_its_length_and_durations_in_steps() -> None:
     made = builder(
-        scheduler={"_target_": "trainer_cli.trainer.schedules.WarmupCosine", "warmup": "0.5ep"},
+        scheduler={"_target_": "trainer_cli.trainer.schedulers.WarmupCosine", "warmup": "0.5ep"},
     )
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-    schedule = made.schedulers(_loop(100, 20))["scheduler"](optimizer)
+    schedule = made.schedulers(_loop(100, 20))(optimizer)
     rates = []
     for _ in range(11):
         rates += schedule.get_last_lr()
@@ -184,14 +184,18 @@ def test_a_schedule_gets_its_length_and_durations_in_steps() -> None:
     ("node", "total", "message"),
     [
         ({"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau"}, 10, "needs a metric at each step"),
-        ({"_target_": "trainer_cli.trainer.schedules.WarmupCosine"}, None, "needs the number of steps"),
-        ({"_target_": "trainer_cli.trainer.schedules.WarmupCosine", "warmup": "30min"}, 10, "is not a number of steps"),
+        ({"_target_": "trainer_cli.trainer.schedulers.WarmupCosine"}, None, "needs the number of steps"),
+        (
+            {"_target_": "trainer_cli.trainer.schedulers.WarmupCosine", "warmup": "30min"},
+            10,
+            "is not a number of steps",
+        ),
     ],
 )
 def test_a_schedule_that_cannot_be_had_is_refused(node: dict[str, Any], total: int | None, message: str) -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     with pytest.raises(ConfigError, match=message):
-        builder(scheduler=node).schedulers(_loop(total, None))["scheduler"](optimizer)
+        builder(scheduler=node).schedulers(_loop(total, None))(optimizer)
 
 
 def test_a_mapping_of_schedules_keeps_its_names_and_leaves_out_what_is_null() -> None:
@@ -201,7 +205,7 @@ def test_a_mapping_of_schedules_keeps_its_names_and_leaves_out_what_is_null() ->
     assert list(schedulers) == ["warm", "cycle"]
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.9)
     assert schedulers["cycle"](optimizer).total_steps == 30
-    assert builder(scheduler=None).schedulers(_loop(30, None)) == {}
+    assert builder(scheduler=None).schedulers(_loop(30, None)) is None
 
 
 def _loop(total_steps: int | None, steps_per_epoch: int | None) -> TrainingLoop:

@@ -15,7 +15,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.trainer import hooks as hooks_module
 from trainer_cli.trainer.hooks import VOCABULARY, Callback, Hooks
-from trainer_cli.trainer.schedules import WarmupCosine
+from trainer_cli.trainer.schedulers import WarmupCosine
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop

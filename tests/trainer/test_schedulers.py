@@ -14,8 +14,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.format.codec import UnsavableState
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.schedulers import Schedulers, by_name
-from trainer_cli.trainer.schedules import WarmupCosine
+from trainer_cli.trainer.schedulers import Schedulers, WarmupCosine, by_name
 
 
 class Halving:
@@ -109,6 +108,17 @@ def test_names_are_given_to_those_that_have_none() -> None:
     assert list(by_name([1, None, 2])) == ["scheduler", "scheduler_2"]
     assert list(by_name({"a": 1, "b": None})) == ["a"]
     assert by_name(None) == {}
+
+
+def test_schedules_of_several_optimizers_go_by_their_names() -> None:
+    two = ("g", "d")
+    assert by_name(_sgd, two) == {"g": ("g", _sgd), "d": ("d", _sgd)}
+    assert by_name({"d": {"warm": 1, "off": None, "slow": 2}}, two) == {"d.warm": ("d", 1), "d.slow": ("d", 2)}
+    assert by_name({"g": [1, 2], "d": None}, two) == {"g": ("g", 1), "g_2": ("g", 2)}
+    with pytest.raises(UserError, match=r"there is no optimizer 'gg'\. Did you mean 'g'"):
+        by_name({"gg": 1}, two)
+    with pytest.raises(UserError, match="there are several optimizers"):
+        by_name([_sgd], two)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +227,7 @@ def test_a_setting_that_the_position_depends_on_is_refused_where_it_changed(tmp_
 def test_a_saved_schedule_that_is_not_whole_is_in_the_table() -> None:
     def made() -> Schedulers:
         optimizer = torch.optim.SGD(Line().parameters(), lr=0.1)
-        return Schedulers({"x": TORCHS["SequentialLR"]}, optimizer)
+        return Schedulers({"x": TORCHS["SequentialLR"]}, {"optimizer": optimizer})
 
     saved = made().state_dict()
     own = saved["x"]["state"]
@@ -227,7 +237,7 @@ def test_a_saved_schedule_that_is_not_whole_is_in_the_table() -> None:
     del own["_schedulers"][0]["start_factor"]
     other = made()
     before = other.state_dict()
-    assert other.fit(saved, None).faults == [
+    assert other.fit(saved).faults == [
         "x.last_epoch: is a value in the checkpoint, but a number here",
         "x._schedulers: has 1 schedules in the checkpoint, but 2 here",
         "x.more: not in this schedule",
@@ -253,3 +263,17 @@ def test_a_state_that_cannot_be_saved_is_refused_before_step_1_by_its_owners_nam
 def test_one_that_needs_a_metric_is_refused() -> None:
     with pytest.raises(UserError, match="ReduceLROnPlateau needs a metric at each step"):
         trainer(schedulers=lambda o: lr.ReduceLROnPlateau(o)).fit(loader())
+
+
+def test_a_schedule_saved_under_its_old_name_goes_on() -> None:
+    def made() -> Schedulers:
+        return Schedulers(lambda o: WarmupCosine(o, 9, warmup=2), {"optimizer": _sgd(Line())})
+
+    before, after = made(), made()
+    before.live["scheduler"].step()
+    saved = before.state_dict()
+    saved["scheduler"]["class"] = "trainer_cli.trainer.schedules.WarmupCosine"
+    fitting = after.fit(saved)
+    assert fitting.faults == []
+    fitting.take()
+    assert same(before.state_dict(), after.state_dict()) == []

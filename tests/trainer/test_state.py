@@ -18,7 +18,7 @@ from trainer_cli.checkpoint import model_state
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
-from trainer_cli.trainer.schedules import WarmupCosine
+from trainer_cli.trainer.schedulers import WarmupCosine
 
 
 class Spoil(Callback):

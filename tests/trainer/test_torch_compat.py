@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from trainer_cli.trainer.torch_compat import (
-    allow_skipped_steps,
     foreach_copy_,
     foreach_div_,
     foreach_lerp_,
     overflow_flags,
     step_lightly,
-    zero_grad,
 )
 
 MADE: dict[str, Callable[[Any], Optimizer]] = {
@@ -138,28 +135,6 @@ def test_a_step_that_was_replaced_stays_replaced() -> None:
     assert optimizer.step is own
 
 
-def test_gradients_are_let_go_in_groups_added_later_too() -> None:
-    model, late = _model(), nn.Parameter(torch.zeros(2))
-    optimizer = SGD(model.parameters(), lr=0.1)
-    optimizer.add_param_group({"params": [late]})
-    _gradients(model)
-    late.grad = torch.ones(2)
-    zero_grad(optimizer)
-    assert all(parameter.grad is None for parameter in [*model.parameters(), late])
-
-
-class _Keeps(SGD):
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none=False)
-
-
-def test_an_own_way_of_letting_gradients_go_is_used() -> None:
-    model = _model()
-    _gradients(model)
-    zero_grad(_Keeps(model.parameters(), lr=0.1))
-    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
-
-
 _IN_A_NEW_PROCESS = """
 import sys, torch
 from torch.optim import AdamW, Optimizer
@@ -219,21 +194,6 @@ def test_one_kernel_for_many_tensors_gives_what_one_for_each_gives(name: str, mo
     FOREACH[name](each)
     assert all(torch.equal(one, other) for one, other in zip(together, each, strict=True))
     assert not torch.equal(together[1], torch.full((2,), 5.0))
-
-
-def test_a_scheduler_warns_of_skipped_steps_unless_they_are_allowed() -> None:
-    def step_of_scheduler(allowed: bool) -> None:
-        optimizer = SGD(_model().parameters(), lr=0.1)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        if allowed:
-            allow_skipped_steps(optimizer)
-        scheduler.step()
-
-    with pytest.warns(UserWarning, match=r"lr_scheduler\.step\(\)"):
-        step_of_scheduler(allowed=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        step_of_scheduler(allowed=True)
 
 
 @pytest.mark.parametrize(("gradient", "overflowed"), [(1.0, 0.0), (float("inf"), 1.0)])

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.batch import tensors_of, to_device
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.precision import Precision
-from trainer_cli.trainer.train_step import WeightedMeans, batch_weight, read_outputs, sample_count
 
 Pair = namedtuple("Pair", ["x", "y"])
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.schedules import WarmupCosine
+from trainer_cli.trainer.schedulers import WarmupCosine
 from trainer_cli.trainer.setup import pick_device
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop

@@ -20,7 +20,7 @@ from trainer_cli.errors import NotFiniteError, UserError
 from trainer_cli.loggers.jsonl import JsonlLogger
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
-from trainer_cli.trainer.schedules import WarmupCosine
+from trainer_cli.trainer.schedulers import WarmupCosine
 from trainer_cli.trainer.trainer import Trainer
 
 

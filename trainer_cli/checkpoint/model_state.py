@@ -76,16 +76,16 @@ def capture_model(model: nn.Module) -> dict[str, Any]:
     return {clean_name(name): value for name, value in (inner.state_dict() if state is None else state).items()}
 
 
-def parameter_names(model: nn.Module) -> dict[int, str]:
-    """The clean name of each parameter, by `id`: the first of several."""
+def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
+    """The clean name of each parameter: the first of several."""
     inner = unwrapped(model)
     if type(inner).named_parameters is not nn.Module.named_parameters:
-        return {id(value): clean_name(name) for name, value in inner.named_parameters()}
-    names: dict[int, str] = {}
+        return {value: clean_name(name) for name, value in inner.named_parameters()}
+    names: dict[nn.Parameter, str] = {}
     for prefix, module in _modules(inner):
         for name, value in module._parameters.items():
             if value is not None:
-                names.setdefault(id(value), clean_name(prefix + name))
+                names.setdefault(value, clean_name(prefix + name))
     return names
 
 

@@ -201,7 +201,7 @@ def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list
     names = []
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
-            names.append(named.get(id(parameter), f"param_groups.{number}.{place}"))
+            names.append(named.get(parameter, f"param_groups.{number}.{place}"))
     return names
 
 

@@ -22,9 +22,9 @@ from trainer_cli.config.targets import Trust, absent, check_definition, check_na
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration
 
-SECTIONS = ("model", "data", "optimizer", "scheduler", "callbacks", "loggers")
+SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "callbacks", "loggers")
 """Where components stand."""
-EVALUATED = ("model", "data", "callbacks")
+EVALUATED = ("model", "data", "step", "callbacks")
 """Those that are made only to evaluate."""
 SPECIAL = ("_target_", "_partial_", "_args_")
 DATA_KEYS = ("batch_size", "val_batch_size", "num_workers", "collate_fn", "persistent_workers", "worker_timeout")
@@ -93,11 +93,26 @@ def _or_duration(error: ConfigError) -> ConfigError:
     return error
 
 
+def optimizers(optimizer: Any) -> dict[str, Any]:
+    """Key and node of each optimizer: `optimizer` is null, a node, or a mapping of names to nodes."""
+    several = isinstance(optimizer, Mapping) and not is_node(optimizer) and not is_node(optimizer.get("optimizer"))
+    if not several or not any(map(is_node, optimizer.values())):
+        return {} if optimizer is None else {"optimizer": optimizer}
+    return {f"optimizer.{name}": node for name, node in optimizer.items() if node is not None}
+
+
 def schedules(scheduler: Any) -> list[tuple[str, Any]]:
-    """Key and node of each schedule: `scheduler` is null, a node, or a mapping of names to nodes."""
-    if scheduler is None or is_node(scheduler) or not isinstance(scheduler, Mapping):
-        return [] if scheduler is None else [("scheduler", scheduler)]
-    return [(f"scheduler.{name}", node) for name, node in scheduler.items() if node is not None]
+    """Key and node of each schedule: `scheduler` is null, a node, or a mapping of names to nodes or such mappings."""
+    return list(_schedules("scheduler", scheduler))
+
+
+def _schedules(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    nested = isinstance(value, Mapping) and (where == "scheduler" or any(map(is_node, value.values())))
+    if nested and not is_node(value):
+        for name, node in value.items():
+            yield from _schedules(f"{where}.{name}", node)
+    elif value is not None:
+        yield where, value
 
 
 def in_steps(value: Any) -> bool:
@@ -131,7 +146,10 @@ class _Judge:
             case "data":
                 yield from self._data(value)
             case "optimizer":
-                yield from self._component(name, value, first=1)
+                for where, node in optimizers(value).items():
+                    yield from self._optimizer(where, node)
+            case "step":
+                yield from self._component(name, value)
             case "scheduler":
                 for where, node in schedules(value):
                     yield from self._component(where, node, first=1, schedule=True)
@@ -142,7 +160,9 @@ class _Judge:
 
     def groups(self, optimizer: Any, groups: Mapping[str, Any]) -> Iterator[ConfigError]:
         """What is wrong in the settings of parameter groups: torch's optimizers would ignore one they do not have."""
-        found = self._target(optimizer["_target_"], "optimizer")[0] if is_node(optimizer) else None
+        several = list(optimizers(optimizer).values())
+        only = several[0] if len(several) == 1 and is_node(several[0]) else None
+        found = self._target(only["_target_"], "optimizer")[0] if only else None
         if found is None or found.parameters is None or not found.made_in.startswith("torch.optim."):
             return  # Others may have settings that their constructor does not take: told by the live check.
         for pattern, settings in groups.items():
@@ -150,6 +170,21 @@ class _Judge:
                 named = {str(key): value for key, value in settings.items()}
                 where = f"param_groups.{pattern}"
                 yield from misfits(where, found.name, found.parameters, [_SOMETHING], named, first=1, late=True)
+
+    def _optimizer(self, where: str, node: Any) -> Iterator[ConfigError]:
+        if where == "optimizer" or not isinstance(node, Mapping):
+            yield from self._component(where, node, first=1)
+            return
+        name = where.partition(".")[2]
+        if not name.isidentifier():
+            yield ConfigError(f"optimizer has the name {name!r}, but it is of letters, digits and _", where=where)
+        params = node.get("params")
+        if params is not None and not (
+            isinstance(params, str) or (isinstance(params, list) and all(isinstance(one, str) for one in params))
+        ):
+            what = f"{where}.params is {params!r}, but it is a glob of parameter names, or a list of them"
+            yield ConfigError(what, where=f"{where}.params")
+        yield from self._component(where, {key: value for key, value in node.items() if key != "params"}, first=1)
 
     def _data(self, node: Any) -> Iterator[ConfigError]:
         if not is_node(node):

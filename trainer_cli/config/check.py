@@ -32,7 +32,7 @@ from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.words import as_text
 from trainer_cli.errors import ConfigError
 
-OPEN = ("model", "data", "optimizer", "scheduler", "param_groups", "callbacks", "loggers")
+OPEN = ("model", "data", "optimizer", "scheduler", "step", "param_groups", "callbacks", "loggers")
 _LONGEST = 80
 
 
@@ -255,7 +255,7 @@ class _Examination:
             shown = "null" if name is None else str(name).lower()
             what = f"{'.'.join(path)} has the key {shown}, but keys are texts"
             self._tell(path, what, f"Put it in quotes: '{shown}'.")
-        if not isinstance(value, Mapping) or "_target_" in value or key in ("model", "data", "optimizer"):
+        if not isinstance(value, Mapping) or "_target_" in value or key in ("model", "data", "optimizer", "step"):
             return
         for name, node in value.items():
             ok = isinstance(node, Mapping) or (node is None and key != "param_groups")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
@@ -44,6 +44,8 @@ OF_ONE_COMMAND = ("resume", "resume_allow", "trust")
 """Keys that count for the command that says them, and are not recovered from a config on disk."""
 NO_LONGER = (("checkpoint", "writer"),)
 """Keys that an earlier version wrote into the config of a run, without effect on what it computes."""
+RENAMED = {"trainer_cli.trainer.schedules.WarmupCosine": "trainer_cli.trainer.schedulers.WarmupCosine"}
+"""Targets that an earlier version wrote, and what they are called now."""
 
 
 class Composed(NamedTuple):
@@ -191,10 +193,21 @@ def _load(source: str | Path, cwd: Path) -> tuple[DictConfig, Source, list[Confi
     for section, key in NO_LONGER:
         if isinstance(values.get(section), dict):
             values[section].pop(key, None)
+    _rename_targets(values.get("scheduler"))
     recovered = check.completed(values)
     for key in OF_ONE_COMMAND:
         recovered[key] = check.plain()[key]
     return recovered, Source(name, reading.node, but=OF_ONE_COMMAND), reading.mistakes
+
+
+def _rename_targets(value: Any) -> None:
+    """Give every node in a value the present name of its target."""
+    if isinstance(value, dict):
+        if isinstance(target := value.get("_target_"), str):
+            value["_target_"] = RENAMED.get(target, target)
+        value = list(value.values())
+    for inner in value if isinstance(value, list) else ():
+        _rename_targets(inner)
 
 
 class _Draft(NamedTuple):

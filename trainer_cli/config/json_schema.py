@@ -28,8 +28,9 @@ _ANY: Mapping[str, Schema] = {
     "ckpt": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, NULL]},
     "model": {"anyOf": [NODE, NULL]},
     "data": {"anyOf": [NODE, NULL]},
-    "optimizer": {"anyOf": [NODE, NULL]},
+    "optimizer": {"anyOf": [NODE, _MAPPING_OF_NODES, NULL]},
     "scheduler": {"anyOf": [NODE, _MAPPING_OF_NODES, NULL]},
+    "step": {"anyOf": [NODE, NULL]},
     "loop.limit_train_batches": {
         "anyOf": [{"type": "integer", "minimum": 1}, {"type": "number", "exclusiveMinimum": 0, "maximum": 1}, NULL]
     },

@@ -30,6 +30,10 @@ class Dtype(StrEnum):
     fp16 = "fp16"
 
 
+class ParallelStrategy(StrEnum):
+    single = "single"
+
+
 class Removal(StrEnum):
     ephemeral_only = "ephemeral_only"
     all_non_permanent = "all_non_permanent"
@@ -297,6 +301,14 @@ class ValidateConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class ParallelConfig:
+    """How many processes train the model."""
+
+    strategy: ParallelStrategy = ParallelStrategy.single
+    """single: one process on one device."""
+
+
+@dataclass(kw_only=True, slots=True)
 class LoggingConfig:
     """What is said, and how."""
 
@@ -331,9 +343,11 @@ class TrainConfig:
     data: Any = None
     """The data: a node with `_target_`; its object has `train` and `val`."""
     optimizer: Any = None
-    """The optimizer: a node with `_target_`."""
+    """The optimizer: a node with `_target_`, or a mapping of such nodes by name, each with the globs of its params."""
     scheduler: Any = None
     """The learning-rate schedule: null, a node with `_target_`, or a mapping of such nodes by name, each stepped."""
+    step: Any = None
+    """Forward, backward and optimizer steps of a batch: null, or a node with `_target_`, a subclass of TrainStep."""
     param_groups: dict[str, Any] = field(default_factory=dict)
     """Parameter-name globs -> optimizer settings for these parameters."""
     loop: LoopConfig = field(default_factory=LoopConfig)
@@ -341,6 +355,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     callbacks: dict[str, Any] = field(default_factory=dict)
     """name -> node with `_target_`; null switches one off."""

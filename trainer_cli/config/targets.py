@@ -24,7 +24,7 @@ from trainer_cli.errors import ConfigError
 
 OURS = "trainer_cli"
 COMPONENTS = tuple(
-    f"{OURS}.{part}" for part in ("callbacks", "data", "loggers", "models", "testing", "trainer.schedules")
+    f"{OURS}.{part}" for part in ("callbacks", "data", "loggers", "models", "testing", "trainer.schedulers")
 )
 TORCH = "torch"
 TORCH_CLASSES = ("torch.nn.modules", "torch.optim")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,24 +16,25 @@ from trainer_cli.config.arguments import (
     DATA_KEYS,
     FROM_DATA,
     SAVER,
+    SECTIONS,
     SPECIAL,
     check_keys,
     in_steps,
     is_node,
     no_node,
-    schedules,
+    optimizers,
 )
 from trainer_cli.config.overrides import raise_all
 from trainer_cli.config.parameters import live_parameters, misfits
-from trainer_cli.config.schema import TrainConfig
+from trainer_cli.config.schema import ParallelStrategy, TrainConfig
 from trainer_cli.config.targets import Trust, component
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError
-from trainer_cli.trainer.duration import Duration
-from trainer_cli.trainer.fused import can_be_fused
-from trainer_cli.trainer.param_groups import parameter_groups, refuse_unknown_settings
+from trainer_cli.parallel.single import Single
+from trainer_cli.trainer.optimizers import make_optimizer, parameters_of
 from trainer_cli.trainer.precision import Precision
-from trainer_cli.trainer.setup import be_deterministic, pick_device, seed_everything
+from trainer_cli.trainer.schedulers import schedule_settings
+from trainer_cli.trainer.setup import pick_device, seed_everything
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+STRATEGIES = {ParallelStrategy.single: Single}
 _LATER = object()
 """An argument that is there only when the fit begins."""
 
@@ -109,56 +111,57 @@ class Builder:
         model: nn.Module = self.make(node, "model")
         return model
 
-    def optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimizer over the model's parameters, in groups as `param_groups` says; fused where it can be."""
-        node = _node(self.config.optimizer, "optimizer")
-        groups = parameter_groups(model, self.config.param_groups)
-        target = component(str(node.get("_target_")), "optimizer._target_", self.trust)
-        fused = {"fused": True} if can_be_fused(target, node, groups, model) else {}
-        optimizer: Optimizer = self.make({**node, **fused}, "optimizer", first=(groups,))
-        self._check_groups(node, target, optimizer)
-        return optimizer
+    def optimizer(self, model: nn.Module) -> Optimizer | dict[str, Optimizer]:
+        """The optimizer over the model's parameters, in groups as `param_groups` says; or several, by name."""
+        several = optimizers(self.config.optimizer)
+        if list(several) == ["optimizer"]:
+            return self._optimizer(model, "optimizer", several["optimizer"])
+        names = parameters_of(model, {where.partition(".")[2]: node.get("params") for where, node in several.items()})
+        return {
+            name: self._optimizer(model, where, {key: value for key, value in node.items() if key != "params"}, own)
+            for (where, node), (name, own) in zip(several.items(), names.items(), strict=True)
+        }
 
-    def _check_groups(self, node: Mapping[str, Any], target: Any, optimizer: Optimizer) -> None:
-        """Refuse a group's settings that the optimizer does not have, or that it would refuse for all parameters.
+    def _optimizer(self, model: nn.Module, where: str, node: Any, names: list[str] | None = None) -> Optimizer:
+        node = _node(node, where)
+        target = component(str(node.get("_target_")), f"{where}._target_", self.trust)
 
-        torch looks only at those for all, so it is called once for each group, with the group's in their place.
-        """
-        patterns, takes = self.config.param_groups, _parameters(target)
-        refuse_unknown_settings(optimizer, target.__name__, takes, patterns)
-        if str(target.__module__).startswith("torch.optim."):
-            for pattern, settings in patterns.items():
-                own = {key: value for key, value in settings.items() if key in takes}
-                matrix = torch.nn.Parameter(torch.zeros(1, 1, device="cpu"))
-                self.make({**node, **own}, f"param_groups.{pattern}", first=([matrix],))
+        def call(groups: Sequence[Any], settings: Mapping[str, Any], pattern: str | None) -> Any:
+            return self.make(settings, where if pattern is None else f"param_groups.{pattern}", first=(groups,))
 
-    def schedulers(self, loop: TrainingLoop) -> dict[str, Callable[[Optimizer], Any]]:
-        """What makes each schedule, by name: `scheduler` where there is but one, a mapping's own names otherwise."""
-        made: dict[str, Callable[[Optimizer], Any]] = {}
-        for where, node in schedules(self.config.scheduler):
-            if node is None:
-                continue
-            self._check_schedule(where, node)
-            made[where.removeprefix("scheduler.")] = partial(self._schedule, node, where, loop)
+        made: Optimizer = make_optimizer(
+            model, target, node, param_groups=self.config.param_groups, names=names, call=call
+        )
         return made
+
+    def schedulers(self, loop: TrainingLoop) -> Any:
+        """What makes each schedule, by name, as the trainer takes them; checked as far as it can be by now."""
+        return self._schedulers(self.config.scheduler, "scheduler", loop)
+
+    def _schedulers(self, node: Any, where: str, loop: TrainingLoop) -> Any:
+        if node is None:
+            return None
+        nested = isinstance(node, Mapping) and (where == "scheduler" or any(map(is_node, node.values())))
+        if nested and not is_node(node):
+            return {
+                str(name): self._schedulers(own, f"{where}.{name}", loop)
+                for name, own in node.items()
+                if own is not None
+            }
+        self._check_schedule(where, node)
+        return partial(self._schedule, node, where, loop)
 
     def _schedule(self, node: Any, where: str, loop: TrainingLoop, optimizer: Optimizer) -> Any:
         """A schedule; `total_steps` is given to one that takes it and has none in the config."""
-        node = dict(_node(node, where))
+        node = _node(node, where)
         target = component(str(node.get("_target_")), f"{where}._target_", self.trust)
-        for key, value in node.items():
-            if key not in SPECIAL and isinstance(value, str):
-                node[key] = _steps(value, f"{where}.{key}", loop.steps_per_epoch)
-        if "total_steps" in _parameters(target) and "total_steps" not in node:
-            if loop.total_steps is None:
-                raise ConfigError(
-                    f"the schedule needs the number of steps, and loop.max_duration={self.config.loop.max_duration} "
-                    "does not tell it",
-                    where=where,
-                    cure=f"Give loop.max_duration in steps, or set {where}.total_steps.",
-                )
-            node["total_steps"] = loop.total_steps
-        return self.make(node, where, first=(optimizer,))
+        special = {key: value for key, value in node.items() if key in SPECIAL}
+        own = {str(key): value for key, value in node.items() if key not in SPECIAL}
+        return self.make({**special, **schedule_settings(target, own, loop, where)}, where, first=(optimizer,))
+
+    def step(self) -> Any:
+        """The training step; None for the one of this package."""
+        return None if self.config.step is None else self.make(_node(self.config.step, "step"), "step")
 
     def trainer(self, data: Data, *, identity: RunIdentity, run_dir: Path) -> Trainer:
         """The trainer that fits: over data that exists already; model and optimizer are made here."""
@@ -166,19 +169,20 @@ class Builder:
         folder = config.checkpoint.folder
         loop = TrainingLoop(**_fields(config.loop))
         schedulers = self.schedulers(loop)
-        if config.deterministic:
-            be_deterministic()
         return Trainer(
             model=lambda: self.model(data.source),
             optimizer=self.optimizer if config.optimizer is not None else None,
             schedulers=schedulers,
+            step=self.step(),
             precision=Precision(**_fields(config.precision)),
             loop=loop,
             checkpoint=self._checkpointer(run_dir / "checkpoints" if folder is None else Path(folder), identity),
             callbacks=self._callbacks(),
             loggers=self._components("loggers", config.loggers),
             seed=config.seed,
+            deterministic=config.deterministic,
             device=config.device,
+            strategy=STRATEGIES[config.parallel.strategy](),
             run_dir=run_dir,
             name=config.name or "default",
             console=config.logging.console,
@@ -189,6 +193,7 @@ class Builder:
         config = self.config
         return Trainer(
             model=lambda: self.model(data.source),
+            step=self.step(),
             precision=Precision(**_fields(config.precision)),
             loop=TrainingLoop(**_fields(config.loop)),
             callbacks=self._callbacks(),
@@ -211,6 +216,7 @@ class Builder:
             return Trainer(
                 model=model,
                 optimizer=self.optimizer if config.optimizer is not None else None,
+                step=self.step(),
                 loop=TrainingLoop(**_fields(config.loop)),
                 callbacks=self._components("callbacks", own),
                 seed=config.seed,
@@ -319,8 +325,8 @@ def target_packages(config: TrainConfig) -> tuple[str, ...]:
             for item in value:
                 walk(item)
 
-    for section in (config.model, config.data, config.optimizer, config.scheduler, config.callbacks, config.loggers):
-        walk(section)
+    for section in SECTIONS:
+        walk(getattr(config, section))
     return tuple(sorted(found))
 
 
@@ -342,15 +348,3 @@ def _fields(section: Any) -> dict[str, Any]:
 def _parameters(target: Any) -> list[str]:
     takes = live_parameters(target) if callable(target) else None
     return [one.name for one in takes or () if one.by_name]
-
-
-def _steps(value: str, where: str, steps_per_epoch: int | None) -> Any:
-    """A duration string in steps; any other string as it is."""
-    try:
-        duration = Duration.parse(value)
-    except ValueError:
-        return value
-    steps = duration.steps(steps_per_epoch)
-    if steps is None:
-        raise ConfigError(f"{where} is {value}, which is not a number of steps", where=where)
-    return steps

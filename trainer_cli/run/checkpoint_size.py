@@ -56,8 +56,7 @@ def _made(builder: Builder, data: Data, *, values: bool = False) -> tuple[Traine
     """A trainer as before its first step, and the bytes of its state."""
     trainer = builder.shapes(data, values=values)
     trainer.loop.prepare(trainer, data.train)
-    if trainer.optimizer is not None:
-        trainer.schedulers = Schedulers(builder.schedulers(trainer.loop), trainer.optimizer)
+    trainer.schedulers = Schedulers(builder.schedulers(trainer.loop), trainer.optimizers)
     return trainer, _size(trainer, data)
 
 
@@ -67,18 +66,16 @@ def _size(trainer: Trainer, data: Data) -> int:
 
 
 def _step(trainer: Trainer) -> str | None:
-    """Have the optimizer make what it keeps; else say that it is not counted."""
-    optimizer = trainer.optimizer
-    if optimizer is None:
-        return None
-    for group in optimizer.param_groups:
-        # How a step is computed changes nothing of what is kept, and not every way works without values.
-        group.update({key: False for key in _HOW if group.get(key)})
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                parameter.grad = parameter.detach().clone()
-    try:
-        optimizer.step()
-    except Exception as error:  # Any optimizer may be here, and may want what a plan does not have.
-        return f"what {type(optimizer).__name__} keeps is not counted: {type(error).__name__}: {error}"[:300]
+    """Have each optimizer make what it keeps; else say that it is not counted."""
+    for optimizer in trainer.optimizers.values():
+        for group in optimizer.param_groups:
+            # How a step is computed changes nothing of what is kept, and not every way works without values.
+            group.update({key: False for key in _HOW if group.get(key)})
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    parameter.grad = parameter.detach().clone()
+        try:
+            optimizer.step()
+        except Exception as error:  # Any optimizer may be here, and may want what a plan does not have.
+            return f"what {type(optimizer).__name__} keeps is not counted: {type(error).__name__}: {error}"[:300]
     return None

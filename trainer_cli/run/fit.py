@@ -74,6 +74,7 @@ def fit(composed: Composed) -> int:
         else:
             start = of_new(run, composed)
         trainer, data = _build(composed, start)
+        _tell_world_size(start.entry, trainer.strategy.world_size)
         fork = fork_of(composed, start)
         facts = _environment(composed, trainer)
         if start.is_new:
@@ -146,18 +147,18 @@ def _tell(start: Start) -> None:
         log.info("starting %s at step 0 (%s)", start.run.path, start.reason)
         return
     log.info("resuming at step %d from %s (%s)", start.entry.step, start.entry.name, start.reason)
-    _tell_world_size(start.entry)
 
 
-def _tell_world_size(entry: Entry) -> None:
+def _tell_world_size(entry: Entry | None, now: int) -> None:
     """Say what a resume with another number of processes cannot keep."""
-    before = entry.manifest.world_size if entry.manifest is not None else 1
-    if before != 1:
+    before = entry.manifest.world_size if entry is not None and entry.manifest is not None else now
+    if entry is not None and before != now:
         log.warning(
-            "%s was made by %d processes, and this is 1: samples come in the same order, but sums of floating-point "
+            "%s was made by %d processes, and this is %d: samples come in the same order, but sums of floating-point "
             "numbers and the random numbers of each process differ, so the results will not be the same bit for bit",
             entry.name,
             before,
+            now,
         )
 
 

@@ -116,7 +116,9 @@ def of_existing(
                 finished = None
             elif summary.get("status") == RunStatus.finished:
                 return Done(choice.entry.step, finished)
-    settings = [change.key for change in changes if change.key.startswith(("optimizer.", "param_groups."))]
+    keys = [change.key for change in changes]
+    settings = [key.removeprefix("optimizer.") for key in keys if key.startswith("optimizer.")]
+    settings += [key.rpartition(".")[2] for key in keys if key.startswith("param_groups.")]
     return Start(
         run,
         run_id,
@@ -126,7 +128,7 @@ def of_existing(
         choice.reason,
         is_new=False,
         changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
-        keep_settings=tuple(key.rpartition(".")[2] for key in settings),
+        keep_settings=tuple(settings),
         finished=finished,
     )
 

@@ -158,8 +158,9 @@ class Recorder(Callback):
         """What no checkpoint holds."""
         digests = self._digests
         yield from digests.of_model(trainer.model)
-        if trainer.optimizer is not None:
-            yield from digests.of_object(trainer.optimizer, "optimizer", self._torchs_own(trainer))
+        for name, optimizer in trainer.optimizers.items():
+            place = "optimizer" if len(trainer.optimizers) == 1 else f"optimizer.{name}"
+            yield from digests.of_object(optimizer, place, self._torchs_own())
         for name, callback in trainer.callbacks.items():
             if type(callback).__module__.partition(".")[0] != _OURS and not isinstance(callback, CheckpointerCallback):
                 yield from digests.of_object(callback, f"callbacks.{name}")
@@ -168,7 +169,7 @@ class Recorder(Callback):
             yield from digests.of_data(loader, f"data.{name}", seen)
         yield from digests.of_modules()
 
-    def _torchs_own(self, trainer: Trainer) -> frozenset[str]:
+    def _torchs_own(self) -> frozenset[str]:
         """Attributes that every optimizer has, or gets from a schedule."""
         if not self._plain_optimizer:
             plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)

@@ -35,6 +35,9 @@ The loop in pseudo-code, each hook at its place:
         on_fit_end
     finalize
 
+The hooks from on_before_forward to on_after_scheduler_step are called by the methods of `TrainStep`; a subclass may
+call these in another order, and for each of several optimizers.
+
 A save inside `on_save_opportunity` runs: on_save_checkpoint(state) -> postprocess_checkpoint(state) -> write ->
 on_after_save_checkpoint(path). The first two also run once after on_fit_start, to try whether the state can be saved
 at all. Where a callback names metrics in `wanted_metrics`, one batch of each loader is evaluated before all else, to

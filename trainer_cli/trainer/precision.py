@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.config.schema import Dtype, PrecisionConfig
+from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.trainer.torch_compat import overflow_flags
 
 DYNAMIC = "dynamic"
@@ -25,6 +27,8 @@ class LossScaler:
     def __init__(self, device: torch.device, scale: str | float = DYNAMIC) -> None:
         self._fixed = None if scale == DYNAMIC else float(scale)
         self._scaler = torch.amp.GradScaler(device.type, init_scale=self._fixed or _FIRST_SCALE)
+        # Torch's schedulers would warn where all steps before theirs were left out.
+        warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
         self._skipped = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
 
     def scaled(self, loss: Tensor) -> Tensor:
@@ -36,13 +40,13 @@ class LossScaler:
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer unless the gradients overflowed; then move the scale, where it is dynamic.
-
-        The host waits for the device only where the optimizer is not fused.
-        """
+        """Step the optimizer unless its gradients overflowed; the host waits only where it is not fused."""
         for found in overflow_flags(self._scaler, optimizer):
             self._skipped.add_(found.clamp(max=1.0))
         self._scaler.step(optimizer)
+
+    def update(self) -> None:
+        """Move the scale, where it is dynamic, after all optimizers were stepped."""
         self._scaler.update(self._fixed)
 
     def metrics(self) -> dict[str, float]:
@@ -94,10 +98,10 @@ class Precision:
             return None
         return torch.autocast(device.type, dtype=torch.float16 if self.dtype is Dtype.fp16 else torch.bfloat16)
 
-    def clip(self, parameters: list[nn.Parameter]) -> Tensor | None:
+    def clip(self, parameters: list[nn.Parameter], strategy: Strategy) -> Tensor | None:
         """Clip the gradients in place. Returns their norm before clipping, on the device, where it was taken."""
         if self.clip_norm is not None:
-            return nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+            return strategy.clip_norm(parameters, self.clip_norm)
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(parameters, self.clip_value)
         return None

@@ -1,12 +1,15 @@
-"""Batches onto the device: on CUDA the next one is on its way while this one is trained on."""
+"""The batches of an epoch, on the device: on CUDA the next one is on its way while this one is trained on."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 
+from trainer_cli.errors import UserError
 from trainer_cli.trainer.batch import tensors_of, to_device
+from trainer_cli.trainer.progress import Progress
 
 
 class DevicePrefetcher(Protocol):
@@ -71,3 +74,70 @@ class SideStream:
 def device_prefetcher(device: torch.device) -> DevicePrefetcher:
     """What brings batches to this device."""
     return SideStream(device) if device.type == "cuda" else Direct(device)
+
+
+class TrainBatches:
+    """The batches of a train loader, epoch by epoch, from where `Progress` stands."""
+
+    def __init__(self, loader: Any, prefetcher: DevicePrefetcher, length: int | None) -> None:
+        self._loader, self._prefetcher, self._length = loader, prefetcher, length
+        self.samples_per_batch: int | None = getattr(loader, "samples_per_batch", None)
+        """By how many samples a batch moves the loader's position; None where it does not count them."""
+        self._stateful = bool(getattr(loader, "stateful", False))
+        self._iterator: Iterator[Any] | None = None
+        self._ahead: list[Any] = []
+        self._ahead_state: dict[str, Any] | None = None
+
+    def next(self, at: Progress) -> Any:
+        """The next batch, on the device.
+
+        Raises:
+            UserError: the loader ended before its length.
+        """
+        if self._ahead:
+            return self._prefetcher.receive(self._ahead.pop())
+        if self._iterator is None:
+            self._iterator = iter(self._loader.iterate(at.epoch, batch=at.batch, samples=at.epoch_samples))
+        try:
+            return self._prefetcher.receive(self._prefetcher.send(next(self._iterator)))
+        except StopIteration:
+            raise UserError(
+                f"the train loader ended after {at.batch} batches of epoch {at.epoch}"
+                + (f", but {self._length} were to come" if self._length is not None else ""),
+                cure="Check the loader's length, and loop.limit_train_batches.",
+            ) from None
+
+    def is_over(self, at: Progress) -> bool:
+        """True after the last batch of an epoch. The next one may be sent to the device on this occasion.
+
+        A loader without length must be asked for a batch, to see whether there is one. One that has both a length and a
+        position of its own is not: its state before would have to be taken for each batch.
+        """
+        assert self._iterator is not None
+        last = at.batch == self._length
+        if self._length is not None and (last or self._stateful or not self._prefetcher.ahead):
+            return last
+        if self._stateful:
+            self._ahead_state = self._state(at)
+        try:
+            self._ahead.append(self._prefetcher.send(next(self._iterator)))
+        except StopIteration:
+            # One that ends before its length is reported when the batch is needed.
+            return self._length is None
+        return False
+
+    def state(self, at: Progress) -> dict[str, Any]:
+        """Where the loader stands: after the last batch trained on, not one fetched ahead."""
+        return self._ahead_state or self._state(at)
+
+    def _state(self, at: Progress) -> dict[str, Any]:
+        state: dict[str, Any] = self._loader.state_dict(at.epoch, samples=at.epoch_samples, batch=at.batch)
+        return state
+
+    def close(self) -> None:
+        """End the epoch; the next batch begins another."""
+        iterator, self._iterator = self._iterator, None
+        self._ahead.clear()
+        self._ahead_state = None
+        if (close := getattr(iterator, "close", None)) is not None:
+            close()

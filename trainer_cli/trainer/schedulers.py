@@ -1,4 +1,4 @@
-"""The schedulers of a training: by name, each saved with its settings, and resumed at its position.
+"""The schedulers of a training: by name, each saved with its settings, and resumed at its position; and our own one.
 
 A schedule's settings are those of the config now, its position is the checkpoint's. Torch's schedulers keep both in
 one state, so the state as it was when the scheduler was made is saved too: what has not moved since is a setting.
@@ -8,46 +8,132 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer_cli.checkpoint.model_state import Fitting
 from trainer_cli.config.suggest import did_you_mean
-from trainer_cli.errors import UserError
+from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.optimizers import ONLY, argument_names
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from trainer_cli.trainer.training_loop import TrainingLoop
 
 log = logging.getLogger(__name__)
 
 NAME = "scheduler"
 MOVED = frozenset({"lr", "momentum", "betas"})
 """The settings of parameter groups that torch's schedulers move."""
+_RENAMED = {"trainer_cli.trainer.schedules.WarmupCosine": "trainer_cli.trainer.schedulers.WarmupCosine"}
+"""Classes under the names that earlier versions saved."""
 _LAST = "_last_lr"
 _ABSENT = object()
 
 
-def by_name(given: Any) -> dict[str, Any]:
-    """Schedulers, or what makes them, by name: a mapping's own, `scheduler` for one, `scheduler_2` for the next."""
+def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: Any) -> Callable[[Optimizer], Any]:
+    """What makes a schedule for an optimizer as a config's `scheduler` does.
+
+    Durations such as `1ep` among the settings become steps, and `total_steps`, where `kind` takes it and it is not
+    given, is the number of steps in the loop's `max_duration`.
+    """
+    return lambda optimizer: kind(optimizer, **schedule_settings(kind, settings, loop))
+
+
+def schedule_settings(
+    kind: Callable[..., Any], settings: Mapping[str, Any], loop: TrainingLoop, where: str = NAME
+) -> dict[str, Any]:
+    """The settings of a schedule, in steps.
+
+    Raises:
+        ConfigError: a duration is not a number of steps, or the training's length is needed and unknown.
+    """
+    found = {key: _steps(value, f"{where}.{key}", loop.steps_per_epoch) for key, value in settings.items()}
+    if "total_steps" not in found and "total_steps" in argument_names(kind):
+        if loop.total_steps is None:
+            raise ConfigError(
+                f"the schedule needs the number of steps, and loop.max_duration={loop.settings.max_duration} "
+                "does not tell it",
+                where=where,
+                cure=f"Give loop.max_duration in steps, or set {where}.total_steps.",
+            )
+        found["total_steps"] = loop.total_steps
+    return found
+
+
+def _steps(value: Any, where: str, steps_per_epoch: int | None) -> Any:
+    """A duration string in steps; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        duration = Duration.parse(value)
+    except ValueError:
+        return value
+    steps = duration.steps(steps_per_epoch)
+    if steps is None:
+        raise ConfigError(f"{where} is {value}, which is not a number of steps", where=where)
+    return steps
+
+
+def by_name(given: Any, optimizers: Collection[str] = (ONLY,)) -> dict[str, tuple[str, Any]]:
+    """Name -> (optimizer, schedule or what makes it).
+
+    For one optimizer: a mapping's own names, `scheduler` for one without, `scheduler_2` for the next. For several:
+    one function is called for each of them; a mapping has their names, each with what one optimizer may have.
+
+    Raises:
+        UserError: a mapping names no optimizer.
+    """
+    if list(optimizers) == [ONLY]:
+        return {name: (ONLY, one) for name, one in _several(given, NAME).items()}
+    if not isinstance(given, Mapping):
+        if given is not None and (hasattr(given, "step") or not callable(given)):
+            raise UserError("schedulers: there are several optimizers", cure="Give a mapping of their names.")
+        given = dict.fromkeys(optimizers, given)
+    found: dict[str, tuple[str, Any]] = {}
+    for optimizer, own in given.items():
+        if optimizer not in optimizers:
+            cure = did_you_mean(str(optimizer), optimizers).strip() or f"There are: {', '.join(optimizers)}."
+            raise UserError(f"schedulers: there is no optimizer '{optimizer}'", cure=cure)
+        names = _several(own, str(optimizer))
+        prefix = f"{optimizer}." if isinstance(own, Mapping) else ""
+        found |= {f"{prefix}{name}": (str(optimizer), one) for name, one in names.items()}
+    return found
+
+
+def _several(given: Any, name: str) -> dict[str, Any]:
     if isinstance(given, Mapping):
-        return {str(name): one for name, one in given.items() if one is not None}
+        return {str(key): one for key, one in given.items() if one is not None}
     several = list(given) if isinstance(given, list | tuple) else [given]
     present = [one for one in several if one is not None]
-    return {NAME if index == 0 else f"{NAME}_{index + 1}": one for index, one in enumerate(present)}
+    return {name if index == 0 else f"{name}_{index + 1}": one for index, one in enumerate(present)}
 
 
 class Schedulers:
-    """What steps once after each optimizer step, in the order in which it was given."""
+    """What steps once after each step of its optimizer, in the order in which it was given."""
 
-    def __init__(self, given: Mapping[str, Any], optimizer: Any) -> None:
+    def __init__(self, given: Any = None, optimizers: Mapping[str, Optimizer] | None = None) -> None:
+        self._optimizers = dict(optimizers or {})
         self.live: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
-        for name, one in given.items():
+        self._optimizer_of: dict[str, str] = {}
+        for name, (optimizer, one) in by_name(given, self._optimizers).items() if self._optimizers else ():
             if not hasattr(one, "step") and callable(one):
-                one = one(optimizer)
+                one = one(self._optimizers[optimizer])
             _check(name, one)
             self.live[name] = one
             self._made[name] = _copied(one.state_dict())
+            self._optimizer_of[name] = optimizer
+
+    def of(self, optimizer: str) -> list[Any]:
+        """Those of the optimizer with this name."""
+        return [self.live[name] for name, owner in self._optimizer_of.items() if owner == optimizer]
 
     def state_dict(self) -> dict[str, Any]:
         """Each one's class, its state, and its state as it was made."""
@@ -56,7 +142,7 @@ class Schedulers:
             for name, one in self.live.items()
         }
 
-    def fit(self, saved: Mapping[str, Any] | Sequence[Any], optimizer: Any) -> Fitting:
+    def fit(self, saved: Mapping[str, Any] | Sequence[Any]) -> Fitting:
         """What of saved states does not fit, and the act of going on from them.
 
         Checkpoints of before schedulers had names hold a list of bare states.
@@ -79,7 +165,7 @@ class Schedulers:
             if name not in saved:
                 continue
             kind = saved[name].get("class", _class_name(one))
-            if kind != _class_name(one):
+            if _RENAMED.get(kind, kind) != _class_name(one):
                 rows.append(f"{name}: it is a {_class_name(one)}, but the checkpoint has a {kind}")
                 continue
             made = saved[name].get("made", _ABSENT)
@@ -89,14 +175,15 @@ class Schedulers:
         def take() -> None:
             for line in notes:
                 log.info("schedule %s", line)
-            groups = optimizer.param_groups if optimizer is not None else []
-            rates = [group["lr"] for group in groups]
-            for name, state in states.items():
-                self.live[name].load_state_dict(state)
-            if len(states) > 1:
-                # One that sets the rate as it is put back knows nothing of what the others made of it.
-                for group, rate in zip(groups, rates, strict=True):
-                    group["lr"] = rate
+            for owner, optimizer in self._optimizers.items():
+                own = [name for name in states if self._optimizer_of[name] == owner]
+                rates = [group["lr"] for group in optimizer.param_groups]
+                for name in own:
+                    self.live[name].load_state_dict(states[name])
+                if len(own) > 1:
+                    # One that sets the rate as it is put back knows nothing of what the others made of it.
+                    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                        group["lr"] = rate
 
         return Fitting(rows, take)
 
@@ -210,3 +297,69 @@ def _copied(value: Any) -> Any:
 
 def _class_name(one: Any) -> str:
     return f"{type(one).__module__}.{type(one).__qualname__}"
+
+
+def warmup_cosine(total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> Callable[[int], float]:
+    """The factor on the learning rate at each step.
+
+    It rises linearly over `warmup` steps (the first step already has 1 / (warmup + 1)), then falls along a
+    cosine to `min_ratio` at `total_steps`, and stays there. A warm-up as long as the training is cut to it,
+    with a warning. Form of the schedule: Loshchilov & Hutter, SGDR, arXiv:1608.03983, without restarts.
+    """
+    if warmup < 0:
+        raise UserError(f"warmup is {warmup}, but it must be at least 0 steps", where="scheduler.warmup")
+    if warmup >= total_steps:
+        log.warning("warmup of %d steps is cut: the training has %d steps", warmup, total_steps)
+        warmup = total_steps - 1
+    if not 0 <= min_ratio <= 1:
+        raise UserError(f"min_ratio is {min_ratio}, but it must lie between 0 and 1")
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        done = min(1.0, (step - warmup) / (total_steps - warmup))
+        return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * done))
+
+    return factor
+
+
+class WarmupCosine:
+    """Linear warm-up, then a cosine down to `min_ratio` of the learning rate at `total_steps`.
+
+    Each parameter group keeps its own peak: the learning rate that it is given, also one that is added later.
+    `warmup` is in optimizer steps, or a duration such as `0.1ep` in a config.
+    """
+
+    def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> None:
+        # Not its groups: `load_state_dict` gives an optimizer a new list of them.
+        self._optimizer = optimizer
+        self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
+        self._factor = warmup_cosine(total_steps, warmup, min_ratio)
+        self._step = 0
+        self._apply()
+
+    def step(self) -> None:
+        """Set the learning rates of the next optimizer step."""
+        self._step += 1
+        self._apply()
+
+    def get_last_lr(self) -> list[float]:
+        """The learning rate of each group, as set now."""
+        return [float(group["lr"]) for group in self._optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step: peaks and lengths are the config's."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved step, along the schedule as it is configured now."""
+        self._step = int(state["step"])
+        self._apply()
+
+    def _apply(self) -> None:
+        factor = self._factor(self._step)
+        for group in self._optimizer.param_groups[len(self._peaks) :]:
+            # Saved with the group, as torch's schedules do: after a resume its `lr` is no peak.
+            self._peaks.append(float(group.setdefault("initial_lr", group["lr"])))
+        for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = peak * factor

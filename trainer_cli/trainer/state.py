@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.model_state import Fitting
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.errors import TrainError, UserError
+from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.schedulers import MOVED
 
@@ -26,9 +28,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LATER = ("model", "optimizer/state")
-"""What is read straight to where it is wanted, once it is known that it fits."""
+_SEVERAL = "optimizers"
+"""The states of several optimizers, by name; that of a single one is under `optimizer`."""
 ADVICE = "Go on with what the checkpoint was made with, or begin a new run from its weights with ckpt=."
+
+
+def later(trainer: Trainer) -> tuple[str, ...]:
+    """What is read straight to where it is wanted, once it is known that it fits."""
+    return ("model", *(f"{_place_of(name)}/state" for name in trainer.optimizers))
+
+
+def _place_of(optimizer: str) -> str:
+    """Where an optimizer's state stands in the tree."""
+    return ONLY if optimizer == ONLY else f"{_SEVERAL}/{optimizer}"
 
 
 class Tree(dict[str, Any]):
@@ -61,8 +73,13 @@ def capture(trainer: Trainer, train_loader: Any) -> Tree:
         callbacks={name: own for name, call in trainer.callbacks.items() if (own := call.state_dict())},
         rng=trainer.rng or model_state.capture_rng(),
     )
-    if trainer.optimizer is not None:
-        state["optimizer"] = capture_optimizer(trainer.model, trainer.optimizer)
+    captured = {name: capture_optimizer(trainer.model, one) for name, one in trainer.optimizers.items()}
+    if ONLY in captured:
+        state[ONLY] = captured[ONLY]
+    elif captured:
+        state[_SEVERAL] = captured
+    if own := trainer.step.state_dict():
+        state["step"] = own
     if trainer.scaler is not None:
         state["scaler"] = trainer.scaler.state_dict()
     if train_loader is not None:
@@ -103,31 +120,39 @@ def take_all(trainer: Trainer, train_loader: Any, lazy: LazyState, keep_settings
     """
     state = lazy.tree
     fittings = {"model": _of_model(trainer, lazy)}
-    if trainer.optimizer is not None:
-        optimizer = trainer.optimizer
-        moved = MOVED if trainer.schedulers.live else ()
-        fittings["optimizer"] = _of(
-            state,
-            "optimizer",
-            lambda own: fit_optimizer(
-                trainer.model, optimizer, own, keep_settings=keep_settings, moved=moved, lazy=lazy
-            ),
-        )
-    fittings["schedulers"] = _of(state, "schedulers", lambda own: trainer.schedulers.fit(own, trainer.optimizer))
+    saved = {ONLY: state[ONLY]} if ONLY in state else state.get(_SEVERAL, {})
+    for name, optimizer in trainer.optimizers.items():
+        moved = MOVED if trainer.schedulers.of(name) else ()
+        keep = [key.removeprefix(f"{name}.") for key in keep_settings if "." not in key or key.startswith(f"{name}.")]
+        fit = partial(fit_optimizer, trainer.model, optimizer, keep_settings=keep, moved=moved, lazy=lazy)
+        fittings[_place_of(name)] = _of(saved, name, fit)
+    if trainer.optimizers:
+        fittings |= {
+            _place_of(name): Fitting(["not in this training"], _nothing)
+            for name in saved
+            if name not in trainer.optimizers
+        }
+    fittings["schedulers"] = _of(state, "schedulers", trainer.schedulers.fit)
+    if "step" in state:
+        fittings["step"] = Fitting([], lambda: trainer.step.load_state_dict(state["step"]))
     fittings["scaler"] = _of_scaler(trainer, state)
     fittings["progress"] = _of(state, "progress", lambda own: _of_progress(trainer.progress, own))
     fittings["loop"] = _of(state, "loop", lambda own: _of_loop(trainer, own))
-    fittings["rng"] = _of(state, "rng", lambda own: Fitting(model_state.rng_faults(own), lambda: None))
-    saved = state.get("callbacks", {})
+    fittings["rng"] = _of(state, "rng", lambda own: Fitting(model_state.rng_faults(own), _nothing))
+    of_callbacks = state.get("callbacks", {})
     for name, callback in trainer.callbacks.items():
-        if name in saved:
-            fittings[f"callbacks.{name}"] = _of_callback(callback, saved[name])
+        if name in of_callbacks:
+            fittings[f"callbacks.{name}"] = _of_callback(callback, of_callbacks[name])
     if train_loader is not None:
         fittings["data"] = _of(state, "data", lambda own: _of_data(train_loader, own))
     _take(fittings, lazy, path)
     for line in _one_sided(trainer, state):
         log.warning("%s", line)
     trainer.rng = state["rng"]
+
+
+def _nothing() -> None:
+    """Takes nothing."""
 
 
 def _take(fittings: Mapping[str, Fitting], lazy: LazyState, path: Path) -> None:
@@ -143,11 +168,11 @@ def _take(fittings: Mapping[str, Fitting], lazy: LazyState, path: Path) -> None:
 
 def _of(state: Mapping[str, Any], owner: str, fit: Callable[[Any], Fitting]) -> Fitting:
     if owner not in state:
-        return Fitting(["missing in the checkpoint"], lambda: None)
+        return Fitting(["missing in the checkpoint"], _nothing)
     try:
         return fit(state[owner])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        return Fitting([f"is not what this version saves: {type(error).__name__}: {error}"], lambda: None)
+        return Fitting([f"is not what this version saves: {type(error).__name__}: {error}"], _nothing)
 
 
 def _of_model(trainer: Trainer, lazy: LazyState) -> Fitting:
@@ -157,7 +182,7 @@ def _of_model(trainer: Trainer, lazy: LazyState) -> Fitting:
 def _of_scaler(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:
     scaler, own = trainer.scaler, state.get("scaler")
     if scaler is None or own is None:
-        return Fitting([], lambda: None)
+        return Fitting([], _nothing)
     return Fitting(scaler.check_state(own), lambda: scaler.load_state_dict(own))
 
 
@@ -165,7 +190,7 @@ def _of_progress(progress: Progress, own: Any) -> Fitting:
     try:
         Progress().load_state_dict(own)
     except ValueError as error:
-        return Fitting([str(error)], lambda: None)
+        return Fitting([str(error)], _nothing)
     return Fitting([], lambda: progress.load_state_dict(own))
 
 
@@ -181,7 +206,7 @@ def _of_data(train_loader: Any, own: Mapping[str, Any]) -> Fitting:
         # Without the position of the loader's own, which it would keep as soon as it has seen that the rest fits.
         train_loader.check_state({**own, "loader": None})
     except TrainError as error:
-        return Fitting([error.what], lambda: None)
+        return Fitting([error.what], _nothing)
     return Fitting([], lambda: train_loader.check_state(own))
 
 
@@ -202,6 +227,8 @@ def _one_sided(trainer: Trainer, state: Mapping[str, Any]) -> list[str]:
         for name, callback in trainer.callbacks.items()
         if name not in saved and callback.state_dict()
     ]
+    if "step" not in state and trainer.step.state_dict():
+        lines.append("the step keeps state, but the checkpoint has none of it: it begins anew")
     if trainer.scaler is None and "scaler" in state:
         lines.append("the checkpoint has a loss scale, but there is none in this precision: it is dropped")
     if trainer.scaler is not None and "scaler" not in state:

@@ -5,7 +5,6 @@ leave_compiler_out   `torch._dynamo` is half of the time to the first step. Torc
                      The wrappers are recognised layer by layer; where they differ, nothing is changed.
 step_lightly         the same wrappers cost each step; where they differ, `optimizer.step` stays as it is.
 foreach_…_           one kernel for many tensors; where there is none, one for each tensor.
-allow_skipped_steps  torch's schedulers warn where no optimizer step came before theirs.
 overflow_flags       which steps GradScaler skips, without waiting for the device; where missing, none is counted.
 """
 
@@ -80,16 +79,6 @@ def step_lightly(optimizer: Optimizer) -> None:
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
-def zero_grad(optimizer: Optimizer) -> None:
-    """Set all gradients to None; by the optimizer's own `zero_grad`, where it is not torch's."""
-    if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
-        optimizer.zero_grad()
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
-
-
 def foreach_div_(tensors: list[Tensor], divisor: float | Tensor) -> None:
     """Divide each tensor in place."""
     if (kernel := getattr(torch, "_foreach_div_", None)) is not None:
@@ -115,11 +104,6 @@ def foreach_copy_(tensors: list[Tensor], sources: list[Tensor]) -> None:
         return
     for tensor, source in zip(tensors, sources, strict=True):
         tensor.copy_(source)
-
-
-def allow_skipped_steps(optimizer: Optimizer) -> None:
-    """Have torch's schedulers not warn where loss scaling skipped all steps before theirs."""
-    optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def overflow_flags(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> list[Tensor]:

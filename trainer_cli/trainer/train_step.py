@@ -1,180 +1,261 @@
-"""One batch through the model, and what its outputs mean."""
+"""The training step: forward, backward and optimizer steps of one batch. A subclass trains in another way."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.batch import leading_size
+from trainer_cli.trainer.metrics import Number, batch_weight, read_outputs
+from trainer_cli.trainer.torch_compat import foreach_div_
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from trainer_cli.trainer.trainer import Trainer
 
-Number = int | float
+
+class _Updated:
+    """One optimizer, and what its step needs."""
+
+    def __init__(self, name: str, optimizer: Optimizer, schedulers: list[Any], grad_norm: Tensor | None) -> None:
+        self.name, self.optimizer, self.schedulers = name, optimizer, schedulers
+        self.grad_norm = grad_norm
+        self.clears = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer)
+        """Whether it has its own way to clear gradients. Torch's takes 7 us more a step than a loop over them."""
+        self.pending = False
+        """Whether a backward has been made for it since its last step."""
+        self.weight: Number | Tensor = 0
+        """Sum of the weights of these backwards, in units of the first."""
+        self.list_parameters()
+
+    def list_parameters(self) -> None:
+        """What the optimizer changes: gradients of other parameters are neither divided nor clipped."""
+        groups = self.optimizer.param_groups
+        self.group_count = len(groups)
+        self.parameters = [parameter for group in groups for parameter in group["params"]]
 
 
-def sample_count(batch: Any) -> int:
-    """The leading size of the first tensor in a batch: how many samples it holds.
+class TrainStep:
+    """Forward, backward and optimizer step of one batch: one loss, and all optimizers stepped together.
 
-    Raises:
-        UserError: the batch holds no tensor with a leading dimension.
-    """
-    size = leading_size(batch)
-    if size is None:
-        raise UserError(
-            f"cannot tell how many samples a batch of type {type(batch).__name__} holds: it has no tensor with a "
-            "leading dimension",
-            cure="Give batches as tensors, or as lists, tuples, mappings or dataclasses of them.",
-        )
-    return size
-
-
-def batch_weight(outputs: Mapping[str, Any], size: int) -> Number | Tensor:
-    """How much a batch counts in means and gradients: the outputs' `weight`, else its number of samples."""
-    weight: Number | Tensor = outputs.get("weight", size)
-    if not isinstance(weight, Tensor):
-        return weight
-    # Sums of weights in 16 bits would be off by whole samples.
-    weight = weight.detach().reshape(())
-    return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
-
-
-def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
-    """Loss and further outputs of a model: a scalar tensor, `(loss, outputs)`, or a mapping with `loss`.
-
-    Raises:
-        UserError: the outputs are of none of these forms.
-    """
-    rest: Mapping[str, Any] = {}
-    if isinstance(outputs, Tensor):
-        loss = outputs
-    elif isinstance(outputs, Mapping):
-        if "loss" not in outputs:
-            raise UserError(f"the model returned a mapping without 'loss'; it has {sorted(map(str, outputs))}")
-        loss, rest = outputs["loss"], outputs
-    elif isinstance(outputs, tuple) and len(outputs) == 2:
-        loss, rest = outputs[0], outputs[1] if isinstance(outputs[1], Mapping) else rest
-    else:
-        raise UserError(
-            f"the model returned {type(outputs).__name__}, expected a loss, (loss, outputs), or a mapping with 'loss'"
-        )
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise UserError(f"the model's loss is {what}, expected a scalar tensor")
-    return loss, rest
-
-
-_NUMBERS = (int, float, np.integer, np.floating)
-_NOT_METRICS = frozenset({"loss", "weight", "tokens"})
-
-
-class WeightedMeans:
-    """Weighted means of scalars, summed on the device; the host waits only in `means`.
-
-    What was counted once stays in its state, as zero: that keeps the form which saves have got ready for.
+    A subclass overrides `train_batch`, and calls `forward`, `backward` and `optimizer_step` in its own order. These
+    call the hooks, scale the loss, weight accumulated batches, clip gradients and step the schedulers. `trainer`,
+    `model`, `device` and `batch_size` (samples in this batch) are set before `train_batch` is called.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._dtype = torch.float32 if device.type == "mps" else torch.float64
-        self._sums: dict[str, Tensor] = {}
-        self._weights: dict[str, Number | Tensor] = {}
-        self._counted: dict[str, None] = {}
-        """Names since the last reset, in the order in which they came."""
-        self.loss_is_finite = True
-        """Whether all losses in the last `means` were; their mean is NaN too where all weights are zero."""
+    trainer: Trainer
+    model: nn.Module
+    device: torch.device
+    batch_size: int = 0
+    _updated: tuple[_Updated, ...] = ()
+    _unit: Number | Tensor | None = None
+    _before_backward: Sequence[Callable[..., Any]]
+    _after_backward: Sequence[Callable[..., Any]]
+    _has_stepped = False
 
-    def add(self, loss: Tensor, outputs: Mapping[str, Any], weight: Number | Tensor) -> None:
-        """Count one batch: its loss, and every other number of its outputs, as a tensor without dimensions or not."""
-        self._count("loss", loss.detach().reshape(()), weight)
-        for name, value in outputs.items():
-            if name in _NOT_METRICS:
-                continue
-            if isinstance(value, Tensor):
-                if value.ndim == 0 and not value.is_complex() and value.dtype is not torch.bool:
-                    self._count(name, value.detach(), weight)
-            elif isinstance(value, _NUMBERS) and not isinstance(value, bool):
-                self._count(name, float(value), weight)
+    def train_batch(self, batch: Any) -> Any:
+        """Forward and backward of one batch, which is on the device. Returns what a model may return.
 
-    def _count(self, name: str, value: float | Tensor, weight: Number | Tensor) -> None:
-        total = self._sums.get(name)
-        if total is None:
-            total = self._sums[name] = torch.zeros((), dtype=self._dtype, device=self._device)
-            self._weights[name] = 0
-        self._counted[name] = None
-        # A Python number goes along with the kernel's launch; as a tensor it would be copied, and waited for.
-        if not isinstance(weight, Tensor):
-            total.add_(value, alpha=weight)
-        else:
-            weight = weight.to(self._dtype)
-            if isinstance(value, Tensor):
-                total.addcmul_(value.to(self._dtype), weight)
-            else:
-                total.add_(weight, alpha=value)
-        self._weights[name] = self._weights[name] + weight
+        The result is a loss, `(loss, outputs)`, or a mapping with `loss`; other scalars in it are metrics, and
+        `weight` and `tokens` count as from a model. An optimizer may be stepped here if there is no accumulation.
+        """
+        raw = self.forward(batch)
+        loss, outputs = read_outputs(raw)
+        self.backward(loss, weight=batch_weight(outputs, self.batch_size) if outputs else self.batch_size)
+        return raw
 
-    @property
-    def empty(self) -> bool:
-        """True where nothing has been counted."""
-        return not self._counted
+    def update(self) -> None:
+        """Called after the last batch of a step: steps each optimizer that has gradients, in their order."""
+        for one in self._updated:
+            if one.pending:
+                self._step(one)
 
-    def means(self) -> dict[str, float]:
-        """The means so far; one wait for the device, however many there are."""
-        if not self._counted:
-            return {}
-        values = [self._sums[name] / self._weights[name] for name in self._counted]
-        *means, loss_sum = torch.stack([*values, self._sums["loss"]]).tolist()
-        self.loss_is_finite = math.isfinite(loss_sum)
-        return dict(zip(self._counted, means, strict=True))
-
-    def reset(self) -> None:
-        """Forget everything counted."""
-        self._counted.clear()
-        for name, total in self._sums.items():
-            total.zero_()
-            weight = self._weights[name]
-            self._weights[name] = torch.zeros_like(weight) if isinstance(weight, Tensor) else 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sums and weights, so that a mean begun before a stop ends as if there had been none."""
-        return {"sums": dict(self._sums), "weights": dict(self._weights), "counted": list(self._counted)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back saved sums."""
-        self._sums = {name: total.to(self._device, self._dtype, copy=True) for name, total in state["sums"].items()}
-        self._weights = {
-            name: weight.to(self._device) if isinstance(weight, Tensor) else weight
-            for name, weight in state["weights"].items()
-        }
-        # The first states held nothing but what was counted.
-        self._counted = dict.fromkeys(state.get("counted", self._sums))
-
-
-class Forward:
-    """Calls the model on a batch that is on the device, with the hooks around it and under autocast."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._model = trainer.model
-        self._autocast = trainer.precision.autocast(trainer.device)
-        self._before, self._after = trainer.hooks["on_before_forward"], trainer.hooks["on_after_forward"]
-
-    def __call__(self, batch: Any) -> Any:
+    def forward(self, batch: Any) -> Any:
+        """The model's outputs for a batch, under autocast, with the hooks around it. Evaluation calls it, too."""
         args: list[Any] = [batch]
         kwargs: dict[str, Any] = {}
-        for call in self._before:
-            call(self._trainer, self._model, batch, args, kwargs)
+        for call in self._before_forward:
+            call(self.trainer, self.model, batch, args, kwargs)
         if self._autocast is None:
-            outputs = self._model(*args, **kwargs)
+            outputs = self.model(*args, **kwargs)
         else:
             with self._autocast:
-                outputs = self._model(*args, **kwargs)
-        for call in self._after:
-            call(self._trainer, self._model, outputs, batch)
+                outputs = self.model(*args, **kwargs)
+        for call in self._after_forward:
+            call(self.trainer, self.model, outputs, batch)
         return outputs
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The number format of `precision`, for a step that calls parts of the model."""
+        return self._autocast or nullcontext()
+
+    def backward(self, loss: Tensor, optimizer: str | None = None, *, weight: Number | Tensor | None = None) -> None:
+        """Add the gradients of a loss.
+
+        Args:
+            optimizer: its parameters alone receive gradients; not given: all parameters.
+            weight: of the batch in an accumulated gradient; not given: its number of samples.
+        """
+        for call in self._before_backward:
+            call(self.trainer, self.model, loss)
+        updated = self._updated if optimizer is None else (self._named(optimizer),)
+        share = loss
+        if self._accumulates:
+            weight = self.batch_size if weight is None else weight
+            # In units of the first weight: gradients as large as those of one batch, which 16 bits hold.
+            if self._unit is None:
+                self._unit = _not_zero(weight)
+            part = weight / self._unit
+            share = loss * part
+            for one in updated:
+                one.weight = one.weight + part
+        if self._scaler is not None:
+            share = self._scaler.scaled(share)
+        if len(updated) == len(self._updated):
+            share.backward()  # type: ignore[no-untyped-call]
+        else:
+            inputs = [parameter for parameter in updated[0].parameters if parameter.requires_grad]
+            share.backward(inputs=inputs)  # type: ignore[no-untyped-call]
+        for one in updated:
+            one.pending = True
+        for call in self._after_backward:
+            call(self.trainer, self.model, loss)
+
+    def optimizer_step(self, optimizer: str | None = None) -> None:
+        """Step one optimizer, or all: unscale, divide and clip its gradients, step it, clear them, step its schedulers.
+
+        Raises:
+            UserError: further batches of an accumulated step are still to come.
+        """
+        for one in self._updated if optimizer is None else (self._named(optimizer),):
+            self._step(one)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What of the step's own must survive a resume. Empty: nothing is saved."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+    def bind_model(self, trainer: Trainer) -> None:
+        """Called by the loops: what `forward` works with."""
+        hooks = trainer.hooks
+        self.trainer, self.model, self.device = trainer, trainer.model, trainer.device
+        self._autocast = trainer.precision.autocast(trainer.device)
+        self._before_forward, self._after_forward = hooks["on_before_forward"], hooks["on_after_forward"]
+
+    def bind(self, trainer: Trainer) -> None:
+        """Called by the training loop, between two steps: what the other methods work with."""
+        self.bind_model(trainer)
+        hooks, precision, norms = trainer.hooks, trainer.precision, self.grad_norms()
+        self._scaler, self._precision, self._strategy = trainer.scaler, precision, trainer.strategy
+        self._clips = precision.clip_norm is not None or precision.clip_value is not None
+        self._accumulates = trainer.loop.settings.grad_accum_steps != 1
+        self._complete, self._scale_used = not self._accumulates, False
+        self._unit = None
+        self._updated = tuple(
+            _Updated(name, optimizer, trainer.schedulers.of(name), norms.get(name))
+            for name, optimizer in trainer.optimizers.items()
+        )
+        self._before_backward, self._after_backward = hooks["on_before_backward"], hooks["on_after_backward"]
+        self._before_step, self._after_step = hooks["on_before_optimizer_step"], hooks["on_after_optimizer_step"]
+        self._before_zero = hooks["on_before_optimizer_zero_grad"]
+        self._after_zero = hooks["on_after_optimizer_zero_grad"]
+        self._before_lr, self._after_lr = hooks["on_before_scheduler_step"], hooks["on_after_scheduler_step"]
+
+    def grad_norms(self) -> dict[str, Tensor]:
+        """The norm of each optimizer's gradients at its last step, before clipping, where it was taken."""
+        return {one.name: one.grad_norm for one in self._updated if one.grad_norm is not None}
+
+    def end_step(self) -> None:
+        """Called by the training loop after the last batch of a step.
+
+        Raises:
+            UserError: gradients are left, which no checkpoint would hold; or no optimizer has ever made a step.
+        """
+        self._complete = True
+        self.update()
+        if self._scale_used:
+            assert self._scaler is not None
+            self._scaler.update()
+            self._scale_used = False
+        for one in self._updated:
+            if one.pending:
+                raise UserError(
+                    f"{type(self).__name__}.update left gradients of the optimizer '{one.name}', which a checkpoint "
+                    "does not hold",
+                    cure=f"Call self.optimizer_step({one.name!r}) in it.",
+                )
+        if not self._has_stepped:
+            raise UserError(
+                f"{type(self).__name__} has stepped no optimizer",
+                cure="Call self.backward(loss) in train_batch, not loss.backward().",
+            )
+        if self._accumulates:
+            self._complete, self._unit = False, None
+
+    def _step(self, one: _Updated) -> None:
+        if not self._complete:
+            raise UserError(
+                f"{type(self).__name__}.train_batch steps the optimizer '{one.name}', but batches of this "
+                "step are still to come",
+                where="loop.grad_accum_steps",
+                cure="Step it in update(), which is called after the last batch of a step.",
+            )
+        trainer, model, optimizer, scaler = self.trainer, self.model, one.optimizer, self._scaler
+        if scaler is not None:
+            scaler.unscale(optimizer)
+        if len(optimizer.param_groups) != one.group_count:
+            one.list_parameters()
+        if self._accumulates:
+            foreach_div_([each.grad for each in one.parameters if each.grad is not None], one.weight)
+            one.weight = 0
+        for call in self._before_step:
+            call(trainer, model, optimizer)
+        if self._clips:
+            one.grad_norm = self._precision.clip(one.parameters, self._strategy)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            self._scale_used = True
+        for call in self._after_step:
+            call(trainer, model, optimizer)
+        for call in self._before_zero:
+            call(trainer, model, optimizer)
+        if one.clears:
+            optimizer.zero_grad()
+        else:
+            for parameter in one.parameters:
+                parameter.grad = None
+        for call in self._after_zero:
+            call(trainer, model, optimizer)
+        for scheduler in one.schedulers:
+            for call in self._before_lr:
+                call(trainer, model, optimizer, scheduler)
+            scheduler.step()
+            for call in self._after_lr:
+                call(trainer, model, optimizer, scheduler)
+        one.pending = False
+        self._has_stepped = True
+
+    def _named(self, name: str) -> _Updated:
+        for one in self._updated:
+            if one.name == name:
+                return one
+        known = [one.name for one in self._updated]
+        raise UserError(
+            f"there is no optimizer '{name}'", cure=did_you_mean(name, known).strip() or f"There are: {known}."
+        )
+
+
+def _not_zero(weight: Number | Tensor) -> Number | Tensor:
+    """The weight, or 1 for a batch that counts nothing; without a wait for the device."""
+    return torch.where(weight == 0, 1, weight) if isinstance(weight, Tensor) else weight or 1

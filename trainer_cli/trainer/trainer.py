@@ -21,17 +21,30 @@ from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.base import Logger, RunFacts
+from trainer_cli.parallel.single import Single
+from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.trainer.finite import check_end
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, second_to
 from trainer_cli.trainer.metric_logger import MetricLogger
+from trainer_cli.trainer.optimizers import made_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.sanity_check import sanity_check
 from trainer_cli.trainer.schedulers import Schedulers, by_name
-from trainer_cli.trainer.setup import made, named, pick_device, reset, seed_everything, settings_of, typed
-from trainer_cli.trainer.state import LATER, capture, take_all, take_for_evaluation, take_weights
+from trainer_cli.trainer.setup import (
+    be_deterministic,
+    made,
+    named,
+    pick_device,
+    reset,
+    seed_everything,
+    settings_of,
+    typed,
+)
+from trainer_cli.trainer.state import capture, later, take_all, take_for_evaluation, take_weights
 from trainer_cli.trainer.stopping import Stop
 from trainer_cli.trainer.torch_compat import leave_compiler_out, step_lightly
+from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.training_loop import TrainingLoop
 from trainer_cli.trainer.validation_loop import EvaluationInterruptedError, ValidationLoop
 
@@ -68,21 +81,25 @@ UNSET = Unset()
 
 
 class Trainer:
-    """Trains a model with one optimizer and one loss a step, and evaluates it.
+    """Trains a model and evaluates it.
 
     Args:
         model: a module, or a function without arguments that makes one. Its forward takes a batch and returns a
             loss, `(loss, outputs)`, or a mapping with `loss`; every other scalar of a mapping is a metric.
-        optimizer: an optimizer over the model's parameters, or a function `model -> optimizer`. None: the
-            trainer can only validate.
+        optimizer: an optimizer over the model's parameters, a function `model -> optimizer`, or a mapping of names
+            to either. None: the trainer can only validate.
         schedulers: a schedule, a function `optimizer -> schedule`, or a list or mapping by name of either; each
-            steps once per optimizer step. The name is the key of its saved state.
+            steps once per step of its optimizer. The name is the key of its saved state. For several optimizers, a
+            function that is called for each, or a mapping of their names to what one optimizer may have.
+        step: forward, backward and optimizer steps of one batch; None: one loss, all optimizers stepped together.
         precision: number format, loss scaling and clipping.
         loop: how long, and what how often.
         checkpoint: the CheckpointerCallback (or a subclass); it is called after all other callbacks.
         callbacks, loggers: sequences, or mappings by name. The name is the key of a callback's saved state.
         seed: seeds python, numpy and torch before the model is made.
+        deterministic: only deterministic kernels, for the whole process.
         device: `auto`, or a torch device's name.
+        strategy: how many processes train the model; None: this one alone.
         run_dir, name, console: where loggers write, the run's name, and the console's style.
     """
 
@@ -90,21 +107,25 @@ class Trainer:
         self,
         *,
         model: nn.Module | Callable[[], nn.Module],
-        optimizer: torch.optim.Optimizer | Factory | None = None,
+        optimizer: torch.optim.Optimizer | Factory | Mapping[str, torch.optim.Optimizer | Factory] | None = None,
         schedulers: Any = None,
+        step: TrainStep | None = None,
         precision: Precision | None = None,
         loop: TrainingLoop | None = None,
         checkpoint: CheckpointSaver | None = None,
         callbacks: Mapping[str, Callback] | Sequence[Callback] = (),
         loggers: Mapping[str, Logger] | Sequence[Logger] = (),
         seed: int | None = None,
+        deterministic: bool = False,
         device: str = "auto",
+        strategy: Strategy | None = None,
         run_dir: str | Path | None = None,
         name: str = "default",
         console: str = "auto",
     ) -> None:
         self.precision = typed("precision", precision or Precision(), Precision)
         self.loop = typed("loop", loop or TrainingLoop(), TrainingLoop)
+        self.step = typed("step", step or TrainStep(), TrainStep)
         self.callbacks = named("callbacks", callbacks, Callback)
         if checkpoint is not None:
             if "checkpoint" in self.callbacks:
@@ -116,31 +137,36 @@ class Trainer:
         self.metric_logger = MetricLogger(self.loggers)
         self.hooks = Hooks(self.callbacks, families={"validate", self.loop.validation.hook})
         self.device = pick_device(device)
+        self.strategy = typed("strategy", strategy or Single(), Strategy)
         self.seed = None if seed is None else typed("seed", seed, int)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.name, self.console = name, console
+        if deterministic:
+            be_deterministic()
         if seed is not None:
             seed_everything(seed)
         self.hooks.call("pre_setup", self)
-        if not isinstance(model, nn.Module) and isinstance(optimizer, torch.optim.Optimizer):
+        given = optimizer.values() if isinstance(optimizer, Mapping) else (optimizer,)
+        if not isinstance(model, nn.Module) and any(isinstance(one, torch.optim.Optimizer) for one in given):
             raise UserError(
                 "optimizer is an instance, but model is a function: the optimizer cannot hold its parameters",
                 cure="Give the optimizer as a function `model -> optimizer`.",
             )
         self._given_model = model
-        self.model: nn.Module = typed("model", made(model, nn.Module), nn.Module).to(self.device)
-        self.optimizer: torch.optim.Optimizer | None = None
-        if optimizer is not None:
-            leave_compiler_out()
-            given = made(optimizer, torch.optim.Optimizer, self.model)
-            self.optimizer = typed("optimizer", given, torch.optim.Optimizer)
-            step_lightly(self.optimizer)
-        self._first_settings = [] if self.optimizer is None else settings_of(self.optimizer)
+        own: nn.Module = typed("model", made(model, nn.Module), nn.Module)
+        self.model: nn.Module = self.strategy.place(own, self.device)
+        leave_compiler_out()
+        self.optimizers = made_optimizers(optimizer, self.model)
+        for one in self.optimizers.values():
+            step_lightly(one)
+        self._first_settings = {name: settings_of(one) for name, one in self.optimizers.items()}
         self._first_states: dict[str, dict[str, Any]] = {}
         self._used = False
-        self.scaler: LossScaler | None = self.precision.scaler(self.device) if optimizer is not None else None
-        self._given_schedulers = by_name(schedulers)
-        self.schedulers = Schedulers({}, self.optimizer)
+        self.scaler: LossScaler | None = self.precision.scaler(self.device) if self.optimizers else None
+        self._given_schedulers = schedulers
+        if self.optimizers:
+            by_name(schedulers, self.optimizers)
+        self.schedulers = Schedulers()
         self.progress = Progress()
         self.checkpointer = make_sync_checkpointer() if checkpoint is None else checkpoint.checkpointer
         self.stop_request: Stop | None = None
@@ -177,16 +203,17 @@ class Trainer:
                 None: begin anew, from step 0, with a new optimizer state, and with new weights where `model` was given
                 as a function; a path: from this checkpoint, and no other in its place.
             states: `("all",)`, or `("model",)` to take the weights alone and start at step 0.
-            keep_settings: optimizer settings (such as `lr`) that stay as configured, whatever the checkpoint says.
+            keep_settings: optimizer settings (such as `lr`, or `NAME.lr` of one of several) that stay as configured,
+                whatever the checkpoint says.
 
         Raises:
             UserError: no optimizer, an empty loader, a model or a loader that does not keep its contract.
             CheckpointError: the checkpoint named is not valid, or does not fit.
             NotFiniteError: the loss, or the weights at the end, are not finite.
         """
-        if self.optimizer is None:
+        if not self.optimizers:
             raise UserError("this trainer has no optimizer, so it can only validate", cure="Give it an optimizer.")
-        train = as_loader(train_loader, shuffle=True, seed=self.seed or 0)
+        train = as_loader(train_loader, shuffle=True, seed=self.seed or 0, pin_memory=self.device.type == "cuda")
         val = self._val_loaders(val_loader)
         self._train_loader = train
         if promise := getattr(train, "promise", None):
@@ -197,7 +224,8 @@ class Trainer:
             self._reset()
         self._used = True
         # What an interrupted step of an earlier fit left would be added to the first one's.
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
         try:
             with ExitStack() as stack:
                 for loader in (train, *val.values()):
@@ -358,18 +386,18 @@ class Trainer:
 
     def _make_schedulers(self) -> None:
         """Make the schedules, once: over a trained optimizer, they would take its rates for the first ones."""
-        if self.optimizer is not None and not self.schedulers.live:
-            self.schedulers = Schedulers(self._given_schedulers, self.optimizer)
+        if not self.schedulers.live:
+            self.schedulers = Schedulers(self._given_schedulers, self.optimizers)
 
     def _reset(self) -> None:
         """Take back what an earlier fit has changed. A model given as an instance keeps its weights."""
-        assert self.optimizer is not None
         if self.seed is not None:
             seed_everything(self.seed)
         if not isinstance(self._given_model, nn.Module):
             self.model.load_state_dict(made(self._given_model, nn.Module).state_dict())
-        reset(self.optimizer, self._first_settings)
-        self.schedulers = Schedulers({}, self.optimizer)
+        for name, optimizer in self.optimizers.items():
+            reset(optimizer, self._first_settings[name])
+        self.schedulers = Schedulers()
         self.scaler = self.precision.scaler(self.device)
         for name, state in self._first_states.items():
             if state:
@@ -395,7 +423,7 @@ class Trainer:
         """
         self.hooks.call("on_before_load_checkpoint", self, path)
         seen = self.hooks["preprocess_checkpoint"] or self.hooks["on_load_checkpoint"]
-        with self.checkpointer.reading(path, parts, () if seen else LATER) as lazy:
+        with self.checkpointer.reading(path, parts, () if seen else later(self)) as lazy:
             self._preprocess(path, lazy.tree)
             yield lazy
 
@@ -414,10 +442,9 @@ class Trainer:
             self.rng = None
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
-        """What the optimizer changes: gradients of other parameters are neither divided nor clipped."""
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        return [parameter for group in groups for parameter in group["params"]]
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer, the first of several; None where the trainer can only validate."""
+        return next(iter(self.optimizers.values()), None)
 
     @property
     def samples_this_time(self) -> int:
@@ -476,7 +503,8 @@ class Trainer:
             return {}
         if not isinstance(val_loader, Mapping):
             val_loader = {"val": val_loader}
-        return {name: as_loader(loader, shuffle=False, seed=self.seed or 0) for name, loader in val_loader.items()}
+        settings: dict[str, Any] = {"seed": self.seed or 0, "pin_memory": self.device.type == "cuda"}
+        return {name: as_loader(loader, shuffle=False, **settings) for name, loader in val_loader.items()}
 
     def _epoch(self) -> float:
         per_epoch = self.loop.steps_per_epoch

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.config.schema import LoopConfig, check_duration
@@ -17,10 +16,10 @@ from trainer_cli.trainer.duration import Duration, Unit
 from trainer_cli.trainer.finite import LossCheck
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.intervals import Interval, epoch_steps, limited_batches, total_steps
-from trainer_cli.trainer.prefetch import DevicePrefetcher, Direct, device_prefetcher
+from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
+from trainer_cli.trainer.optimizers import ONLY
+from trainer_cli.trainer.prefetch import TrainBatches, device_prefetcher
 from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
-from trainer_cli.trainer.torch_compat import allow_skipped_steps, foreach_div_, zero_grad
-from trainer_cli.trainer.train_step import Forward, Number, WeightedMeans, batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.validation_loop import ValidationLoop
 
 if TYPE_CHECKING:
@@ -67,12 +66,8 @@ class TrainingLoop:
         self.pending_eval_record: dict[str, float] | None = None
         self.epoch_batches: int | None = None
         self.epoch_offset = 0
-        self._batches: Iterator[Any] | None = None
-        self._ahead: list[Any] = []
-        self._prefetcher: DevicePrefetcher = Direct(torch.device("cpu"))
-        self._ahead_state: dict[str, Any] | None = None
+        self._batches: TrainBatches | None = None
         self._means_since_log: WeightedMeans | None = None
-        self._grad_norm: Tensor | None = None
         self._saved_means: dict[str, Any] | None = None
         self._loss_check = LossCheck()
         self._counts_tokens = False
@@ -87,10 +82,8 @@ class TrainingLoop:
             UserError: as from `learn_lengths`.
         """
         self._train_loader = train_loader
-        # What a loader counts a position in is not always the leading size of its batches.
-        self._position_size: int | None = getattr(train_loader, "samples_per_batch", None)
-        self._prefetcher = device_prefetcher(trainer.device)
         self.learn_lengths(train_loader, resumed)
+        self._batches = TrainBatches(train_loader, device_prefetcher(trainer.device), self.epoch_batches)
         if self._means_since_log is None:
             self._means_since_log = WeightedMeans(trainer.device)
             if self._saved_means is not None:
@@ -199,7 +192,8 @@ class TrainingLoop:
                 stop = self._run_until_eval(trainer, val_loaders, loop_idx)
                 loop_idx += 1
         finally:
-            self._end_epoch_iterator()
+            if self._batches is not None:
+                self._batches.close()
         return stop
 
     def why_stop(self, trainer: Trainer) -> Stop | None:
@@ -222,22 +216,13 @@ class TrainingLoop:
 
     def reset(self) -> None:
         """Forget what an earlier training left."""
-        self._means_since_log, self._saved_means, self.pending_eval_record, self._grad_norm, self._loss_check = (
-            None,
-            None,
-            None,
-            None,
-            LossCheck(),
-        )
+        self._means_since_log, self._saved_means, self.pending_eval_record = None, None, None
+        self._loss_check = LossCheck()
 
     def data_state(self, trainer: Trainer) -> dict[str, Any]:
         """Where the train loader stands: after the last batch trained on, not one fetched ahead."""
-        return self._ahead_state or self._loader_state(trainer)
-
-    def _loader_state(self, trainer: Trainer) -> dict[str, Any]:
-        now = trainer.progress
-        state: dict[str, Any] = self._train_loader.state_dict(now.epoch, samples=now.epoch_samples, batch=now.batch)
-        return state
+        assert self._batches is not None
+        return self._batches.state(trainer.progress)
 
     def _first_moments(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop | None:
         """What happens before the first step of this process; returns a stop that is already due."""
@@ -339,57 +324,32 @@ class TrainingLoop:
 
         The hot path: no work but training.
         """
-        model, optimizer, progress = trainer.model, trainer.optimizer, trainer.progress
-        assert optimizer is not None and self._means_since_log is not None
-        precision, scaler = trainer.precision, trainer.scaler
-        parameters, groups = trainer.parameters, len(optimizer.param_groups)
-        schedulers = list(trainer.schedulers.live.values())
+        model, progress, step = trainer.model, trainer.progress, trainer.step
+        assert self._means_since_log is not None and self._batches is not None
         accum, means, hooks = self.settings.grad_accum_steps, self._means_since_log, trainer.hooks
-        record = trainer.metric_logger.record
-        forward = Forward(trainer)
-        clips = precision.clip_norm is not None or precision.clip_value is not None
+        record, batches = trainer.metric_logger.record, self._batches
+        # What the loader counts its position in is not always the leading size of its batches.
+        counted = batches.samples_per_batch
+        step.bind(trainer)
         batch_start, step_start = hooks["on_train_batch_start"], hooks["on_train_step_start"]
-        before_backward, after_backward = hooks["on_before_backward"], hooks["on_after_backward"]
-        before_step, after_step = hooks["on_before_optimizer_step"], hooks["on_after_optimizer_step"]
-        before_zero, after_zero = hooks["on_before_optimizer_zero_grad"], hooks["on_after_optimizer_zero_grad"]
-        before_lr, after_lr = hooks["on_before_scheduler_step"], hooks["on_after_scheduler_step"]
         step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
         tokens: Tensor | None = None
-        if scaler is not None:
-            allow_skipped_steps(optimizer)
 
         while progress.step < event and not trainer.interrupt_requested:
             progress.last_samples, progress.last_tokens, progress.last_epoch = (
                 progress.samples, progress.tokens, progress.epoch,
             )  # fmt: skip
-            whole: Number | Tensor = 0
-            unit: Number | Tensor = 1
             for micro in range(1, accum + 1):
                 batch_idx = progress.batch
-                batch = self._next_batch(trainer)
+                batch = batches.next(progress)
                 for call in batch_start:
                     call(trainer, model, batch, batch_idx)
                 for call in step_start:
                     call(trainer, model, batch)
-                raw = forward(batch)
+                step.batch_size = size = sample_count(batch)
+                raw = step.train_batch(batch)
                 loss, outputs = read_outputs(raw)
-                size = sample_count(batch)
-                weight = batch_weight(outputs, size) if outputs else size
-                for call in before_backward:
-                    call(trainer, model, loss)
-                if accum != 1:
-                    # In units of the first weight: gradients as large as those of one batch, which 16 bits hold.
-                    if micro == 1:
-                        unit = _not_zero(weight)
-                    part = weight / unit
-                    share = loss * part
-                    whole = whole + part
-                else:
-                    share = loss
-                (share if scaler is None else scaler.scaled(share)).backward()  # type: ignore[no-untyped-call]
-                for call in after_backward:
-                    call(trainer, model, loss)
-                means.add(loss, outputs, weight)
+                means.add(loss, outputs, batch_weight(outputs, size) if outputs else size)
                 progress.samples += size
                 if outputs and "tokens" in outputs:
                     found = outputs["tokens"]
@@ -403,40 +363,14 @@ class TrainingLoop:
                         cure="Return a mapping with 'tokens', or count in steps, samples or epochs.",
                     )
                 progress.batch += 1
-                progress.epoch_samples += size if self._position_size is None else self._position_size
-                last = self._end_of_epoch(trainer)
+                progress.epoch_samples += size if counted is None else counted
+                last = batches.is_over(progress)
                 if micro == accum or last:
-                    if scaler is not None:
-                        scaler.unscale(optimizer)
-                    if len(optimizer.param_groups) != groups:
-                        parameters, groups = trainer.parameters, len(optimizer.param_groups)
-                    if accum != 1:
-                        _divide(parameters, whole)
-                    for call in before_step:
-                        call(trainer, model, optimizer)
-                    if clips:
-                        self._grad_norm = precision.clip(parameters)
-                    if scaler is None:
-                        optimizer.step()
-                    else:
-                        scaler.step(optimizer)
-                    for call in after_step:
-                        call(trainer, model, optimizer)
-                    for call in before_zero:
-                        call(trainer, model, optimizer)
-                    zero_grad(optimizer)
-                    for call in after_zero:
-                        call(trainer, model, optimizer)
-                    for scheduler in schedulers:
-                        for call in before_lr:
-                            call(trainer, model, optimizer, scheduler)
-                        scheduler.step()
-                        for call in after_lr:
-                            call(trainer, model, optimizer, scheduler)
+                    step.end_step()
                     progress.step += 1
                     if last:
                         progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
-                        self._end_epoch_iterator()
+                        batches.close()
                 for call in step_end:
                     call(trainer, model, raw, batch)
                 for call in batch_end:
@@ -450,49 +384,6 @@ class TrainingLoop:
             progress.tokens += int(tokens)
             progress.last_tokens = progress.tokens
 
-    def _next_batch(self, trainer: Trainer) -> Any:
-        if self._ahead:
-            return self._prefetcher.receive(self._ahead.pop())
-        if self._batches is None:
-            now = trainer.progress
-            self._batches = iter(self._train_loader.iterate(now.epoch, batch=now.batch, samples=now.epoch_samples))
-        try:
-            return self._prefetcher.receive(self._prefetcher.send(next(self._batches)))
-        except StopIteration:
-            raise UserError(
-                f"the train loader ended after {trainer.progress.batch} batches of epoch {trainer.progress.epoch}"
-                + (f", but {self.epoch_batches} were to come" if self.epoch_batches is not None else ""),
-                cure="Check the loader's length, and loop.limit_train_batches.",
-            ) from None
-
-    def _end_of_epoch(self, trainer: Trainer) -> bool:
-        """True after the last batch of an epoch. The next one may be sent to the device on this occasion.
-
-        A loader without length must be asked for a batch, to see whether there is one. One that has both a length and a
-        position of its own is not: its state before would have to be taken for each batch.
-        """
-        assert self._batches is not None
-        knows, stateful = self.epoch_batches is not None, getattr(self._train_loader, "stateful", False)
-        last = trainer.progress.batch == self.epoch_batches
-        if knows and (last or stateful or not self._prefetcher.ahead):
-            return last
-        if stateful:
-            self._ahead_state = self._loader_state(trainer)
-        try:
-            self._ahead.append(self._prefetcher.send(next(self._batches)))
-        except StopIteration:
-            # One that ends before its length is reported when the batch is needed.
-            return not knows
-        return False
-
-    def _end_epoch_iterator(self) -> None:
-        batches, self._batches = self._batches, None
-        self._ahead.clear()
-        self._ahead_state = None
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()
-
     def _count_time(self, trainer: Trainer) -> None:
         progress = trainer.progress
         progress.last_seconds, progress.seconds = progress.seconds, trainer.metric_logger.seconds()
@@ -503,13 +394,16 @@ class TrainingLoop:
             self._log_training(trainer)
 
     def _log_training(self, trainer: Trainer) -> None:
-        assert self._means_since_log is not None and trainer.optimizer is not None
+        assert self._means_since_log is not None
         metrics = {f"train/{name}": value for name, value in self._means_since_log.means().items()}
         finite = self._means_since_log.loss_is_finite
         self._means_since_log.reset()
-        metrics["train/lr"] = float(trainer.optimizer.param_groups[0]["lr"])
-        if self._grad_norm is not None:
-            metrics["train/grad_norm"] = float(self._grad_norm)
+        norms = trainer.step.grad_norms()
+        for name, optimizer in trainer.optimizers.items():
+            suffix = "" if name == ONLY else f"/{name}"
+            metrics[f"train/lr{suffix}"] = float(optimizer.param_groups[0]["lr"])
+            if name in norms:
+                metrics[f"train/grad_norm{suffix}"] = float(norms[name])
         if trainer.scaler is not None:
             metrics.update({f"train/{name}": value for name, value in trainer.scaler.metrics().items()})
         metrics["train/samples_per_s"] = trainer.metric_logger.samples_per_second(trainer.progress.samples)
@@ -519,14 +413,3 @@ class TrainingLoop:
 
 def _due(cadence: Interval | None, now: Progress) -> bool:
     return cadence is not None and cadence.due(now)
-
-
-def _not_zero(weight: Number | Tensor) -> Number | Tensor:
-    """The weight, or 1 for a batch that counts nothing; without a wait for the device."""
-    return torch.where(weight == 0, 1, weight) if isinstance(weight, Tensor) else weight or 1
-
-
-def _divide(parameters: list[nn.Parameter], whole: Number | Tensor) -> None:
-    """Divide the summed gradients once by the sum of weights."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    foreach_div_(gradients, whole)

@@ -11,7 +11,7 @@ from torch import nn
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.batch import to_device
 from trainer_cli.trainer.hooks import second_to
-from trainer_cli.trainer.train_step import Forward, WeightedMeans, batch_weight, read_outputs, sample_count
+from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -62,7 +62,8 @@ class ValidationLoop:
 
     def _means(self, trainer: Trainer, model: nn.Module, loader: Any, name: str) -> dict[str, float]:
         hooks, base, device = trainer.hooks, self.hook, trainer.device
-        forward, meter = Forward(trainer), WeightedMeans(device)
+        forward, meter = trainer.step.forward, WeightedMeans(device)
+        trainer.step.bind_model(trainer)
         batch_start, batch_end = hooks[f"on_{base}_batch_start"], hooks[f"on_{base}_batch_end"]
         step_start, step_end = hooks[f"on_{base}_step_start"], hooks[f"on_{base}_step_end"]
         batch_idx = -1

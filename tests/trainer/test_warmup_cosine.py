@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.schedules import WarmupCosine, warmup_cosine
+from trainer_cli.trainer.schedulers import WarmupCosine, warmup_cosine
 
 
 def groups(*rates: float) -> torch.optim.Optimizer:

@@ -1,0 +1,63 @@
+"""The library and the command train alike: the same model, data and settings end with the same bits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from command import environment, trained
+from compare import final_state
+
+PROGRAM = """
+import torch
+from torch.optim import AdamW
+from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop, WarmupCosine
+from trainer_cli import optimizer_factory, scheduler_factory
+from trainer_cli.data.digits import Digits
+from trainer_cli.models.mlp import MLP
+
+digits = Digits(augment=True)
+loop = TrainingLoop(max_duration=20, eval_interval=10, log_interval=5, grad_accum_steps=2)
+Trainer(
+    model=lambda: MLP(hidden=[128], dropout=0.1),
+    optimizer=optimizer_factory(AdamW, lr=0.003, param_groups={"*bias": {"weight_decay": 0.0}}),
+    schedulers=scheduler_factory(WarmupCosine, loop, warmup="0.2ep"),
+    precision=Precision(clip_norm=1.0),
+    loop=loop,
+    checkpoint=CheckpointerCallback("library/checkpoints", save_interval=None, pre_train_checkpoint=False),
+    seed=3,
+    deterministic=True,
+    device="cpu",
+).fit(digits.train, digits.val)
+"""
+
+
+EXPERIMENT = """
+# @package _global_
+defaults: [override /optimizer: null]
+seed: 3
+deterministic: true
+device: cpu
+model: {dropout: 0.1}
+optimizer: {_target_: torch.optim.AdamW, lr: 0.003}
+param_groups: {"*bias": {weight_decay: 0.0}}
+scheduler: {_target_: trainer_cli.WarmupCosine, warmup: 0.2ep}
+precision: {clip_norm: 1.0}
+loop: {max_duration: 20, eval_interval: 10, log_interval: 5, grad_accum_steps: 2}
+checkpoint: {save_interval: null, pre_train_checkpoint: false}
+"""
+
+
+def test_a_trainer_made_in_python_trains_as_one_of_the_config(tmp_path: Path) -> None:
+    (tmp_path / "configs/experiment").mkdir(parents=True)
+    (tmp_path / "configs/experiment/mine.yaml").write_text(EXPERIMENT.lstrip())
+    trained("experiment=mine", "run_dir=command", cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM], cwd=tmp_path, env=environment(), text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    command, library = (final_state(tmp_path / name) for name in ("command", "library"))
+    assert command["name"] == library["name"] == "step20"
+    assert any(name.startswith("optimizer") for name in command)
+    assert command == library

@@ -1,0 +1,242 @@
+"""A training step of a user's own: several losses and optimizers, accumulated, scaled and clipped by the base class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import ListLogger, StopAt, everything, loader, recorder, same, trainer
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+from trainer_cli import TrainStep, optimizer_factory
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.optimizers import parameters_of
+from trainer_cli.trainer.precision import Precision
+
+
+class Two(nn.Module):
+    """Two lines; the second one's loss depends on both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def losses(self, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        first = self.one(x).squeeze(-1)
+        return (first - y).square().mean(), (first + self.two(x).squeeze(-1) - y).square().mean()
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.losses(batch)[1]
+
+
+def _losses(step: TrainStep, batch: Any) -> tuple[Tensor, Tensor]:
+    assert isinstance(step.model, Two)
+    return step.model.losses(batch)
+
+
+class Both(TrainStep):
+    """One loss for each optimizer; the base class steps both."""
+
+    def train_batch(self, batch: Any) -> Any:
+        one, two = _losses(self, batch)
+        self.backward(two, "two", weight=self.batch_size)
+        self.backward(self.model.losses(batch)[0], "one")
+        return {"loss": one + two, "own": one}
+
+
+class Alternating(TrainStep):
+    def train_batch(self, batch: Any) -> Any:
+        for name, index in (("one", 0), ("two", 1)):
+            loss = _losses(self, batch)[index]
+            self.backward(loss, name)
+            self.optimizer_step(name)
+        return loss
+
+
+class Forgetful(TrainStep):
+    def train_batch(self, batch: Any) -> Any:
+        loss = self.forward(batch)
+        loss.backward()
+        return loss
+
+
+class Leaving(Both):
+    def update(self) -> None:
+        self.optimizer_step("one")
+
+
+class Seldom(TrainStep):
+    """Steps one of its optimizers at every second step, and counts."""
+
+    count = 0
+
+    def train_batch(self, batch: Any) -> Any:
+        self.count += 1
+        one, two = _losses(self, batch)
+        self.backward(one, "one")
+        if self.count % 2 == 0:
+            self.backward(two.detach() + _losses(self, batch)[1], "two")
+        return one
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+OPTIMIZERS = {
+    "one": optimizer_factory(Adam, params="one.*", lr=0.01),
+    "two": optimizer_factory(SGD, params=["two.weight", "two.bias"], lr=0.1, momentum=0.9),
+}
+
+
+def _fit(step: TrainStep | None, precision: dict[str, Any] | None = None, **more: Any) -> Any:
+    made = trainer(
+        Two, optimizer=OPTIMIZERS, step=step, precision=Precision(**(precision or {})),
+        settings=more.pop("settings", {}),
+        **more,
+    )  # fmt: skip
+    made.fit(loader(16, 4, noise=0))
+    return made
+
+
+def _by_hand(accum: int = 1, clip: float | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    model = Two()
+    optimizers = [OPTIMIZERS["one"](model), OPTIMIZERS["two"](model)]
+    batches = [batch for epoch in range(6) for batch in loader(16, 4, noise=0).iterate(epoch)]
+    for step in range(6):
+        for batch in batches[step * accum : (step + 1) * accum]:
+            one, two = model.losses(batch)
+            torch.autograd.backward(two / accum, inputs=list(model.two.parameters()), retain_graph=True)
+            torch.autograd.backward(one / accum, inputs=list(model.one.parameters()))
+        for optimizer in optimizers:
+            if clip is not None:
+                nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], clip)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("accum", [1, 2, 4])
+def test_each_loss_changes_its_own_parameters_as_by_hand(accum: int, clip: float | None, dtype: str) -> None:
+    precision = {"clip_norm": clip, "dtype": dtype} | ({"loss_scale": 1024.0} if dtype == "fp16" else {})
+    made = _fit(Both(), precision, settings={"grad_accum_steps": accum})
+    for one, other in zip(made.model.parameters(), _by_hand(accum, clip).parameters(), strict=True):
+        assert torch.allclose(
+            one, other, rtol=1e-4 if dtype == "fp32" else 2e-2, atol=1e-6 if dtype == "fp32" else 2e-2
+        )
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_optimizers_may_be_stepped_in_turn(dtype: str) -> None:
+    logger = ListLogger()
+    made = _fit(Alternating(), {"dtype": dtype, "clip_norm": 1.0}, settings={"log_interval": 2}, loggers=[logger])
+    assert made.progress.step == 6
+    assert {"train/lr/one", "train/lr/two", "train/grad_norm/one"} <= set(logger.records[0].metrics)
+    assert all(parameter.grad is None for parameter in made.model.parameters())
+
+
+def test_the_hooks_are_called_for_each_backward_and_each_step() -> None:
+    book: list[str] = []
+    _fit(Alternating(), callbacks=[recorder(book)], settings={"max_duration": 1})
+    turn = ["on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_after_optimizer_step",
+            "on_before_optimizer_zero_grad", "on_after_optimizer_zero_grad"]  # fmt: skip
+    begin = book.index("on_before_backward")
+    assert book[begin : begin + 12] == turn * 2
+
+
+def test_one_loss_may_have_several_optimizers() -> None:
+    made = _fit(None)
+    first = trainer(Two).model.state_dict()
+    assert not any(torch.equal(value, first[name]) for name, value in made.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("step", "settings", "said"),
+    [
+        (Alternating(), {"grad_accum_steps": 2}, "Step it in update"),
+        (Forgetful(), {}, r"Forgetful has stepped no optimizer.*self.backward"),
+        (Leaving(), {}, "Leaving.update left gradients of the optimizer 'two'"),
+    ],
+)
+def test_a_step_that_would_train_wrongly_is_refused(step: TrainStep, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        _fit(step, settings=settings)
+
+
+def test_an_unknown_optimizer_is_named() -> None:
+    class Wrong(TrainStep):
+        def train_batch(self, batch: Any) -> Any:
+            self.backward(self.forward(batch), "onne")
+
+    with pytest.raises(UserError, match=r"no optimizer 'onne'\. Did you mean 'one'"):
+        _fit(Wrong())
+
+
+def test_an_optimizer_that_steps_seldom_and_a_count_survive_a_resume(tmp_path: Path) -> None:
+    def fitted(name: str, *callbacks: Callback) -> Any:
+        saver = CheckpointerCallback(tmp_path / name)
+        return _fit(Seldom(), callbacks=callbacks, checkpoint=saver, settings={"max_duration": 8})
+
+    straight = fitted("straight")
+    fitted("parts", StopAt(3))
+    resumed = fitted("parts")
+    assert resumed.loaded_step == 3
+    assert resumed.step.count == 8
+    assert same(everything(straight), everything(resumed)) == []
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"a": "one.*", "b": "one.bias"}, "one.bias is in two optimizers, a and b"),
+        ({"a": "one.*", "b": "two.bias"}, "no optimizer has the parameter two.weight"),
+        ({"a": "three.*", "b": None}, "'three..' matches no trained parameter"),
+        ({"a": None, "b": None}, "a and b have no params"),
+    ],
+)
+def test_every_parameter_has_one_optimizer(chosen: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parameters_of(Two(), chosen)
+
+
+def test_the_optimizer_without_params_has_the_rest() -> None:
+    model = Two()
+    model.one.bias.requires_grad_(False)
+    found = parameters_of(model, {"a": None, "b": ["two.*"]})
+    assert found == {"a": ["one.weight"], "b": ["two.weight", "two.bias"]}
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "said"),
+    [
+        ({"optimizer": OPTIMIZERS["one"]}, "called 'optimizer'"),
+        ({"a/b": OPTIMIZERS["one"]}, "called 'a/b'"),
+        ({"a": OPTIMIZERS["one"], "b": OPTIMIZERS["one"]}, "a parameter is in two optimizers, a and b"),
+        ({"a": 3}, "optimizer.a: expected Optimizer, got int"),
+    ],
+)
+def test_optimizers_of_the_library_are_checked(optimizers: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        trainer(Two, optimizer=optimizers)
+
+
+def test_a_setting_may_be_kept_of_one_optimizer_alone(tmp_path: Path) -> None:
+    _fit(Both(), checkpoint=CheckpointerCallback(tmp_path))
+    faster = {
+        "one": optimizer_factory(Adam, params="one.*", lr=0.5),
+        "two": optimizer_factory(SGD, params="two.*", lr=0.7, momentum=0.9),
+    }
+    made = trainer(Two, optimizer=faster, step=Both(), checkpoint=CheckpointerCallback(tmp_path))
+    made.fit(loader(16, 4, noise=0), keep_settings=["two.lr"])
+    assert [optimizer.param_groups[0]["lr"] for optimizer in made.optimizers.values()] == [0.01, 0.7]

@@ -1,0 +1,23 @@
+"""What the trainer asks of the way in which one model is trained, by one process or by several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class Strategy(Protocol):
+    """How a model is placed, and what is computed over all processes that train it."""
+
+    world_size: int
+    """Processes that train this model."""
+
+    def place(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """The model on the device of this process, before its optimizers are made."""
+
+    def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+        """Scale gradients down to this norm over all processes. Returns the norm before, without a wait for it."""

@@ -1,0 +1,153 @@
+"""What the outputs of a batch mean: its loss, its weight, its number of samples; and weighted means of metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer_cli.errors import UserError
+from trainer_cli.trainer.batch import leading_size
+
+Number = int | float
+
+
+def sample_count(batch: Any) -> int:
+    """The leading size of the first tensor in a batch: how many samples it holds.
+
+    Raises:
+        UserError: the batch holds no tensor with a leading dimension.
+    """
+    size = leading_size(batch)
+    if size is None:
+        raise UserError(
+            f"cannot tell how many samples a batch of type {type(batch).__name__} holds: it has no tensor with a "
+            "leading dimension",
+            cure="Give batches as tensors, or as lists, tuples, mappings or dataclasses of them.",
+        )
+    return size
+
+
+def batch_weight(outputs: Mapping[str, Any], size: int) -> Number | Tensor:
+    """How much a batch counts in means and gradients: the outputs' `weight`, else its number of samples."""
+    weight: Number | Tensor = outputs.get("weight", size)
+    if not isinstance(weight, Tensor):
+        return weight
+    # Sums of weights in 16 bits would be off by whole samples.
+    weight = weight.detach().reshape(())
+    return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
+
+
+def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
+    """Loss and further outputs of a model: a scalar tensor, `(loss, outputs)`, or a mapping with `loss`.
+
+    Raises:
+        UserError: the outputs are of none of these forms.
+    """
+    rest: Mapping[str, Any] = {}
+    if isinstance(outputs, Tensor):
+        loss = outputs
+    elif isinstance(outputs, Mapping):
+        if "loss" not in outputs:
+            raise UserError(f"the model returned a mapping without 'loss'; it has {sorted(map(str, outputs))}")
+        loss, rest = outputs["loss"], outputs
+    elif isinstance(outputs, tuple) and len(outputs) == 2:
+        loss, rest = outputs[0], outputs[1] if isinstance(outputs[1], Mapping) else rest
+    else:
+        raise UserError(
+            f"the model returned {type(outputs).__name__}, expected a loss, (loss, outputs), or a mapping with 'loss'"
+        )
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise UserError(f"the model's loss is {what}, expected a scalar tensor")
+    return loss, rest
+
+
+_NUMBERS = (int, float, np.integer, np.floating)
+_NOT_METRICS = frozenset({"loss", "weight", "tokens"})
+
+
+class WeightedMeans:
+    """Weighted means of scalars, summed on the device; the host waits only in `means`.
+
+    What was counted once stays in its state, as zero: that keeps the form which saves have got ready for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._sums: dict[str, Tensor] = {}
+        self._weights: dict[str, Number | Tensor] = {}
+        self._counted: dict[str, None] = {}
+        """Names since the last reset, in the order in which they came."""
+        self.loss_is_finite = True
+        """Whether all losses in the last `means` were; their mean is NaN too where all weights are zero."""
+
+    def add(self, loss: Tensor, outputs: Mapping[str, Any], weight: Number | Tensor) -> None:
+        """Count one batch: its loss, and every other number of its outputs, as a tensor without dimensions or not."""
+        self._count("loss", loss.detach().reshape(()), weight)
+        for name, value in outputs.items():
+            if name in _NOT_METRICS:
+                continue
+            if isinstance(value, Tensor):
+                if value.ndim == 0 and not value.is_complex() and value.dtype is not torch.bool:
+                    self._count(name, value.detach(), weight)
+            elif isinstance(value, _NUMBERS) and not isinstance(value, bool):
+                self._count(name, float(value), weight)
+
+    def _count(self, name: str, value: float | Tensor, weight: Number | Tensor) -> None:
+        total = self._sums.get(name)
+        if total is None:
+            total = self._sums[name] = torch.zeros((), dtype=self._dtype, device=self._device)
+            self._weights[name] = 0
+        self._counted[name] = None
+        # A Python number goes along with the kernel's launch; as a tensor it would be copied, and waited for.
+        if not isinstance(weight, Tensor):
+            total.add_(value, alpha=weight)
+        else:
+            weight = weight.to(self._dtype)
+            if isinstance(value, Tensor):
+                total.addcmul_(value.to(self._dtype), weight)
+            else:
+                total.add_(weight, alpha=value)
+        self._weights[name] = self._weights[name] + weight
+
+    @property
+    def empty(self) -> bool:
+        """True where nothing has been counted."""
+        return not self._counted
+
+    def means(self) -> dict[str, float]:
+        """The means so far; one wait for the device, however many there are."""
+        if not self._counted:
+            return {}
+        values = [self._sums[name] / self._weights[name] for name in self._counted]
+        *means, loss_sum = torch.stack([*values, self._sums["loss"]]).tolist()
+        self.loss_is_finite = math.isfinite(loss_sum)
+        return dict(zip(self._counted, means, strict=True))
+
+    def reset(self) -> None:
+        """Forget everything counted."""
+        self._counted.clear()
+        for name, total in self._sums.items():
+            total.zero_()
+            weight = self._weights[name]
+            self._weights[name] = torch.zeros_like(weight) if isinstance(weight, Tensor) else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums and weights, so that a mean begun before a stop ends as if there had been none."""
+        return {"sums": dict(self._sums), "weights": dict(self._weights), "counted": list(self._counted)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back saved sums."""
+        self._sums = {name: total.to(self._device, self._dtype, copy=True) for name, total in state["sums"].items()}
+        self._weights = {
+            name: weight.to(self._device) if isinstance(weight, Tensor) else weight
+            for name, weight in state["weights"].items()
+        }
+        # The first states held nothing but what was counted.
+        self._counted = dict.fromkeys(state.get("counted", self._sums))

@@ -1,0 +1,207 @@
+"""Optimizers from settings: parameters in groups by globs of their names, fused where that can be; several by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from trainer_cli.config.globs import matches
+from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.trainer.fused import can_be_fused
+from trainer_cli.trainer.setup import made, typed
+
+ONLY = "optimizer"
+"""The name of an optimizer that has none beside it."""
+
+
+def optimizer_factory(
+    kind: Callable[..., Optimizer],
+    *,
+    params: str | Sequence[str] | None = None,
+    param_groups: Mapping[str, Mapping[str, Any]] | None = None,
+    **settings: Any,
+) -> Callable[[nn.Module], Optimizer]:
+    """What makes an optimizer of a model as a config's `optimizer` does.
+
+    Args:
+        kind: the optimizer's class, which is called with parameter groups and `settings`.
+        params: globs of the names of its parameters; not given: all that are trained.
+        param_groups: globs of names -> settings of these parameters.
+    """
+
+    def make(model: nn.Module) -> Optimizer:
+        names = None if params is None else parameters_of(model, {ONLY: params}, where="params")[ONLY]
+        made: Optimizer = make_optimizer(model, kind, settings, param_groups=param_groups or {}, names=names)
+        return made
+
+    return make
+
+
+def make_optimizer(
+    model: nn.Module,
+    kind: Callable[..., Any],
+    settings: Mapping[str, Any],
+    *,
+    param_groups: Mapping[str, Any],
+    names: Collection[str] | None = None,
+    call: Callable[[Sequence[Any], Mapping[str, Any], str | None], Any] | None = None,
+) -> Any:
+    """An optimizer of the parameters called `names` (not given: all), in groups, fused where it can be.
+
+    Args:
+        call: calls `kind` with groups and settings, and reports errors for a group's glob, where one is given.
+
+    Raises:
+        ConfigError: a group's setting is not the optimizer's, or refused by it.
+    """
+
+    def plainly(groups: Sequence[Any], own: Mapping[str, Any], pattern: str | None) -> Any:
+        return kind(groups, **own)
+
+    call = call or plainly
+    groups = parameter_groups(model, param_groups, None if names is None else set(names))
+    if names is not None:
+        param_groups = {
+            pattern: own for pattern, own in param_groups.items() if any(matches(name, pattern) for name in names)
+        }
+    fused = {"fused": True} if can_be_fused(kind, settings, groups, model) else {}
+    optimizer = call(groups, {**settings, **fused}, None)
+    takes = argument_names(kind)
+    refuse_unknown_settings(optimizer, getattr(kind, "__name__", str(kind)), takes, param_groups)
+    if str(getattr(kind, "__module__", "")).startswith("torch.optim."):
+        # torch checks only the settings for all parameters: it is called once for each group, with the group's.
+        for pattern, given in param_groups.items():
+            own = {key: value for key, value in given.items() if key in takes}
+            matrix = torch.nn.Parameter(torch.zeros(1, 1, device="cpu"))
+            call([matrix], {**settings, **own}, pattern)
+    return optimizer
+
+
+def parameters_of(
+    model: nn.Module, chosen: Mapping[str, str | Sequence[str] | None], *, where: str = "optimizer"
+) -> dict[str, list[str]]:
+    """The names of the trained parameters of each optimizer, by globs; the one without globs has what no other has.
+
+    Raises:
+        ConfigError: a glob matches nothing, or a parameter has two optimizers, or none.
+    """
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    owner: dict[str, str] = {}
+    for optimizer, given in chosen.items():
+        for pattern in [given] if isinstance(given, str) else given or ():
+            found = [name for name in trained if matches(name, pattern)]
+            if not found:
+                raise ConfigError(
+                    f"{where}.{optimizer}.params: '{pattern}' matches no trained parameter of the model",
+                    where=where,
+                    cure=f"Its parameters are named like {', '.join(trained[:4])}.",
+                )
+            for name in found:
+                if owner.setdefault(name, optimizer) != optimizer:
+                    raise ConfigError(f"{name} is in two optimizers, {owner[name]} and {optimizer}", where=where)
+    rest = [name for name, given in chosen.items() if given is None]
+    if len(rest) > 1:
+        raise ConfigError(f"{where}: {' and '.join(rest)} have no params", where=where, cure="Leave out one alone.")
+    left = [name for name in trained if name not in owner]
+    if left and not rest and len(chosen) > 1:
+        raise ConfigError(
+            f"no optimizer has the parameter {left[0]}",
+            where=where,
+            cure="Leave out params of one optimizer, which then has what no other has; or set requires_grad to False.",
+        )
+    owner |= dict.fromkeys(left, rest[0]) if rest else {}
+    return {name: [each for each in trained if owner.get(each) == name] for name in chosen}
+
+
+def made_optimizers(given: Any, model: nn.Module) -> dict[str, Optimizer]:
+    """Optimizers by name: of an optimizer, a function `model -> optimizer`, or a mapping of names to either.
+
+    Raises:
+        UserError: it is none of these, or a parameter is in two of them.
+    """
+    given = made(given, Optimizer, model)
+    if given is None:
+        return {}
+    several = isinstance(given, Mapping)
+    optimizers: dict[str, Optimizer] = {}
+    owner: dict[torch.Tensor, str] = {}
+    for name, one in (given if several else {ONLY: given}).items():
+        if several and (not str(name).isidentifier() or name == ONLY):
+            raise UserError(f"an optimizer is called {name!r}", cure="Give it another name, of letters and digits.")
+        one = typed(
+            f"optimizer.{name}" if several else ONLY, made(one, Optimizer, model) if several else one, Optimizer
+        )
+        for group in one.param_groups:
+            for parameter in group["params"]:
+                if owner.setdefault(parameter, name) != name:
+                    raise UserError(f"a parameter is in two optimizers, {owner[parameter]} and {name}")
+        optimizers[name] = one
+    return optimizers
+
+
+def parameter_groups(
+    model: nn.Module, patterns: Mapping[str, Any], names: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """Parameters in groups of equal settings. Every glob that matches a name counts, later ones win.
+
+    `names` are those of the parameters wanted; not given: all that are trained.
+
+    Raises:
+        ConfigError: a glob matches no parameter, or its settings are no mapping.
+    """
+    for pattern, settings in patterns.items():
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"param_groups: '{pattern}' must hold optimizer settings", where="param_groups")
+        if not any(matches(name, pattern) for name, _ in model.named_parameters()):
+            names = [name for name, _ in model.named_parameters()]
+            raise ConfigError(
+                f"param_groups: '{pattern}' matches no parameter of the model",
+                where="param_groups",
+                cure=f"Its parameters are named like {', '.join(names[:4])}.",
+            )
+    groups: list[tuple[list[tuple[str, Any]], list[Any]]] = []
+    for name, parameter in model.named_parameters():
+        settings = {}
+        for pattern, own in patterns.items():
+            if matches(name, pattern):
+                settings.update(own)
+        if parameter.requires_grad and (names is None or name in names):
+            said = list(settings.items())
+            members = next((members for others, members in groups if others == said), None)
+            if members is None:
+                groups.append((said, members := []))
+            members.append(parameter)
+    return [{"params": members, **dict(said)} for said, members in groups]
+
+
+def refuse_unknown_settings(optimizer: Any, name: str, takes: Collection[str], patterns: Mapping[str, Any]) -> None:
+    """Refuse settings that an optimizer called `name`, whose constructor `takes` these, does not have: it ignores them.
+
+    Raises:
+        ConfigError: naming the setting and the nearest that there is.
+    """
+    defaults = getattr(optimizer, "defaults", None)
+    if not isinstance(defaults, Mapping):
+        return
+    known = [key for key in dict.fromkeys((*takes, *map(str, defaults))) if key != "params"]
+    for pattern, settings in patterns.items():
+        for key in settings:
+            if key not in known:
+                where = f"param_groups.{pattern}.{key}"
+                cure = did_you_mean(key, known).strip() or f"It has: {', '.join(known)}."
+                raise ConfigError(f"{name} has no setting '{key}'", where=where, cure=cure)
+
+
+def argument_names(kind: Callable[..., Any]) -> list[str]:
+    """The names of the arguments that a class takes; none where that cannot be told."""
+    try:
+        takes = inspect.signature(kind).parameters.values()
+    except (ValueError, TypeError):
+        return []
+    return [one.name for one in takes if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
