@@ -42,11 +42,12 @@ def storage(tmp_path):
 
 def save(storage, tree) -> Manifest:
     with storage.writing("step1") as folder:
-        record = TensorsFormat().plan(tree).write(folder)
+        aliases = TensorsFormat().plan(tree).write(folder)
         files = dict(folder.files)
         with folder.create("manifest.json") as writer:
             writer.write(b"{}")
-    return manifest_of(files, record.aliases)
+        folder.publish()
+    return manifest_of(files, aliases)
 
 
 def load(storage, manifest, only=None):
@@ -227,6 +228,7 @@ def forged(storage, tensors: bytes, state: bytes = STATE, aliases=None):
             with folder.create(file) as writer:
                 writer.write(content)
         files = {name: entry for name, entry in folder.files.items() if name != "manifest.json"}
+        folder.publish()
     with storage.reading("step1") as folder:
         yield folder, manifest_of(files, aliases)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ from typing import Any, TypeVar
 import torch
 
 from trainer_cli.checkpoint.catalog import examine
-from trainer_cli.checkpoint.commit import CheckpointMetadata as CheckpointMetadata
-from trainer_cli.checkpoint.commit import commit, metadata_of
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.format.lazy_state import LazyState, can_take
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.format.verified_file import read_verified, verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.naming import is_plain
+from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
+from trainer_cli.checkpoint.save import errors_of_save, metadata_of, nothing, save, stage
 from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.schema import DigestAlgorithm
@@ -40,13 +40,29 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
-    """A save that goes on behind its caller."""
+class InFlightSave:
+    """A save whose state is copied, and which is written while its caller goes on."""
 
-    staged: Future[None]
-    """Done once the state may change: it is copied."""
+    path: Path
+    metadata: CheckpointMetadata
     written: Future[None]
     """Done once the checkpoint is committed, or the save has failed: then it holds what was raised."""
+
+    @property
+    def staged(self) -> Future[None]:
+        """Done: the state is copied before `save` returns, and may change."""
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def raise_failure(self) -> None:
+        """Wait until the save has ended.
+
+        Raises:
+            SaveError: it failed.
+        """
+        with errors_of_save(self.metadata.step, self.path):
+            self.written.result()
 
 
 class LoadedState(dict[str, Any]):
@@ -63,7 +79,7 @@ class Checkpointer(ABC):
     @abstractmethod
     def save(
         self, state_dict: Mapping[str, Any], path: str | Path, *, metadata: CheckpointMetadata | None = None
-    ) -> Saving | None:
+    ) -> InFlightSave | None:
         """Save a tree as the checkpoint at `path`. What is there already, whole, is never written again.
 
         None where the checkpoint is committed when this returns; else its futures.
@@ -126,7 +142,7 @@ class FolderCheckpointer(Checkpointer):
         digest: DigestAlgorithm = DigestAlgorithm.xxh3_128,
     ) -> None:
         self.format: Format = format or TensorsFormat()
-        self._commit = partial(commit, format=self.format.name, digest=digest)
+        self._save = partial(save, format=self.format.name, digest=digest)
         run_id = uuid.uuid4().hex[:12]
         self._new_storage = storage or (lambda root: LocalStorage(root, run_id=run_id))
         self._storages: dict[Path, Storage] = {}
@@ -257,11 +273,18 @@ class SyncCheckpointer(FolderCheckpointer):
     """Saves synchronously: once `save` returns, the checkpoint survives a power cut."""
 
     def save(
-        self, state_dict: Mapping[str, Any], path: str | Path, *, metadata: CheckpointMetadata | None = None
+        self,
+        state_dict: Mapping[str, Any],
+        path: str | Path,
+        *,
+        metadata: CheckpointMetadata | None = None,
+        trained: Iterable[torch.Tensor] = (),
+        before_commit: Callable[[], object] = nothing,
     ) -> None:
+        """As `Checkpointer.save`; `trained` and `before_commit` are those of `stage` and `save` in save.py."""
         storage, name = self._place(path)
-        layout = self.format.plan(state_dict)
-        self._commit(storage, name, metadata or metadata_of(name), layout.write, size_bytes=layout.total_bytes)
+        snapshot = stage(self.format, state_dict, list(trained))
+        self._save(storage, name, snapshot, metadata or metadata_of(name), before_commit=before_commit)
 
 
 def make_sync_checkpointer(

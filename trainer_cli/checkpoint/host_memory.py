@@ -48,10 +48,6 @@ class HostMemory:
         """The first bytes."""
         return memoryview(self._map)[:size_bytes]
 
-    def touch(self) -> None:
-        """Have the system find every page now; what the memory held is lost. Without the interpreter's lock."""
-        self.tensor.zero_()
-
     def close(self) -> None:
         """Unpin it. The memory is returned to the system with the last view of it."""
         if self._pinned:

@@ -13,7 +13,6 @@ import torch
 
 from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
 from trainer_cli.checkpoint.format.header import LINE, TensorEntry, rendered_header, state_file, tensor_file
-from trainer_cli.checkpoint.format.interfaces import FormatRecord
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.interfaces import WritableFolder
@@ -79,8 +78,13 @@ class FileLayout:
         """The size of both files."""
         return len(self.text) + self.tensor_bytes
 
-    def write(self, folder: WritableFolder, image: memoryview | None = None, rank: int = 0) -> FormatRecord:
-        """Write both files: the tensor file from `image`, a copy of all of it, or else from the tensors themselves."""
+    def write(
+        self, folder: WritableFolder, image: memoryview | None = None, rank: int = 0
+    ) -> dict[str, Mapping[str, str]]:
+        """Write both files: the tensor file from `image`, a copy of all of it, or else from the tensors themselves.
+
+        Returns the aliases of the tensor file under its name, for the manifest.
+        """
         with folder.create(tensor_file(rank)) as file:
             if image is not None:
                 file.write(image)
@@ -90,7 +94,7 @@ class FileLayout:
                     file.write(bytes_of(span.leaf).data)
         with folder.create(state_file(rank)) as file:
             file.write(self.text)
-        return FormatRecord({tensor_file(rank): self.aliases} if self.aliases else {})
+        return {tensor_file(rank): self.aliases} if self.aliases else {}
 
 
 def lay_out(text: bytes, tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> FileLayout:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -11,14 +10,6 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.lazy_state import LazyState
     from trainer_cli.checkpoint.manifest import Manifest
     from trainer_cli.checkpoint.storage.interfaces import ReadableFolder
-
-
-@dataclass(frozen=True, slots=True)
-class FormatRecord:
-    """What the manifest has to remember for the reader."""
-
-    aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """For each tensor file: names of tied tensors, and the name under which each is stored."""
 
 
 class Format(Protocol):

@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
@@ -25,9 +25,12 @@ _MOST_BUFFERS = 1000
 class LocalWritableFolder:
     """A staged folder and the files finished in it."""
 
-    def __init__(self, path: Path, pool: BlockPool, digest: DigestAlgorithm) -> None:
+    def __init__(
+        self, path: Path, pool: BlockPool, digest: DigestAlgorithm, publish: Callable[[], object] = lambda: None
+    ) -> None:
         self.path = path
         self.files: dict[str, FileEntry] = {}
+        self._publish = publish
         self._pool = pool
         self._digest = digest
 
@@ -49,6 +52,9 @@ class LocalWritableFolder:
         finally:
             _being_written.discard(fd)
             disk.close(fd)
+
+    def publish(self) -> None:
+        self._publish()
 
 
 _being_written: set[int] = set()

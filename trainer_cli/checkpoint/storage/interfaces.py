@@ -34,7 +34,11 @@ class WritableFolder(Protocol):
         ...
 
     def create(self, file: str) -> AbstractContextManager[FileWriter]:
-        """A new file; among `files` on clean exit, and fsynced before the folder is renamed."""
+        """A new file; among `files`, and fsynced, on clean exit."""
+        ...
+
+    def publish(self) -> None:
+        """Give the folder its name, durably. UnsyncedError where it has the name, but may lose it in a power cut."""
         ...
 
 
@@ -78,10 +82,10 @@ class Storage(Protocol):
     def writing(
         self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
     ) -> AbstractContextManager[WritableFolder]:
-        """A new folder: fsynced and under its name on clean exit, removed on an error.
+        """A new hidden folder, which is removed on exit unless it was published.
 
-        A folder of that name with a manifest is never replaced (FileExistsError); one without is partial,
-        and set aside. UnsyncedError where the folder is there, but may lose its name in a power cut.
+        A folder of that name with a manifest is never replaced (FileExistsError); one without is partial, and
+        quarantined.
         """
         ...
 

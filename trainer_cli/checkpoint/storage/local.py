@@ -98,16 +98,11 @@ class LocalStorage:
         self._staged.add(staging.name)
         try:
             self.disk.mkdir(staging)
-            yield LocalWritableFolder(staging, self._pool, digest)
-            self.disk.fsync_dir(staging)
-            self._clear_the_way(name)
-            self.disk.rename(staging, final)
-            self.fsync_names()
-        except BaseException:
-            self._discard_quietly(staging)
-            raise
+            yield LocalWritableFolder(staging, self._pool, digest, partial(self._publish, staging, name))
         finally:
-            self._staged.discard(staging.name)
+            if staging.name in self._staged:
+                self._discard_quietly(staging)
+                self._staged.discard(staging.name)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
@@ -253,6 +248,13 @@ class LocalStorage:
             except OSError:
                 return None
         return None
+
+    def _publish(self, staging: Path, name: str) -> None:
+        self.disk.fsync_dir(staging)
+        self._clear_the_way(name)
+        self.disk.rename(staging, self._path(name))
+        self._staged.discard(staging.name)
+        self.fsync_names()
 
     def _path(self, name: str) -> Path:
         return Path(self._text(name))
