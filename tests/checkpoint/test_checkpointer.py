@@ -18,7 +18,6 @@ from trainer_cli.checkpoint.checkpointer import (
     make_sync_checkpointer,
 )
 from trainer_cli.checkpoint.format.codec import UnsavableState
-from trainer_cli.checkpoint.format.lazy_state import LazyState
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -188,8 +187,8 @@ def test_another_format_is_told_apart(tmp_path):
         def plan(self, tree):
             return TensorsFormat().plan(tree)
 
-        def read(self, folder, manifest, only=None, later=(), rank=0):
-            return LazyState({"foreign": 1})
+        def read(self, folder, manifest, only=None, rank=0):
+            return {"foreign": 1}
 
     foreign = SyncCheckpointer(format=Foreign())
     foreign.save({}, tmp_path / "step1")
@@ -213,16 +212,9 @@ def test_a_checkpoint_that_is_loaded_cannot_be_removed_meanwhile(tmp_path):
         name = "tensors"
         plan = checkpointer.format.plan
 
-        def read(self, folder, manifest, only=None, later=(), rank=0):
-            lazy = read(folder, manifest, only, later, rank)
-            read_values = lazy.read
-
-            def watched():
-                removed.append(LocalStorage(tmp_path).remove("step1"))
-                read_values()
-
-            lazy.read = watched
-            return lazy
+        def read(self, folder, manifest, only=None, rank=0):
+            removed.append(LocalStorage(tmp_path).remove("step1"))
+            return read(folder, manifest, only, rank)
 
     checkpointer.format = Slow()
     assert same(dict(checkpointer.load(tmp_path / "step1")), small_state())

@@ -13,7 +13,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ import torch
 
 from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.format.interfaces import Format
-from trainer_cli.checkpoint.format.lazy_state import LazyState, can_take
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.format.verified_file import read_verified, verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
@@ -101,8 +100,7 @@ class Checkpointer(ABC):
 
         Tensors in `state_dict` are filled in place, other values replaced; names that the checkpoint lacks
         are listed in the result's `missing`, or refused where `strict`. New tensors are on the CPU, or on
-        `default_map_location`. What does not fit is refused before anything is touched; damage that only the
-        digest shows leaves NaN in the tensors that were being filled.
+        `default_map_location`. Damage, and what does not fit, is refused before anything is touched.
 
         Raises:
             CheckpointError: there is none, or it is damaged, or does not fit `state_dict`.
@@ -112,19 +110,13 @@ class Checkpointer(ABC):
         """What the training had counted at the checkpoint at `path`, without its state; None where that is unknown."""
         return None
 
-    @contextmanager
-    def reading(
-        self, path: str | Path, only: Collection[str] | None = None, later: Collection[str] = ()
-    ) -> Iterator[LazyState]:
-        """The checkpoint at `path`, or these top-level keys of it, held until the end of the `with`.
-
-        Tensors under the paths in `later` may come without values, which `fill` reads straight to where they are
-        wanted.
+    def read(self, path: str | Path, only: Collection[str] | None = None) -> dict[str, Any]:
+        """The checkpoint at `path`, or those of these top-level keys that it has.
 
         Raises:
-            CheckpointError: as `load`.
+            CheckpointError: there is none, or it is damaged.
         """
-        yield LazyState(self.load(path, None if only is None else dict.fromkeys(only)))
+        return {key: value for key, value in self.load(path).items() if only is None or key in only}
 
     @abstractmethod
     def close(self) -> None:
@@ -162,36 +154,11 @@ class FolderCheckpointer(Checkpointer):
         strict: bool = False,
     ) -> LoadedState:
         device = torch.device(default_map_location or "cpu")
-        only = None if state_dict is None else list(state_dict)
-        with self.reading(path, only, ("",)) as lazy:
-            missing = [] if state_dict is None else self._prepared(lazy, state_dict, path, strict)
-            if device.type not in ("cpu", "meta"):
-                _place_on(device, lazy, lazy.tree)
-            lazy.read()
-        tree = _moved(lazy.tree, device, lazy)
+        tree = self.read(path, None if state_dict is None else list(state_dict))
         if state_dict is None:
-            return LoadedState(tree)
-        _fill(state_dict, tree)
-        return LoadedState(state_dict, missing)
-
-    @contextmanager
-    def reading(
-        self, path: str | Path, only: Collection[str] | None = None, later: Collection[str] = ()
-    ) -> Iterator[LazyState]:
-        storage, name = self._place(path)
-        with ExitStack() as stack:
-            with self._telling(storage, name):
-                folder = stack.enter_context(storage.reading(name))
-                lazy = self.format.read(folder, self._manifest_in(storage, name), only, later)
-            lazy.around = lambda: self._telling(storage, name)
-            yield lazy
-
-    def _prepared(self, lazy: LazyState, target: Mapping[str, Any], path: str | Path, strict: bool) -> list[str]:
-        """What the checkpoint lacks of a target, whose tensors will be filled in place."""
-        missing, faults = _compared(target, lazy.tree, "")
+            return LoadedState(_moved(tree, device, {}))
+        missing, faults = _compared(state_dict, tree, "")
         where = str(Path(path).absolute())
-        if faults or (missing and strict):
-            lazy.verify()
         if faults:
             raise CheckpointError(f"the checkpoint does not fit: {'; '.join(faults[:20])}", where=where)
         if missing:
@@ -199,8 +166,12 @@ class FolderCheckpointer(Checkpointer):
             if strict:
                 raise CheckpointError(f"the checkpoint lacks {listed}", where=where)
             logger.warning("%s lacks %s", where, listed)
-        _direct(target, lazy)
-        return missing
+        _fill(state_dict, tree, device, {})
+        return LoadedState(state_dict, missing)
+
+    def read(self, path: str | Path, only: Collection[str] | None = None) -> dict[str, Any]:
+        storage, name = self._place(path)
+        return self._reading(storage, name, lambda folder, manifest: self.format.read(folder, manifest, only))
 
     def manifest(self, path: str | Path) -> Manifest:
         """The manifest of the checkpoint at `path`, whose files are all there with the right sizes.
@@ -243,7 +214,7 @@ class FolderCheckpointer(Checkpointer):
         return self.storage(path.parent), path.name
 
     def _reading(self, storage: Storage, name: str, read: Callable[[ReadableFolder, Manifest], T]) -> T:
-        with self._telling(storage, name), storage.reading(name) as folder:
+        with self._errors_of_reading(storage, name), storage.reading(name) as folder:
             return read(folder, self._manifest_in(storage, name))
 
     def _manifest_in(self, storage: Storage, name: str) -> Manifest:
@@ -256,8 +227,8 @@ class FolderCheckpointer(Checkpointer):
         return manifest
 
     @contextmanager
-    def _telling(self, storage: Storage, name: str) -> Iterator[None]:
-        """Turn what the system says while a checkpoint is read into what is wrong with that checkpoint."""
+    def _errors_of_reading(self, storage: Storage, name: str) -> Iterator[None]:
+        """Raise errors of the storage as errors that name the checkpoint."""
         where = storage.location(name)
         try:
             yield
@@ -304,42 +275,17 @@ def _examined(storage: Storage, name: str) -> Manifest:
     return manifest
 
 
-def _place_on(device: torch.device, lazy: LazyState, value: Any) -> None:
-    """Allocate tensors on a device for those that no target tensor takes."""
+def _moved(value: Any, device: torch.device, done: dict[int, torch.Tensor]) -> Any:
+    """The tree with its tensors on a device; tied ones stay tied. `done` has those that were moved already, by id."""
     if isinstance(value, torch.Tensor):
-        if value.numel() and lazy.is_lazy(value):
-            lazy.bind(value, torch.empty_like(value, device=device))
-    elif isinstance(value, Mapping | list | tuple):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            _place_on(device, lazy, one)
-
-
-def _moved(value: Any, device: torch.device, lazy: LazyState, done: dict[int, torch.Tensor] | None = None) -> Any:
-    """The tree with its tensors where they were read to, or on a device; tied ones stay tied."""
-    done = {} if done is None else done
-    if isinstance(value, torch.Tensor):
-        if (placed := lazy.placed(value)) is not value:
-            return placed
-        if id(value) not in done:
-            done[id(value)] = value if device.type == "cpu" else value.to(device)
-        return done[id(value)]
+        return done.setdefault(id(value), value.to(device))
     if isinstance(value, dict):
         moved = type(value)()
-        moved |= {key: _moved(one, device, lazy, done) for key, one in value.items()}
+        moved |= {key: _moved(one, device, done) for key, one in value.items()}
         return moved
     if type(value) in (list, tuple):
-        return type(value)(_moved(one, device, lazy, done) for one in value)
+        return type(value)(_moved(one, device, done) for one in value)
     return value
-
-
-def _direct(target: Mapping[Any, Any], lazy: LazyState, tree: Mapping[Any, Any] | None = None) -> None:
-    """Have what is read written straight into the target's tensors."""
-    tree = lazy.tree if tree is None else tree
-    for key, value in target.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(key), Mapping):
-            _direct(value, lazy, tree[key])
-        elif key in tree and can_take(value) and lazy.is_lazy(tree[key]):
-            lazy.bind(tree[key], value)
 
 
 def _compared(target: Mapping[Any, Any], tree: Mapping[Any, Any], path: str) -> tuple[list[str], list[str]]:
@@ -368,7 +314,9 @@ def _misfit(wanted: torch.Tensor, found: Any) -> str | None:
     return None if here == there else f"is {here[0]} of shape {here[1]} here, but {there[0]} of {there[1]} there"
 
 
-def _fill(target: MutableMapping[Any, Any], tree: Mapping[Any, Any]) -> None:
+def _fill(
+    target: MutableMapping[Any, Any], tree: Mapping[Any, Any], device: torch.device, done: dict[int, torch.Tensor]
+) -> None:
     for key, value in target.items():
         if key not in tree:
             continue
@@ -376,6 +324,6 @@ def _fill(target: MutableMapping[Any, Any], tree: Mapping[Any, Any]) -> None:
             with torch.no_grad():
                 value.copy_(tree[key])
         elif isinstance(value, MutableMapping) and isinstance(tree[key], Mapping):
-            _fill(value, tree[key])
+            _fill(value, tree[key], device, done)
         else:
-            target[key] = tree[key]
+            target[key] = _moved(tree[key], device, done)

@@ -17,12 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer_cli.checkpoint.format.lazy_state import LazyState, can_take
 from trainer_cli.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-_EXTRA_STATE = "_extra_state"
 _COMPILED = "_orig_mod"
 _WRAPPED = "module."
 _SHOWN = 40
@@ -112,13 +110,8 @@ def fit_model(
     *,
     strict: bool = True,
     ignore_keys: Iterable[str] = (),
-    lazy: LazyState | None = None,
 ) -> tuple[Fitting, LoadReport]:
-    """What of a captured state does not fit a model, and what `take` will copy into it.
-
-    Of a `lazy` state, tensors will be read straight into the model's own memory; `take` comes after that.
-    """
-    lazy = lazy or LazyState({})
+    """What of a captured state does not fit a model, and what `take` will copy into it."""
     inner = unwrapped(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
     rows: list[str] = []
@@ -134,22 +127,15 @@ def fit_model(
     report.missing = _without_tied(wanted, given)
     report.unexpected = [name for name in given if name not in wanted]
     rows += [f"{name}: {fault}" for name in report.loaded if (fault := _fault(wanted[name], given[name]))]
-    rows += _untied(wanted, given, lazy)
+    rows += _untied(wanted, given)
     if strict:
         rows += _differences(report)
 
     def take() -> None:
         if report.missing or report.unexpected:
             logger.warning("%s", table("not everything was loaded", {"": _differences(report)}))
-        values = {live[name][0]: lazy.placed(given[name]) for name in report.loaded}
-        inner.load_state_dict(values, strict=False)
+        inner.load_state_dict({live[name][0]: given[name] for name in report.loaded}, strict=False)
 
-    if not rows:
-        takes = _takes_plainly(inner)
-        for name in report.loaded:
-            raw, target = live[name]
-            if lazy.is_lazy(given[name]) and takes(raw) and can_take(target):
-                lazy.bind(given[name], target)
     return Fitting(rows, take), report
 
 
@@ -289,19 +275,7 @@ def _without_tied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[s
     return [name for name, value in wanted.items() if name not in given and _memory(value) not in filled]
 
 
-def _takes_plainly(model: nn.Module) -> Callable[[str], bool]:
-    """Whether the module that has a value of this name takes it as it is: torch's own way, and no hook before it."""
-    plain = {
-        prefix: getattr(type(module)._load_from_state_dict, "__module__", "").startswith("torch.")
-        and not getattr(module, "_load_state_dict_pre_hooks", ())
-        for prefix, module in model.named_modules(remove_duplicate=False)
-    }
-    if type(model).load_state_dict is not nn.Module.load_state_dict:
-        return lambda name: False
-    return lambda name: not name.endswith(_EXTRA_STATE) and plain.get(name.rpartition(".")[0], False)
-
-
-def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any], lazy: LazyState) -> list[str]:
+def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Names that share memory in the model, but have different values in the checkpoint."""
     first: dict[tuple[Any, ...], str] = {}
     rows = []
@@ -313,8 +287,6 @@ def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any], lazy: LazyState
             continue
         if _fault(value, given[other]) is not None:
             continue
-        # Stored apart, so that only the values can tell.
-        lazy.read()
         if not torch.equal(given[other], given[name]):
             rows.append(f"{name}: is tied to {other} in this model, but differs from it in the checkpoint")
     return rows

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer_cli.checkpoint.format.lazy_state import LazyState, can_take
 from trainer_cli.checkpoint.model_state import Fitting, parameter_names, plain_name, refuse
 
 log = logging.getLogger(__name__)
@@ -72,13 +71,11 @@ def fit_optimizer(
     *,
     keep_settings: Collection[str] = (),
     moved: Collection[str] = (),
-    lazy: LazyState | None = None,
 ) -> Fitting:
     """What of a captured state does not fit an optimizer, and what `take` will give it.
 
     Settings come from the checkpoint, and `take` says which of them are configured otherwise; `moved` names those
-    that schedules move, which differ as a matter of course. Of a `lazy` state, tensors will be read straight into
-    the memory that the optimizer keeps.
+    that schedules move, which differ as a matter of course.
     """
     names = _parameter_names(model, optimizer)
     live = optimizer.state_dict()["param_groups"]
@@ -111,10 +108,6 @@ def fit_optimizer(
     if not rows:
         rows = _state_faults(optimizer, names, kept_of, groups)
     index_of = {name: index for index, name in enumerate(names)}
-    if lazy is not None and not rows:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for name, kept in kept_of.items():
-            _place(kept, parameters[index_of[name]], lazy)
 
     def take() -> None:
         for line in dict.fromkeys(notes):
@@ -125,19 +118,6 @@ def fit_optimizer(
         _undo_casts(optimizer, packed)
 
     return Fitting(rows, take)
-
-
-def _place(kept: dict[str, Any], parameter: torch.Tensor, lazy: LazyState) -> None:
-    """Have states shaped like their parameter read into memory like its own, where that differs from a plain one's."""
-    for key, value in kept.items():
-        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.ndim:
-            continue
-        if not can_take(value) or not can_take(parameter):
-            continue
-        if value.device != parameter.device or value.stride() != parameter.stride():
-            if lazy.is_lazy(value):
-                lazy.bind(value, torch.empty_like(parameter, dtype=value.dtype, requires_grad=False))
-            kept[key] = lazy.placed(value)
 
 
 def _state_faults(
