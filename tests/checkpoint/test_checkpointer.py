@@ -17,11 +17,13 @@ from trainer_cli.checkpoint.checkpointer import (
     SyncCheckpointer,
     make_sync_checkpointer,
 )
+from trainer_cli.checkpoint.format import registry
 from trainer_cli.checkpoint.format.codec import UnsavableState
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.errors import CheckpointError, SaveError
+from trainer_cli.checkpoint.storage.registry import open_storage
+from trainer_cli.errors import CheckpointError, SaveError, UserError
 
 
 class Awaited(AsyncCheckpointer):
@@ -193,8 +195,29 @@ def test_another_format_is_told_apart(tmp_path):
     foreign = SyncCheckpointer(format=Foreign())
     foreign.save({}, tmp_path / "step1")
     assert foreign.load(tmp_path / "step1") == {"foreign": 1}
-    with pytest.raises(CheckpointError, match="the format 'archive', not 'tensors'"):
+    with pytest.raises(CheckpointError, match="the format 'archive' is unknown; known is 'tensors' "):
         make_sync_checkpointer().load(tmp_path / "step1")
+
+
+def test_a_checkpoint_is_read_by_the_format_that_its_manifest_names(tmp_path, monkeypatch):
+    make_sync_checkpointer().save({"a": 1}, tmp_path / "step1")
+
+    class Other(TensorsFormat):
+        name = "other"
+
+    other = make_sync_checkpointer(format=Other())
+    assert other.load(tmp_path / "step1") == {"a": 1}
+    other.save({"a": 2}, tmp_path / "step2")
+    monkeypatch.setattr(registry, "FORMATS", {**registry.FORMATS, "other": Other})
+    assert make_sync_checkpointer().load(tmp_path / "step2") == {"a": 2}
+    with pytest.raises(CheckpointError, match="'nothing' is unknown; known is 'tensors', 'other'"):
+        make_sync_checkpointer(format="nothing")
+
+
+def test_a_place_with_an_unknown_scheme_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no storage for s3://; there is one for file://"):
+        open_storage("s3://bucket/run")
+    assert open_storage(f"file://{tmp_path}").location("step1") == f"{tmp_path}/step1"
 
 
 def test_a_checkpoint_that_is_loaded_cannot_be_removed_meanwhile(tmp_path):

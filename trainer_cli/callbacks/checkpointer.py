@@ -28,7 +28,8 @@ from trainer_cli.checkpoint.policy import (
 )
 from trainer_cli.checkpoint.rules import checkpoint_config, retention_rules, save_rules
 from trainer_cli.checkpoint.save import CheckpointMetadata, disk_error, errors_of_save
-from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.interfaces import Storage
+from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.config.schema import DigestAlgorithm, KeepBestConfig, Newer, OnSaveError, Removal
 from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
@@ -285,16 +286,17 @@ class CheckpointerCallback(Callback):
             return
         if not self.settings.enabled or self._rules is None or trainer.progress.step == self._newest_step:
             return
-        storage = self._new_storage(self.folder / AFTER_EXCEPTION)
+        folder = self.folder / AFTER_EXCEPTION
+        storage = self._new_storage(folder)
         name = self._name(trainer)
         storage.sweep()
-        for earlier in Retention(storage.root, storage, self.identity.run_id).own():
+        for earlier in Retention(folder, storage, self.identity.run_id).own():
             if not earlier.pinned and storage.remove(earlier.name):
-                log.info("removed %s (of an earlier failure)", storage.root / earlier.name)
+                log.info("removed %s (of an earlier failure)", folder / earlier.name)
         decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
         metadata = replace(self._metadata_of(trainer, decision, None), metrics={})
-        self._write(trainer, storage.root / name, metadata)
-        log.warning("the state after the failure is kept in %s; no resume takes it", storage.root / name)
+        self._write(trainer, folder / name, metadata)
+        log.warning("the state after the failure is kept in %s; no resume takes it", folder / name)
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Wait until the save in flight is written; its outcome is reported at the end of the step."""
@@ -501,11 +503,11 @@ class CheckpointerCallback(Callback):
         newest = catalog.newest_valid()
         return newest.manifest.run_id if newest is not None and newest.manifest is not None else None
 
-    def _storage_at(self, root: Path) -> LocalStorage:
+    def _storage_at(self, root: Path) -> Storage:
         return self.storage if root == self.folder.absolute() else self._new_storage(root)
 
-    def _new_storage(self, root: Path) -> LocalStorage:
-        return LocalStorage(
+    def _new_storage(self, root: Path) -> Storage:
+        return open_storage(
             root,
             run_id=self.identity.run_id,
             attempt=self.identity.attempt,

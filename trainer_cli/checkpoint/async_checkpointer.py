@@ -53,7 +53,7 @@ class AsyncCheckpointer(FolderCheckpointer):
     def __init__(
         self,
         *,
-        format: Format | None = None,
+        format: Format | str = "tensors",
         storage: Callable[[Path], Storage] | None = None,
         digest: DigestAlgorithm = DigestAlgorithm.xxh3_128,
         thread: WriterThread | None = None,
@@ -172,7 +172,7 @@ def _report_failure(where: str, written: Future[None]) -> None:
 
 def make_async_checkpointer(
     *,
-    format: Format | None = None,
+    format: Format | str = "tensors",
     storage: Callable[[Path], Storage] | None = None,
     digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
 ) -> AsyncCheckpointer:

@@ -23,14 +23,14 @@ import torch
 
 from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.format.interfaces import Format
-from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.checkpoint.format.registry import new_format
 from trainer_cli.checkpoint.format.verified_file import read_verified, verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.naming import is_plain
 from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
 from trainer_cli.checkpoint.save import errors_of_save, metadata_of, nothing, save, stage
 from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
-from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.errors import CheckpointError
 
@@ -129,14 +129,14 @@ class FolderCheckpointer(Checkpointer):
     def __init__(
         self,
         *,
-        format: Format | None = None,
+        format: Format | str = "tensors",
         storage: Callable[[Path], Storage] | None = None,
         digest: DigestAlgorithm = DigestAlgorithm.xxh3_128,
     ) -> None:
-        self.format: Format = format or TensorsFormat()
+        self.format = new_format(format) if isinstance(format, str) else format
         self._save = partial(save, format=self.format.name, digest=digest)
         run_id = uuid.uuid4().hex[:12]
-        self._new_storage = storage or (lambda root: LocalStorage(root, run_id=run_id))
+        self._new_storage = storage or partial(open_storage, run_id=run_id)
         self._storages: dict[Path, Storage] = {}
 
     def storage(self, root: str | Path) -> Storage:
@@ -171,7 +171,13 @@ class FolderCheckpointer(Checkpointer):
 
     def read(self, path: str | Path, only: Collection[str] | None = None) -> dict[str, Any]:
         storage, name = self._place(path)
-        return self._reading(storage, name, lambda folder, manifest: self.format.read(folder, manifest, only))
+
+        def read(folder: ReadableFolder, manifest: Manifest) -> dict[str, Any]:
+            own = manifest.format == self.format.name
+            form = self.format if own else new_format(manifest.format, storage.location(name))
+            return form.read(folder, manifest, only)
+
+        return self._reading(storage, name, read)
 
     def manifest(self, path: str | Path) -> Manifest:
         """The manifest of the checkpoint at `path`, whose files are all there with the right sizes.
@@ -215,16 +221,7 @@ class FolderCheckpointer(Checkpointer):
 
     def _reading(self, storage: Storage, name: str, read: Callable[[ReadableFolder, Manifest], T]) -> T:
         with self._errors_of_reading(storage, name), storage.reading(name) as folder:
-            return read(folder, self._manifest_in(storage, name))
-
-    def _manifest_in(self, storage: Storage, name: str) -> Manifest:
-        manifest = _examined(storage, name)
-        if manifest.format != self.format.name:
-            raise CheckpointError(
-                f"the checkpoint has the format {manifest.format[:40]!r}, not {self.format.name!r}",
-                where=storage.location(name),
-            )
-        return manifest
+            return read(folder, _examined(storage, name))
 
     @contextmanager
     def _errors_of_reading(self, storage: Storage, name: str) -> Iterator[None]:
@@ -260,7 +257,7 @@ class SyncCheckpointer(FolderCheckpointer):
 
 def make_sync_checkpointer(
     *,
-    format: Format | None = None,
+    format: Format | str = "tensors",
     storage: Callable[[Path], Storage] | None = None,
     digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
 ) -> SyncCheckpointer:

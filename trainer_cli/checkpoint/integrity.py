@@ -11,7 +11,7 @@ from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
-from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -133,4 +133,4 @@ def _report_and_quarantine(storage: Storage, unfit: dict[str, str], unread: dict
 
 def catalog_of(folder: Path) -> Catalog:
     """The checkpoints in a folder, for one who only reads."""
-    return Catalog(LocalStorage(folder))
+    return Catalog(open_storage(folder))
