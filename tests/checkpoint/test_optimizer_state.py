@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from states import restore_model, restore_optimizer
 from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer, restore_optimizer
+from trainer_cli.checkpoint.model_state import capture_model
+from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.errors import UserError
 
 
@@ -164,8 +166,6 @@ def test_the_count_of_steps_stays_on_the_cpu_as_a_scalar(tmp_path: Any) -> None:
 
 
 def test_one_name_with_and_without_a_wrappers_prefix_is_refused() -> None:
-    from trainer_cli.checkpoint.model_state import capture_model, restore_model
-
     model = _model()
     state = capture_model(model)
     state["_orig_mod.0.bias"] = torch.ones(4)

@@ -17,15 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer_cli.errors import UserError
-
 logger = logging.getLogger(__name__)
 
 _COMPILED = "_orig_mod"
 _WRAPPED = "module."
 _SHOWN = 40
-_GIVING = ("state_dict", "_save_to_state_dict", "get_extra_state")
-"""The methods by which a module gives its state."""
 _GENERATORS = ("python", "numpy", "torch", "cuda", "mps")
 
 
@@ -69,39 +65,12 @@ def clean_name(name: str) -> str:
 
 def capture_model(model: nn.Module) -> dict[str, Any]:
     """Parameters and persistent buffers by clean name. Tied ones appear under each name, as one memory."""
-    inner = unwrapped(model)
-    state = _plain_state(inner)
-    return {clean_name(name): value for name, value in (inner.state_dict() if state is None else state).items()}
+    return {clean_name(name): value for name, value in unwrapped(model).state_dict().items()}
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:
     """The clean name of each parameter, by `id`: the first of several."""
-    inner = unwrapped(model)
-    if type(inner).named_parameters is not nn.Module.named_parameters:
-        return {id(value): clean_name(name) for name, value in inner.named_parameters()}
-    names: dict[int, str] = {}
-    for prefix, module in _modules(inner):
-        for name, value in module._parameters.items():
-            if value is not None:
-                names.setdefault(id(value), clean_name(prefix + name))
-    return names
-
-
-def restore_model(
-    model: nn.Module, state: Mapping[str, Any], *, strict: bool = True, ignore_keys: Iterable[str] = ()
-) -> LoadReport:
-    """Copy a captured state into a model, in place.
-
-    `ignore_keys` are globs of names to leave as they are. Without `strict`, names that only one side has
-    are reported, not refused. A different shape or element type is always refused.
-
-    Raises:
-        UserError: with a table of all that does not fit; the model is then untouched.
-    """
-    fitting, report = fit_model(model, state, strict=strict, ignore_keys=ignore_keys)
-    refuse({"": fitting.faults}, "the model does not fit the checkpoint")
-    fitting.take()
-    return report
+    return {id(value): clean_name(name) for name, value in unwrapped(model).named_parameters()}
 
 
 def fit_model(
@@ -111,7 +80,13 @@ def fit_model(
     strict: bool = True,
     ignore_keys: Iterable[str] = (),
 ) -> tuple[Fitting, LoadReport]:
-    """What of a captured state does not fit a model, and what `take` will copy into it."""
+    """What of a captured state does not fit a model, and what `take` will copy into it.
+
+    Args:
+        strict: names that only one side has are faults; else they are only in the report. A different shape or element
+            type is always a fault.
+        ignore_keys: globs of names to leave as they are.
+    """
     inner = unwrapped(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
     rows: list[str] = []
@@ -236,39 +211,6 @@ def _memory(value: Any) -> tuple[Any, ...] | None:
     return (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
 
 
-def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every module with the prefix of its names, in the order of `state_dict`; a shared one for each of its places."""
-    found: list[tuple[str, nn.Module]] = []
-
-    def see(prefix: str, module: nn.Module) -> None:
-        found.append((prefix, module))
-        for name, inner in module._modules.items():
-            if inner is not None:
-                see(f"{prefix}{name}.", inner)
-
-    see("", model)
-    return found
-
-
-def _plain_state(model: nn.Module) -> dict[str, torch.Tensor] | None:
-    """What `model.state_dict()` gives, in less time; None where a module has a way of its own."""
-    state: dict[str, torch.Tensor] = {}
-    plain: dict[type, bool] = {}
-    for prefix, module in _modules(model):
-        kind = type(module)
-        if kind not in plain:
-            plain[kind] = all(getattr(kind, name) is getattr(nn.Module, name) for name in _GIVING)
-        if not plain[kind] or module._state_dict_hooks or module._state_dict_pre_hooks or "state_dict" in vars(module):
-            return None
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                state[prefix + name] = parameter.detach()
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                state[prefix + name] = buffer.detach()
-    return state
-
-
 def _without_tied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """The names that the checkpoint lacks, but for those whose memory another name fills."""
     filled = {_memory(value) for name, value in wanted.items() if name in given} - {None}
@@ -303,12 +245,6 @@ def table(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:
     rows = [f"  {owner:<{width}}  {row}" if owner else f"  {row}" for owner, own in rows_of.items() for row in own]
     more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
     return "\n".join([f"{title}:", *rows[:_SHOWN], *more])
-
-
-def refuse(rows_of: Mapping[str, Sequence[str]], title: str, where: str | None = None) -> None:
-    """Raise where any owner has a line: one table, and nothing was loaded."""
-    if any(rows_of.values()):
-        raise UserError(table(title, rows_of) + "\n", where=where, cure="Nothing was loaded.")
 
 
 def is_finite(model: nn.Module) -> bool:

@@ -93,11 +93,6 @@ def why_unfit(pattern: str, suffix: str | None) -> str | None:
     return None
 
 
-def checkpoint_name(step: int) -> str:
-    """The usual name of the checkpoint of a step."""
-    return f"step{step}"
-
-
 def parse_step(name: str) -> int | None:
     """The step that a usual name says, or None where it is another's."""
     match = _STEP.fullmatch(name)

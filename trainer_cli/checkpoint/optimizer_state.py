@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer_cli.checkpoint.model_state import Fitting, parameter_names, plain_name, refuse
+from trainer_cli.checkpoint.model_state import Fitting, parameter_names, plain_name
 
 log = logging.getLogger(__name__)
 
@@ -43,25 +43,6 @@ def capture_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     if more := {key: value for key, value in packed.items() if key not in _PACKED}:
         tree["more"] = more
     return tree
-
-
-def restore_optimizer(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: Mapping[str, Any],
-    *,
-    keep_settings: Collection[str] = (),
-) -> None:
-    """Give an optimizer a captured state, whatever the order of its parameters.
-
-    `keep_settings` names group settings, such as `lr`, whose present values stay.
-
-    Raises:
-        UserError: with a table of all that does not fit; the optimizer is then untouched.
-    """
-    fitting = fit_optimizer(model, optimizer, state, keep_settings=keep_settings)
-    refuse({"": fitting.faults}, "the optimizer does not fit the checkpoint")
-    fitting.take()
 
 
 def fit_optimizer(
