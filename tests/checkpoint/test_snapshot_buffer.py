@@ -17,7 +17,6 @@ from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.host_memory import HostMemory
 from trainer_cli.checkpoint.snapshot_buffer import Snapshot, SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.file_writer import BlockPool
 from trainer_cli.checkpoint.storage.folder import LocalWritableFolder
 from trainer_cli.config.schema import DigestAlgorithm
 
@@ -35,7 +34,7 @@ def write(tmp_path: Path) -> Any:
     def write(put: Any) -> Written:
         path = tmp_path / str(len(os.listdir(tmp_path)))
         path.mkdir()
-        folder = LocalWritableFolder(path, BlockPool(Disk()), DigestAlgorithm.xxh3_128)
+        folder = LocalWritableFolder(path, Disk(), DigestAlgorithm.xxh3_128)
         record = put(folder)
         return {one.name: one.read_bytes() for one in path.iterdir()}, record
 

@@ -25,6 +25,8 @@ class Disk:
 
     block_bytes = 16 * 1024 * 1024
     """What is gathered and written at once; files smaller than this are written the plain way."""
+    offers_bypass = True
+    """Whether files may be written past the page cache; False once the file system has refused it."""
 
     def mkdir(self, path: Path) -> None:
         """Make one directory; its parent exists, it does not."""

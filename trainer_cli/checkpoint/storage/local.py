@@ -25,7 +25,6 @@ from trainer_cli.checkpoint.naming import (
     removed_marker,
 )
 from trainer_cli.checkpoint.storage.disk import Disk, StrPath
-from trainer_cli.checkpoint.storage.file_writer import BlockPool
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
 from trainer_cli.checkpoint.storage.interfaces import UnsyncedError
 from trainer_cli.config.schema import DigestAlgorithm
@@ -61,21 +60,12 @@ class LocalStorage:
         self.run_id = run_id
         self.attempt = attempt
         self._later = later
-        self._disk = disk or Disk()
-        self._pool = BlockPool(self._disk)
+        self.disk = disk or Disk()
+        """Where all of it happens."""
         self._staged: set[str] = set()
         self._undeleted: set[Path] = set()
         self._told_links: set[str] = set()
         self._root_synced = False
-
-    @property
-    def disk(self) -> Disk:
-        """Where it all happens."""
-        return self._disk
-
-    @disk.setter
-    def disk(self, disk: Disk) -> None:
-        self._disk = self._pool.disk = disk
 
     def names(self) -> list[str]:
         try:
@@ -98,7 +88,7 @@ class LocalStorage:
         self._staged.add(staging.name)
         try:
             self.disk.mkdir(staging)
-            yield LocalWritableFolder(staging, self._pool, digest, partial(self._publish, staging, name))
+            yield LocalWritableFolder(staging, self.disk, digest, partial(self._publish, staging, name))
         finally:
             if staging.name in self._staged:
                 self._discard_quietly(staging)
