@@ -284,17 +284,16 @@ class _Run:
         rules, newest, finite, permanents = self.setting.retention, True, True, 0
         live: list[Saved] = []
         for one in reversed(self.live):
-            good = one.valid and one.finite
-            counted = good and one.kind is Kind.permanent
+            counted = one.finite and one.kind is Kind.permanent
             permanents += counted
             among = counted and permanents <= (rules.max_checkpoints or 0)
             measured = rules.keep_best is not None and bool(one.metrics)
             passing = one.kind is Kind.ephemeral and rules.remove is not Removal.never
-            if newest or (good and finite) or among or measured or passing:
+            if newest or (one.finite and finite) or among or measured or passing:
                 live.append(one)
             else:
                 self.settled.append(one)
-            newest, finite = False, finite and not good
+            newest, finite = False, finite and not one.finite
         self.live = live[::-1]
 
     def _note_peak(self, step: int, count: int, size_bytes: int) -> None:
