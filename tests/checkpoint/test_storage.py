@@ -279,7 +279,7 @@ class TestLocalStorage(StorageContract):
         assert storage.peek("step1", "a") == b"whole"
         assert hidden(storage.root) == [".aside.step1.run1.3"]
         assert (storage.root / ".aside.step1.run1.3" / "rank0.safetensors").read_bytes() == b"half"
-        assert "set aside" in caplog.text
+        assert "quarantined" in caplog.text
         storage.sweep()
         assert hidden(storage.root) == [".aside.step1.run1.3"]
 

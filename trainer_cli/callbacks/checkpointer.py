@@ -1,4 +1,4 @@
-"""The CheckpointerCallback: asks the policy when to save and what may go, and has the checkpointer do it."""
+"""The CheckpointerCallback: applies the policy of when to save, and has the checkpointer save."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _ORDINARY = (Occasion.pre_train, Occasion.step)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunIdentity:
-    """Whose checkpoints these are, and what travels with each of them."""
+    """The run that checkpoints belong to, and what is saved with each of them."""
 
     run_id: str = field(default_factory=lambda: uuid4().hex)
     attempt: int = 1
@@ -153,7 +153,7 @@ class CheckpointerCallback(Callback):
         self._held.add(name)
 
     def release_ephemeral(self, name: str) -> None:
-        """Take a hold back; one that is not there is no error."""
+        """Release a hold; without effect where there is none."""
         self._held.discard(name)
 
     def wanted_metrics(self) -> dict[str, str]:
@@ -161,10 +161,10 @@ class CheckpointerCallback(Callback):
         return {} if best.metric is None else {"keep_best.metric": best.metric}
 
     def newest(self) -> Path | None:
-        """The newest checkpoint of this run, every byte verified; newer ones that are not sound are set aside.
+        """The newest intact checkpoint of this run, every byte verified; newer damaged ones are quarantined.
 
         Raises:
-            CheckpointError: there are some, and none is sound.
+            CheckpointError: there are some, and none is intact.
         """
         entry = newest_intact(self.retention.catalog, self.identity.run_id, str(self.folder))
         return None if entry is None else self.folder / entry.name
@@ -307,9 +307,7 @@ class CheckpointerCallback(Callback):
         if self.background is not None:
             self.background.close()
         elif not self.thread.close(_DELETING_S):
-            log.warning(
-                "removed checkpoints in %s are still being deleted; the next start goes on with it", self.folder
-            )
+            log.warning("removed checkpoints in %s are still being deleted; the next start continues", self.folder)
 
     def save(self, trainer: Trainer, decision: Decision, *, finished: str | None = None) -> Path:
         """Save this step, durably, and remove what may go now. Returns the checkpoint's path.
@@ -391,7 +389,7 @@ class CheckpointerCallback(Callback):
             self._failed_step = step
 
     def _is_committed(self, step: int, decision: Decision) -> None:
-        """Say so, and remove what may go for it; in the thread that committed it."""
+        """Log the commit, and remove what may go after it; in the thread that committed."""
         log.info("committed step %d (%s)", step, decision.reason)
         self.retention.retire(step)
 
@@ -457,7 +455,9 @@ class CheckpointerCallback(Callback):
             return
         self._fsync_names(entry.name)
         manifest = entry.manifest
-        decision = why_save(self._rules, replace(moment, last_saved_step=None, occasion=_asked_late(moment.occasion)))
+        # Before a new attempt's first step the rules apply as at the end of the step that it resumes.
+        occasion = Occasion.step if moment.occasion is Occasion.pre_train else moment.occasion
+        decision = why_save(self._rules, replace(moment, last_saved_step=None, occasion=occasion))
         metrics = {**manifest.metrics, **moment.metrics}
         if _same_metrics(metrics, manifest.metrics) and finished in (None, manifest.finished):
             return
@@ -524,11 +524,6 @@ def _same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> bo
     return first.keys() == second.keys() and all(
         value == second[name] or (math.isnan(value) and math.isnan(second[name])) for name, value in first.items()
     )
-
-
-def _asked_late(occasion: Occasion) -> Occasion:
-    """The moment before a new attempt's first step is that of the step which it goes on from."""
-    return Occasion.step if occasion is Occasion.pre_train else occasion
 
 
 def _saves_in_background(save_async: bool | None) -> bool:

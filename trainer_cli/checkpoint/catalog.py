@@ -22,7 +22,7 @@ GONE = "it is not there"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One folder that is, or was to be, a checkpoint."""
+    """One folder with the name of a checkpoint, or with a manifest."""
 
     name: str
     step: int
@@ -33,7 +33,7 @@ class Entry:
 
     @property
     def partial(self) -> bool:
-        """True where nothing says that it was ever complete, or it is no longer."""
+        """True where it has no manifest: it was never committed, or its removal has begun."""
         return self.manifest is None and self.problem in (PARTIAL, REMOVING, GONE)
 
     @property
@@ -48,7 +48,7 @@ class Entry:
 
     @property
     def resumable(self) -> bool:
-        """True for a valid one whose weights are finite: weights with NaN are never chosen by themselves."""
+        """True for a valid one whose weights are finite; no resume chooses another by itself."""
         return self.valid and self.manifest is not None and self.manifest.finite
 
     @property
@@ -57,7 +57,7 @@ class Entry:
         return sum(file.size_bytes for file in self.manifest.files.values()) if self.manifest is not None else 0
 
     def saved(self) -> Saved | None:
-        """The facts for the policy; None for one that is not valid and has no say there."""
+        """The facts for the policy; None for one that is not valid, which the policy ignores."""
         if self.manifest is None or not self.valid:
             return None
         return Saved(
@@ -79,7 +79,7 @@ class Catalog:
         self.storage = storage
 
     def names(self) -> list[str]:
-        """The folders that are, or were to be, checkpoints; none is looked into."""
+        """The folders that may be checkpoints, by name or because they have a manifest; no manifest is read."""
         return [
             name
             for name in self.storage.names()
@@ -133,7 +133,7 @@ class Catalog:
         )
 
     def _look(self, name: str) -> Entry | None:
-        """What a folder is; None for one that is gone, or has neither a checkpoint's name nor a manifest."""
+        """The entry of a folder; None where it does not exist, or has neither a checkpoint's name nor a manifest."""
         entry = self.entry(name)
         is_other = entry.problem == PARTIAL and parse_step(name) is None
         return None if is_other or entry.problem == GONE else entry

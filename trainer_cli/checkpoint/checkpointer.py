@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class InFlightSave:
-    """A save whose state is copied, and which is written while its caller goes on."""
+    """A save whose state is copied, and which a thread writes."""
 
     path: Path
     metadata: CheckpointMetadata
@@ -120,7 +120,7 @@ class Checkpointer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what is under way, and let go."""
+        """Finish saves in flight and release resources."""
 
 
 class FolderCheckpointer(Checkpointer):

@@ -19,7 +19,7 @@ class HostMemory:
     """`size_bytes` of private memory that begins at a page, so that it can be written past the page cache.
 
     Args:
-        pinned: register it with CUDA, so that a GPU copies into it while the host goes on.
+        pinned: register it with CUDA, so that copies from a GPU are asynchronous.
 
     Raises:
         OSError: the system has no such memory.
@@ -30,7 +30,7 @@ class HostMemory:
         self._map = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # DONTFORK: a page that is written after a fork would otherwise be duplicated for each data worker.
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            # A kernel that does not know one refuses it; the memory is as good without.
+            # A kernel that does not know one refuses it, and provides ordinary memory.
             with suppress(OSError):
                 if hasattr(mmap, advice):
                     self._map.madvise(getattr(mmap, advice))
@@ -40,7 +40,7 @@ class HostMemory:
         self.pid = os.getpid()
         self._pinned = pinned and _cudart().cudaHostRegister(self.tensor.data_ptr(), self.size_bytes, 0) == 0
         if pinned and not self._pinned:
-            # CUDA reports the failure once more, at the next launch of a kernel: let that be this one.
+            # CUDA reports the failure again at the next launch of a kernel: launch one here.
             with suppress(RuntimeError):
                 torch.zeros(1, device="cuda")
 
@@ -65,8 +65,8 @@ _kept: list[mmap.mmap] = []
 
 @cache
 def _keep_in_children() -> None:
-    """In a forked child the range is not mapped. Unmapping it there, when its object is collected, could hit memory
-    that the child got at the same address since, so a child never collects it."""
+    """A forked child does not have the mapping. It must never unmap the range, where it may have other memory by then,
+    so it keeps the objects alive."""
     os.register_at_fork(after_in_child=lambda: _kept.extend(_maps))
 
 

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it is, which files belong to it, and proof that nothing was altered."""
+"""The manifest of a checkpoint: what it is, its files with their digests, and a digest of itself."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class ManifestError(DamagedCheckpoint):
-    """These bytes are no manifest, or not the one that was written."""
+    """These bytes are no manifest, or were altered."""
 
 
 class Digest(Protocol):
-    """A digest in the making."""
+    """A digest being computed."""
 
     def update(self, data: bytes | bytearray | memoryview, /) -> None: ...
 
@@ -58,7 +58,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All that a checkpoint says of itself."""
+    """What is known of a checkpoint without reading its other files."""
 
     run_id: str
     attempt: int
@@ -85,10 +85,10 @@ class Manifest:
     aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For each tensor file: names of tied tensors, and the name under which each is stored."""
     progress: Mapping[str, int | float] = field(default_factory=dict)
-    """All that was counted up to this step, by the names of `Progress`; empty where nothing was said."""
+    """The counts at this step, by the names of `Progress`; empty where unknown."""
 
     def to_bytes(self) -> bytes:
-        """The one way to write it, its own digest included."""
+        """The manifest as JSON, with its own digest."""
         fields = self._fields()
         return _rendered({**fields, "digest": _self_digest(fields)})
 

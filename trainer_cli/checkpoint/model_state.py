@@ -1,7 +1,7 @@
-"""Live objects to state tree, and back: models by name, random generators; optimizers stand next door.
+"""Models and random generators to state tree, and back. Optimizers are in optimizer_state.py.
 
-Capturing copies nothing: the tensors of the tree are the live ones. Restoring has two halves: `fit_…` tells all
-that does not fit and touches nothing, and what it returns then takes the values, in place, without a cast or a loss.
+Capturing copies nothing: the tensors of the tree are the live ones. Restoring has two steps: `fit_…` reports all that
+does not fit and changes nothing; the `take` that it returns copies the values in place, without a cast.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GENERATORS = ("python", "numpy", "torch", "cuda", "mps")
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """How a saved state fits its owner: a line for each thing that does not, and the act of taking the rest."""
+    """A saved state compared with its owner: a line for each fault, and a function that loads the state."""
 
     faults: list[str]
     take: Callable[[], None]
@@ -57,7 +57,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name without the marks of compilation, wherever they stand."""
+    """A parameter's name without the parts that torch.compile adds."""
     if _COMPILED not in name:
         return name
     return ".".join(part for part in name.split(".") if part != _COMPILED)
@@ -144,7 +144,7 @@ def rng_faults(state: Mapping[str, Any]) -> list[str]:
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
-    """Set every generator back. Do this last: whatever is built or drawn after it changes what follows."""
+    """Set every generator back. Do this last: whatever draws numbers after it changes the run."""
     python, legacy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(int(word) for word in python["words"]), python["gauss"]))
     np.random.set_state((legacy["kind"], legacy["keys"], legacy["position"], legacy["has_gauss"], legacy["cached"]))
@@ -168,9 +168,9 @@ def _cuda_in_use() -> bool:
 
 
 def renamed(state: Mapping[str, Any], live: Container[str], rows: list[str]) -> dict[str, Any]:
-    """The state under clean names; the prefix of a parallel wrapper goes where nothing here has such a name.
+    """The state under clean names, without the prefix of a parallel wrapper where the model has none.
 
-    Two names that come to the same are a line in `rows`.
+    Two names that become the same are a line in `rows`.
     """
     found: dict[str, Any] = {}
     for name, value in state.items():
@@ -182,7 +182,7 @@ def renamed(state: Mapping[str, Any], live: Container[str], rows: list[str]) -> 
 
 
 def plain_name(name: str, live: Container[str], state: Container[str] = ()) -> str:
-    """A saved name without the marks of compilation and of parallel wrappers."""
+    """A saved name without what torch.compile and parallel wrappers add."""
     name = clean_name(name)
     short = name.removeprefix(_WRAPPED)
     return short if name not in live and short in live and short not in state else name
@@ -212,7 +212,7 @@ def _memory(value: Any) -> tuple[Any, ...] | None:
 
 
 def _without_tied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """The names that the checkpoint lacks, but for those whose memory another name fills."""
+    """The names that the checkpoint lacks, except those that share memory with one that it has."""
     filled = {_memory(value) for name, value in wanted.items() if name in given} - {None}
     return [name for name, value in wanted.items() if name not in given and _memory(value) not in filled]
 
@@ -260,8 +260,8 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     that some may be."""
     # Torch sums no elements of 8 bits.
     values = [one.detach().float() if one.dtype.itemsize == 1 else one.detach() for one in tensors if one.numel()]
-    # A sum is finite only where all elements are, and takes a tenth of the time; beyond the range of its type it is
-    # not, whatever they are. The largest magnitude tells, in no memory of the tensor's size.
+    # A finite sum proves that all elements are, in a tenth of the time. A sum may overflow though all are finite: then
+    # the largest magnitude decides, without memory of the tensor's size.
     return _all_finite([one.sum() for one in values]) or _all_finite(
         [torch.linalg.vector_norm(one, ord=torch.inf) for one in values]
     )

@@ -15,18 +15,18 @@ log = logging.getLogger(__name__)
 
 _PACKED = ("state", "param_groups")
 _HOW = frozenset({"fused", "foreach", "capturable", "differentiable"})
-"""How a step is computed, not what: these stay as they are configured here."""
+"""Settings of how a step is computed, not of its result: the configured values stay."""
 _OF_SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"})
-"""What schedules note down in a group when they are made, and never move: of the schedules made here."""
+"""Keys that schedulers write into a group when they are made: the values of the schedulers made here stay."""
 _NEEDS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
-"""Settings that torch's optimizers can only go on with where the state has this."""
+"""Settings with which torch's optimizers need this entry in the state."""
 
 
 def capture_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state by parameter name: what it keeps of each, and its groups with their settings.
 
-    A parameter that was never stepped has no state, but stands in its group. What an optimizer keeps of no
-    parameter is under `other`, what its `state_dict` has besides under `more`; most have neither.
+    A parameter that was never stepped has no state, but is listed in its group. State that belongs to no parameter is
+    under `other`, further entries of the optimizer's `state_dict` under `more`; most have neither.
     """
     names = _parameter_names(model, optimizer)
     packed = optimizer.state_dict()

@@ -70,7 +70,7 @@ class SnapshotBuffer:
         return 0 if self._memory is None else self._memory.size_bytes
 
     def _reserve(self, layout: FileLayout) -> HostMemory:
-        """Memory for a state of this layout; what was captured before is gone if it was too small."""
+        """Memory for a state of this layout; a smaller one is replaced, and what was captured in it is lost."""
         if self._memory is not None and self._memory.pid != os.getpid():
             # A forked child does not have its parent's memory.
             self._memory = None

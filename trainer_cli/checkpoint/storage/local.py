@@ -37,12 +37,12 @@ _LARGEST_PEEK = 64 * 1024 * 1024
 class LocalStorage:
     """Folders in one directory, which is made when the first of them is written.
 
-    `run_id` and `attempt` mark what is on its way in or out, so that a later attempt of the same run knows
-    its own remains. A save's order is: each file written and fsynced, the folder fsynced, renamed, its
+    `run_id` and `attempt` are part of hidden names, so that a later attempt of the same run removes what an earlier
+    one left. A save's order is: each file written and fsynced, the folder fsynced, renamed, its
     parent fsynced. A removal's: manifest renamed away, folder fsynced, folder renamed, its parent fsynced,
     files unlinked. A kill between any two of these leaves every other checkpoint as it was.
 
-    Unlinking is given to `later`, which may do it in another thread.
+    Files are unlinked by `later`, which may use another thread.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LocalStorage:
         self.attempt = attempt
         self._later = later
         self.disk = disk or Disk()
-        """Where all of it happens."""
+        """All access to files goes through it."""
         self._staged: set[str] = set()
         self._undeleted: set[Path] = set()
         self._told_links: set[str] = set()
@@ -197,11 +197,11 @@ class LocalStorage:
 
     def quarantine(self, name: str, why: str) -> str:
         path = self._path(name)
-        aside = self._hidden(Hidden.aside, name)
-        self.disk.rename(path, aside)
+        hidden = self._hidden(Hidden.quarantined, name)
+        self.disk.rename(path, hidden)
         self.disk.fsync_dir(self.root)
-        logger.warning("%s is set aside as %s: %s", path, aside.name, why)
-        return aside.name
+        logger.warning("%s is quarantined as %s: %s", path, hidden.name, why)
+        return hidden.name
 
     def fsync_names(self) -> None:
         try:
@@ -224,7 +224,7 @@ class LocalStorage:
                 else:
                     continue
             except OSError as error:
-                logger.warning("cannot clear away %s: %s", self.root / name, error)
+                logger.warning("cannot remove what an earlier attempt left: %s: %s", self.root / name, error)
             else:
                 swept.append(name)
         return swept
@@ -397,8 +397,8 @@ class LocalStorage:
             self._undeleted.discard(path)
 
     def _discard_quietly(self, path: Path) -> None:
-        """What cannot be removed now is swept by a later attempt, which warns where it cannot either."""
+        """Remove a hidden folder; where that fails, the sweep of a later attempt removes it or warns."""
         try:
             self._discard(path)
         except OSError as error:
-            logger.debug("cannot clear away %s: %s", path, error)
+            logger.debug("cannot remove %s: %s", path, error)
