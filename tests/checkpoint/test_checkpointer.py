@@ -68,7 +68,7 @@ def test_the_manifest_says_what_the_caller_said(checkpointer, tmp_path):
     assert set(manifest.files) == {"rank0.safetensors", "rank0.json", "config.yaml", "empty"}
     assert manifest.aliases == {"rank0.safetensors": {"model/tied": "model/weight"}}
     assert set(os.listdir(tmp_path / "step5")) == {*manifest.files, "manifest.json"}
-    assert checkpointer.read_file(tmp_path / "step5", "config.yaml") == b"a: 1\n"
+    assert (tmp_path / "step5" / "config.yaml").read_bytes() == b"a: 1\n"
     assert checkpointer.verify(tmp_path / "step5") == manifest
 
 

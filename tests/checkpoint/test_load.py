@@ -258,7 +258,6 @@ class Memory:
 def tiny_blocks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verified_file, "BLOCK_BYTES", 16)
-        patch.setattr(verified_file, "_MOST_PIECES", 4)
         yield
 
 

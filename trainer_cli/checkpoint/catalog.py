@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -91,21 +90,6 @@ class Catalog:
         found = [entry for name in self.storage.names() if (entry := self._look(name)) is not None]
         return sorted(found, key=lambda entry: (entry.step, entry.name))
 
-    def newest_first(self) -> Iterator[Entry]:
-        """The same, newest first; those whose name holds their step are read only when reached."""
-        steps: dict[str, int] = {}
-        looked: dict[str, Entry] = {}
-        for name in self.storage.names():
-            step = parse_step(name)
-            if step is not None:
-                steps[name] = step
-            elif (entry := self._look(name)) is not None:
-                looked[name], steps[name] = entry, entry.step
-        for name in sorted(steps, key=lambda name: (steps[name], name), reverse=True):
-            entry = looked.get(name) or self._look(name)
-            if entry is not None:
-                yield entry
-
     def entry(self, name: str) -> Entry:
         """The one of that name."""
         step = parse_step(name)
@@ -128,9 +112,7 @@ class Catalog:
 
     def newest_valid(self, run_id: str | None = None) -> Entry | None:
         """The newest one of a run, or of any run, that a resume may start from."""
-        return next(
-            (e for e in self.newest_first() if e.resumable and e.manifest and run_id in (None, e.manifest.run_id)), None
-        )
+        return next((entry for entry in reversed(self.valid(run_id)) if entry.resumable), None)
 
     def _look(self, name: str) -> Entry | None:
         """The entry of a folder; None where it does not exist, or has neither a checkpoint's name nor a manifest."""

@@ -24,7 +24,7 @@ import torch
 from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.format.registry import new_format
-from trainer_cli.checkpoint.format.verified_file import read_verified, verify
+from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.naming import is_plain
 from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
@@ -204,11 +204,6 @@ class FolderCheckpointer(Checkpointer):
             return manifest
 
         return self._reading(storage, name, read)
-
-    def read_file(self, path: str | Path, file: str) -> bytes:
-        """One small file of the checkpoint at `path`, such as config.yaml, once its digest is found right."""
-        storage, name = self._place(path)
-        return self._reading(storage, name, lambda folder, manifest: read_verified(folder, manifest, file))
 
     def close(self) -> None:
         self._storages.clear()

@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,46 +86,26 @@ def _of_the_machine() -> int | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """The files of a control group that hold its limit, its use, and how much of that is page cache."""
-
-    limit: str
-    used: str
-    cached: str
-
-
-_V2 = _Names("memory.max", "memory.current", "inactive_file")
-_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
 def _of_the_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
-    """What is left in each control group that holds this process: those of a container, a batch job, a service."""
+    """What is left in each control group (version 2) that holds this process: a container, a batch job, a service."""
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         lines = []
     for line in [*lines, "0::/"]:
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers:
             continue
-        names, base = (_V1, root / "memory") if controllers else (_V2, root)
-        # A container may read its path as it is outside, and find its own group at the base.
-        group = base / path.lstrip("/")
-        for folder in (group, *(above for above in group.parents if above.is_relative_to(base))):
-            left = _left_in(folder, names)
-            if left is not None:
-                yield left
-
-
-def _left_in(group: Path, names: _Names) -> int | None:
-    try:
-        limit = int((group / names.limit).read_text(encoding="ascii"))
-        used = int((group / names.used).read_text(encoding="ascii"))
-        cached = _table((group / "memory.stat").read_text(encoding="ascii"))[names.cached]
-    except (OSError, ValueError, KeyError):
-        return None
-    return max(limit - used + cached, 0)
+        # A container may read its path as it is outside, and find its own group at the root.
+        group = root / path.lstrip("/")
+        for folder in (group, *(above for above in group.parents if above.is_relative_to(root))):
+            try:
+                limit = int((folder / "memory.max").read_text(encoding="ascii"))
+                used = int((folder / "memory.current").read_text(encoding="ascii"))
+                cached = _table((folder / "memory.stat").read_text(encoding="ascii"))["inactive_file"]
+            except (OSError, ValueError, KeyError):
+                continue
+            yield max(limit - used + cached, 0)
 
 
 def _table(text: str) -> dict[str, int]:

@@ -93,7 +93,7 @@ def newest_intact(
     """
     unfit: dict[str, str] = {}
     unread: dict[str, str] = {}
-    for entry in catalog.newest_first():
+    for entry in reversed(catalog.entries()):
         if entry.manifest is None:
             if not entry.partial:
                 unread[entry.name] = entry.problem or ""

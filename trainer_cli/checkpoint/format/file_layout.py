@@ -100,27 +100,11 @@ class FileLayout:
 def lay_out(text: bytes, tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> FileLayout:
     """The layout of a state's files, from its text and its tensors by name.
 
+    Tensors of whole lines come first, so that each begins at one; in either part the largest elements come first, which
+    leaves no holes. Tied tensors are stored once, under the first name.
+
     Args:
         shapes_only: tensors on the device `meta`, which have no bytes to write, are accepted.
-
-    Raises:
-        UnsavableState: naming what a file cannot hold.
-    """
-    entries, aliases = laid_out(tensors, shapes_only=shapes_only)
-    header = rendered_header(entries)
-    spans, offset = [], len(header)
-    for entry in entries:
-        if entry.size_bytes:
-            spans.append(TensorSpan(tensors[entry.name], offset, entry.size_bytes))
-        offset += entry.size_bytes
-    return FileLayout(text, header, spans, aliases)
-
-
-def laid_out(tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> tuple[list[TensorEntry], dict[str, str]]:
-    """The tensors in file order, each stored once, and the names of those that are stored under another.
-
-    Tensors of whole lines come first, so that each begins at one; in either part the largest elements come first, which
-    leaves no holes.
 
     Raises:
         UnsavableState: naming what a file cannot hold.
@@ -139,7 +123,14 @@ def laid_out(tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> tuple
                 continue
         entry = TensorEntry(name, code, shape, count * element_bytes)
         of_size.setdefault((entry.size_bytes % LINE == 0, element_bytes), []).append(entry)
-    return [entry for size in sorted(of_size, reverse=True) for entry in of_size[size]], aliases
+    entries = [entry for size in sorted(of_size, reverse=True) for entry in of_size[size]]
+    header = rendered_header(entries)
+    spans, offset = [], len(header)
+    for entry in entries:
+        if entry.size_bytes:
+            spans.append(TensorSpan(tensors[entry.name], offset, entry.size_bytes))
+        offset += entry.size_bytes
+    return FileLayout(text, header, spans, aliases)
 
 
 def bytes_of(leaf: Leaf) -> np.ndarray[Any, Any]:

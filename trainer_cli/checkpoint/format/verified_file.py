@@ -25,7 +25,6 @@ BLOCK_BYTES = 2 * 1024 * 1024
 _THREADS = 4
 _AHEAD = 8
 """Blocks that are read, or about to be, before one is digested."""
-_MOST_PIECES = 1000
 
 
 @dataclass(slots=True)
@@ -150,7 +149,7 @@ class VerifiedFile:
                 block.views.append(view)
                 block.size_bytes += count
                 at += count
-                if block.size_bytes == BLOCK_BYTES or len(block.views) == _MOST_PIECES:
+                if block.size_bytes == BLOCK_BYTES:
                     yield block
                     block = _Block(block.offset + block.size_bytes)
         if block.views:
