@@ -324,8 +324,9 @@ class CheckpointerCallback(Callback):
             self._has_failed(step, error)
             raise
         self.save_requested = False
-        self._is_committed(step, decision)
+        log.info("committed step %d (%s)", step, decision.reason)
         self._has_saved(trainer, step, path)
+        self.retention.retire(step)
         return path
 
     def _save_in_background(self, trainer: Trainer, decision: Decision) -> None:

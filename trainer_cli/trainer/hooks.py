@@ -231,8 +231,8 @@ class Callback:
         """Change the state once everybody has added to it."""
 
     def on_after_save_checkpoint(self, trainer: Trainer, path: Path) -> None:
-        """The checkpoint is committed, and those that it replaces are removed: called at its own step, or at the end of
-        a later one where a thread wrote it."""
+        """The checkpoint is committed: at its own step, or at the end of a later one where a thread wrote it, and then
+        those that it replaces are removed already."""
 
     def on_before_load_checkpoint(self, trainer: Trainer, path: Path) -> None:
         """Before a checkpoint is read."""
