@@ -199,7 +199,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_next_older_one_taken(
     caplog.set_level(logging.WARNING)
     made = attempt(tmp_path, save_interval=2)
     assert made.loaded_step == 4
-    assert "step6 is set aside as .aside." in caplog.text
+    assert "step6 is quarantined as .aside." in caplog.text
     assert sorted(path.name for path in tmp_path.glob("step*")) == [
         "step0",
         "step10",

@@ -16,7 +16,6 @@ from tiny import Noisy, StopAt, everything, loader, same, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.callbacks.ema import EMA
-from trainer_cli.callbacks.in_flight import BackgroundSaves
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -199,7 +198,7 @@ class Interrupted(Callback):
 def test_an_end_that_is_wanted_at_once_waits_for_no_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainer_cli.callbacks.in_flight._INTERRUPTED_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("trainer_cli.checkpoint.async_checkpointer._INTERRUPTED_TIMEOUT_S", 0.1)
     disk, writer = Blocks(), WriterThread("writer")
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, Interrupted(disk), disk=disk, thread=writer, save_interval=3, pre_train_checkpoint=False)
@@ -212,8 +211,8 @@ def test_an_end_that_is_wanted_at_once_waits_for_no_disk_that_hangs(
 def test_where_a_save_comes_to_no_end_and_errors_are_passed_over_the_next_is_left_out_and_the_first_still_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainer_cli.callbacks.in_flight._TIMEOUT_S", 0.1)
-    monkeypatch.setattr("trainer_cli.callbacks.in_flight._REPORTED_WAIT_S", 0.01)
+    monkeypatch.setattr("trainer_cli.checkpoint.async_checkpointer._TIMEOUT_S", 0.1)
+    monkeypatch.setattr("trainer_cli.checkpoint.async_checkpointer._REPORTED_WAIT_S", 0.01)
     caplog.set_level(logging.INFO, "trainer_cli")
     disk, notes = Blocks(), Notes()
 
@@ -233,17 +232,16 @@ def test_where_a_save_comes_to_no_end_and_errors_are_passed_over_the_next_is_lef
 def test_a_large_state_has_the_time_that_a_slow_disk_takes(size_bytes: int, patience_s: float) -> None:
     checkpointer = AsyncCheckpointer()
     checkpointer.buffer = SimpleNamespace(held_bytes=size_bytes)  # type: ignore[assignment]
-    saves = BackgroundSaves(checkpointer)
-    assert saves._timeout_s == patience_s
-    saves.interrupt()
-    assert saves._timeout_s == 10.0
+    assert checkpointer.timeout_s == patience_s
+    checkpointer.interrupt()
+    assert checkpointer.timeout_s == 10.0
 
 
 def test_after_an_interrupted_wait_the_end_does_not_wait_long_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a second Ctrl-C while an error of the model's is being handled."""
-    monkeypatch.setattr("trainer_cli.callbacks.in_flight._INTERRUPTED_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("trainer_cli.checkpoint.async_checkpointer._INTERRUPTED_TIMEOUT_S", 0.1)
     disk, writer = Blocks(), WriterThread("writer")
     behind = CheckpointerCallback(
         tmp_path, identity=RunIdentity(run_id="ours"), save_interval=3, pre_train_checkpoint=False, save_async=True,
@@ -256,15 +254,13 @@ def test_after_an_interrupted_wait_the_end_does_not_wait_long_again(
         def on_after_backward(self, trainer: Any, model: Any, loss: Any) -> None:
             if trainer.progress.step == 3:
                 assert disk.began.wait(60)
-                saves = behind._background
-                assert saves is not None
-                saves.checkpointer.drain = broken_off  # type: ignore[method-assign]
+                assert behind.background is not None
+                behind.background.drain = broken_off  # type: ignore[method-assign]
                 raise ArithmeticError("out of luck")
 
     def broken_off(timeout_s: float | None = None) -> bool:
-        saves = behind._background
-        assert saves is not None
-        patience.append(saves._timeout_s)
+        assert behind.background is not None
+        patience.append(behind.background.timeout_s)
         raise KeyboardInterrupt
 
     made = trainer(Noisy, optimizer=lambda model: torch.optim.AdamW(model.parameters()), callbacks=[Fails()],
@@ -272,8 +268,8 @@ def test_after_an_interrupted_wait_the_end_does_not_wait_long_again(
     with pytest.raises((ArithmeticError, KeyboardInterrupt)):
         made.fit(loader(22, 4))
     assert patience == [600.0]
-    assert behind._background is not None
-    assert behind._background._timeout_s == 0.1
+    assert behind.background is not None
+    assert behind.background.timeout_s == 0.1
     disk.go_on.set()
     assert writer.drain(60)
 
@@ -313,20 +309,7 @@ def test_a_failed_save_ends_the_training_or_is_told_and_counts_no_more(
     assert [path.name for path in (tmp_path / "b").glob("step*")] == ["step9"], "the last one is made on the spot"
 
 
-def test_memory_for_copies_is_got_ready_after_the_first_step_where_a_save_will_come(tmp_path: Path) -> None:
-    held: dict[int, bool] = {}
-
-    class Looks(Callback):
-        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-            held[trainer.progress.step] = trainer.checkpoint._background.checkpointer.buffer.held_bytes > 0
-
-    fit(tmp_path / "comes", Looks(), length=4, save_interval=3, pre_train_checkpoint=False)
-    assert held == {0: False, 1: True, 2: True, 3: True}
-    fit(tmp_path / "never", Looks(), length=4, save_interval=None, pre_train_checkpoint=False)
-    assert held == dict.fromkeys(range(4), False)
-
-
-def test_getting_ready_waits_for_no_save_that_is_being_written(tmp_path: Path) -> None:
+def test_training_goes_on_while_the_save_before_its_first_step_is_written(tmp_path: Path) -> None:
     later = threading.Event()
 
     class Slow(Disk):

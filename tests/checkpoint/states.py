@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+
+from trainer_cli.checkpoint.model_state import Fitting, LoadReport, fit_model, table
+from trainer_cli.checkpoint.optimizer_state import fit_optimizer
+from trainer_cli.errors import UserError
 
 
 def same(one: Any, other: Any) -> bool:
@@ -39,3 +44,23 @@ def small_state(seed: int = 0) -> dict[str, Any]:
         "progress": {"step": seed, "loss": math.nan, "seen": {1: "a", (2, None): b"\x00\xff"}},
         "rng": np.arange(seed, seed + 10, dtype=np.uint32),
     }
+
+
+def restore_model(model: torch.nn.Module, state: Mapping[str, Any], **settings: Any) -> LoadReport:
+    """Copy a captured state into a model, or raise a table of all that does not fit."""
+    fitting, report = fit_model(model, state, **settings)
+    _take(fitting)
+    return report
+
+
+def restore_optimizer(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], **settings: Any
+) -> None:
+    """Give an optimizer a captured state, or raise a table of all that does not fit."""
+    _take(fit_optimizer(model, optimizer, state, **settings))
+
+
+def _take(fitting: Fitting) -> None:
+    if fitting.faults:
+        raise UserError(table("it does not fit the checkpoint", {"": fitting.faults}), cure="Nothing was loaded.")
+    fitting.take()

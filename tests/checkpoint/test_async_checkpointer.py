@@ -143,18 +143,6 @@ def test_a_save_whose_folder_cannot_be_made_fails_and_the_next_one_works(tmp_pat
     background.close()
 
 
-@pytest.mark.parametrize("available", [None, 1 << 40, 1000])
-def test_no_more_memory_is_prepared_than_the_host_can_spare(tmp_path: Path, available: int | None) -> None:
-    net, background = Net(), AsyncCheckpointer(available=lambda: available)
-    background.prepare(net.state)
-    assert background.drain(60)
-    held = background.buffer.held_bytes
-    assert (held > 0) is (available != 1000)
-    background.save(net.state, tmp_path / "step1").written.result(60)
-    assert background.buffer.held_bytes == held
-    background.close()
-
-
 def test_what_must_be_done_before_a_commit_is_done_and_where_it_fails_nothing_is_committed(tmp_path: Path) -> None:
     background, seen = make_async_checkpointer(), []
     background.save(

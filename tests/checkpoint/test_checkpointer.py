@@ -17,12 +17,13 @@ from trainer_cli.checkpoint.checkpointer import (
     SyncCheckpointer,
     make_sync_checkpointer,
 )
+from trainer_cli.checkpoint.format import registry
 from trainer_cli.checkpoint.format.codec import UnsavableState
-from trainer_cli.checkpoint.format.lazy_state import LazyState
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.errors import CheckpointError, SaveError
+from trainer_cli.checkpoint.storage.registry import open_storage
+from trainer_cli.errors import CheckpointError, SaveError, UserError
 
 
 class Awaited(AsyncCheckpointer):
@@ -67,7 +68,7 @@ def test_the_manifest_says_what_the_caller_said(checkpointer, tmp_path):
     assert set(manifest.files) == {"rank0.safetensors", "rank0.json", "config.yaml", "empty"}
     assert manifest.aliases == {"rank0.safetensors": {"model/tied": "model/weight"}}
     assert set(os.listdir(tmp_path / "step5")) == {*manifest.files, "manifest.json"}
-    assert checkpointer.read_file(tmp_path / "step5", "config.yaml") == b"a: 1\n"
+    assert (tmp_path / "step5" / "config.yaml").read_bytes() == b"a: 1\n"
     assert checkpointer.verify(tmp_path / "step5") == manifest
 
 
@@ -188,14 +189,35 @@ def test_another_format_is_told_apart(tmp_path):
         def plan(self, tree):
             return TensorsFormat().plan(tree)
 
-        def read(self, folder, manifest, only=None, later=(), rank=0):
-            return LazyState({"foreign": 1})
+        def read(self, folder, manifest, only=None, rank=0):
+            return {"foreign": 1}
 
     foreign = SyncCheckpointer(format=Foreign())
     foreign.save({}, tmp_path / "step1")
     assert foreign.load(tmp_path / "step1") == {"foreign": 1}
-    with pytest.raises(CheckpointError, match="the format 'archive', not 'tensors'"):
+    with pytest.raises(CheckpointError, match="the format 'archive' is unknown; known is 'tensors' "):
         make_sync_checkpointer().load(tmp_path / "step1")
+
+
+def test_a_checkpoint_is_read_by_the_format_that_its_manifest_names(tmp_path, monkeypatch):
+    make_sync_checkpointer().save({"a": 1}, tmp_path / "step1")
+
+    class Other(TensorsFormat):
+        name = "other"
+
+    other = make_sync_checkpointer(format=Other())
+    assert other.load(tmp_path / "step1") == {"a": 1}
+    other.save({"a": 2}, tmp_path / "step2")
+    monkeypatch.setattr(registry, "FORMATS", {**registry.FORMATS, "other": Other})
+    assert make_sync_checkpointer().load(tmp_path / "step2") == {"a": 2}
+    with pytest.raises(CheckpointError, match="'nothing' is unknown; known is 'tensors', 'other'"):
+        make_sync_checkpointer(format="nothing")
+
+
+def test_a_place_with_an_unknown_scheme_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no storage for s3://; there is one for file://"):
+        open_storage("s3://bucket/run")
+    assert open_storage(f"file://{tmp_path}").location("step1") == f"{tmp_path}/step1"
 
 
 def test_a_checkpoint_that_is_loaded_cannot_be_removed_meanwhile(tmp_path):
@@ -213,16 +235,9 @@ def test_a_checkpoint_that_is_loaded_cannot_be_removed_meanwhile(tmp_path):
         name = "tensors"
         plan = checkpointer.format.plan
 
-        def read(self, folder, manifest, only=None, later=(), rank=0):
-            lazy = read(folder, manifest, only, later, rank)
-            read_values = lazy.read
-
-            def watched():
-                removed.append(LocalStorage(tmp_path).remove("step1"))
-                read_values()
-
-            lazy.read = watched
-            return lazy
+        def read(self, folder, manifest, only=None, rank=0):
+            removed.append(LocalStorage(tmp_path).remove("step1"))
+            return read(folder, manifest, only, rank)
 
     checkpointer.format = Slow()
     assert same(dict(checkpointer.load(tmp_path / "step1")), small_state())

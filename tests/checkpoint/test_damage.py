@@ -34,7 +34,7 @@ def is_found(checkpointer, path) -> bool:
     found = 0
     for use in (
         lambda: checkpointer.verify(path),
-        lambda: (checkpointer.load(path), checkpointer.read_file(path, "config.yaml")),
+        lambda: (checkpointer.load(path), checkpointer.verify(path)),
     ):
         try:
             use()

@@ -96,7 +96,7 @@ def check_all_is_well(root: Path, told: str) -> None:
         assert same(dict(reader.load(root / "step2")), small_state(2)), told
     LocalStorage(root, run_id="run", attempt=2).sweep()
     left = [hidden for name in os.listdir(root) if (hidden := parse_hidden(name)) is not None]
-    assert all(hidden.kind is Hidden.aside for hidden in left), (told, left)
+    assert all(hidden.kind is Hidden.quarantined for hidden in left), (told, left)
     save(root, 2, Disk(), attempt=2)
     assert same(dict(reader.load(root / "step2")), small_state(2)), told
     assert same(dict(reader.load(root / "step1")), small_state(1)), told

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from mmap import mmap
@@ -20,7 +18,7 @@ from hypothesis import strategies as st
 from trainer_cli.checkpoint.manifest import FileEntry, new_digest
 from trainer_cli.checkpoint.storage import file_writer
 from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.file_writer import PAGE, BlockPool
+from trainer_cli.checkpoint.storage.file_writer import PAGE
 from trainer_cli.checkpoint.storage.folder import LocalWritableFolder
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.testing.faults import FaultyDisk
@@ -105,20 +103,13 @@ def put(folder: LocalWritableFolder, file: str, pieces: list[memoryview] | Itera
 
 
 def folder_on(disk: Disk, path: Path, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> LocalWritableFolder:
-    return LocalWritableFolder(path, BlockPool(disk), digest)
+    return LocalWritableFolder(path, disk, digest)
 
 
 def entry_of(content: bytes, algorithm: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> FileEntry:
     digest = new_digest(algorithm)
     digest.update(content)
     return FileEntry(len(content), f"{algorithm.value}:{digest.hexdigest()}")
-
-
-@pytest.fixture(params=["inline", "in a thread"], autouse=True)
-def digests(request, monkeypatch):
-    """Large memory is digested in a thread of its own, small memory is not."""
-    if request.param == "in a thread":
-        monkeypatch.setattr(file_writer, "DIGEST_THREAD_BYTES", PAGE)
 
 
 @pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
@@ -195,22 +186,8 @@ def test_a_file_system_is_not_asked_again_whether_its_cache_may_be_bypassed(tmp_
     assert caplog.text.count("through the page cache") == 1
 
 
-def test_files_use_the_same_block_of_memory_one_after_the_other(tmp_path, monkeypatch):
-    taken: list[int] = []
-
-    def counting(fd: int, size: int) -> mmap:
-        taken.append(size)
-        return mmap(fd, size)
-
-    monkeypatch.setattr("trainer_cli.checkpoint.storage.file_writer.mmap", counting)
-    folder = folder_on(SmallBlocks(), tmp_path)
-    for number in range(5):
-        put(folder, f"f{number}", pieces_of(CONTENT, list(range(0, len(CONTENT), 999)), aligned=False))
-    assert taken == [BLOCK]
-
-
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-def test_an_error_while_a_block_is_written_is_the_callers_and_leaves_no_thread(tmp_path, number):
+def test_an_error_while_a_block_is_written_is_raised_and_the_file_is_not_listed(tmp_path, number):
     counting = FaultyDisk(block_bytes=BLOCK)
     put(folder_on(counting, tmp_path), "counted", pieces_of(CONTENT, [9], aligned=False))
     for at, operation in enumerate(counting.operations, start=1):
@@ -218,11 +195,6 @@ def test_an_error_while_a_block_is_written_is_the_callers_and_leaves_no_thread(t
         with pytest.raises(OSError, match=os.strerror(number)):
             put(folder, f"f{at}", pieces_of(CONTENT, [9], aligned=False))
         assert folder.files == {}, operation
-        assert not [thread for thread in threading.enumerate() if thread.name == "digest"]
-
-
-def test_where_no_thread_can_be_had_the_digest_is_the_same(tmp_path, no_threads):
-    assert put(folder_on(SmallBlocks(), tmp_path), "f", pieces_of(CONTENT, [], aligned=True)) == entry_of(CONTENT)
 
 
 def test_a_process_that_is_forked_meanwhile_holds_no_file_that_is_being_written(tmp_path):
@@ -271,34 +243,3 @@ def test_a_large_piece_is_written_in_parts(tmp_path, monkeypatch):
     disk = SmallBlocks()
     put(folder_on(disk, tmp_path), "f", pieces_of(CONTENT[: 8 * BLOCK], [], aligned=True))
     assert disk.done == ["bypass True", f"write {3 * BLOCK}", f"write {3 * BLOCK}", f"write {2 * BLOCK}"]
-
-
-def test_after_an_error_the_memory_is_read_no_more(tmp_path, monkeypatch):
-    """Whoever handed it over may reuse it at once."""
-
-    class Fails(SmallBlocks):
-        def write(self, fd: int, data: memoryview, offset: int) -> int:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    class Slow:
-        def update(self, data: memoryview) -> None:
-            time.sleep(0.05)
-            digested.append(len(data))
-
-    digested: list[int] = []
-    monkeypatch.setattr(file_writer, "new_digest", lambda algorithm: Slow())
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        put(folder_on(Fails(), tmp_path), "f", pieces_of(CONTENT, [], aligned=True))
-    assert digested == [len(CONTENT)]
-
-
-@pytest.mark.parametrize("size", [3, 2 * BLOCK], ids=["at once", "in its thread"])
-def test_an_error_of_the_digest_fails_the_write(tmp_path, monkeypatch, size):
-    class NoMemory:
-        def update(self, data):
-            raise MemoryError("no memory for the digest")
-
-    monkeypatch.setattr(file_writer, "DIGEST_THREAD_BYTES", PAGE)
-    monkeypatch.setattr(file_writer, "new_digest", lambda algorithm: NoMemory())
-    with pytest.raises(MemoryError, match="no memory for the digest"):
-        put(folder_on(SmallBlocks(), tmp_path), "f", [CONTENT[:size]])

@@ -28,22 +28,10 @@ def test_a_kernel_that_knows_no_advice_gives_memory_all_the_same(monkeypatch: py
     assert HostMemory(5000).size_bytes >= 5000
 
 
-def test_touched_memory_is_resident() -> None:
-    memory = HostMemory(64 << 20)
-    before = resident_bytes()
-    memory.touch()
-    assert resident_bytes() - before > 60 << 20
-    del memory
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_none_of_it_and_ends_well() -> None:
     memory = HostMemory(32 << 20)
-    memory.touch()
+    memory.tensor.zero_()
     address = memory.tensor.data_ptr()
     child = os.fork()
     if child == 0:
@@ -57,34 +45,28 @@ def test_the_memory_that_can_be_had_is_known_here() -> None:
     assert (available_bytes() or 0) > 1_000_000
 
 
-SECOND = ("memory.max", "memory.current", "inactive_file")
-FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
 @pytest.mark.parametrize(
     ("told", "groups", "left"),
     [
-        ("0::/\n", {"": (SECOND, "900", 500, 100)}, [500]),
-        ("0::/job/step\n", {"job": (SECOND, "700", 300, 0), "job/step": (SECOND, "max", 300, 0)}, [400]),
-        ("0::/job/step\n", {"job": (SECOND, "max", 9, 0), "job/step": (SECOND, "50", 40, 0)}, [10]),
-        ("0::/not/seen/inside\n", {"": (SECOND, "60", 10, 5)}, [55]),
-        ("3:cpu:/\n4:memory:/slurm/job\n0::/\n", {"memory/slurm/job": (FIRST, "800", 200, 50)}, [650]),
-        ("4:cpu,memory:/x\n", {"memory": (FIRST, "80", 100, 0), "memory/x": (FIRST, "70", 60, 0)}, [10, 0]),
-        ("", {"": (SECOND, "60", 10, 0)}, [50]),
+        ("0::/\n", {"": ("900", 500, 100)}, [500]),
+        ("0::/job/step\n", {"job": ("700", 300, 0), "job/step": ("max", 300, 0)}, [400]),
+        ("0::/job/step\n", {"job": ("max", 9, 0), "job/step": ("50", 40, 0)}, [10]),
+        ("0::/not/seen/inside\n", {"": ("60", 10, 5)}, [55]),
+        ("", {"": ("60", 10, 0)}, [50]),
         ("0::/\n", {}, []),
     ],
-    ids=["a container", "a job's limit", "a step's limit", "another path inside", "the first version",
-         "its parents", "nothing is told", "no group"],
+    ids=["a container", "a job's limit", "a step's limit", "another path inside",
+         "no file of groups", "no group"],
 )  # fmt: skip
 def test_the_limits_of_every_group_above_the_process_count(
-    tmp_path: Path, told: str, groups: dict[str, tuple[tuple[str, str, str], str, int, int]], left: list[int]
+    tmp_path: Path, told: str, groups: dict[str, tuple[str, int, int]], left: list[int]
 ) -> None:
-    for path, ((limit, used, cached), most, now, only_cached) in groups.items():
+    for path, (most, now, cached) in groups.items():
         folder = tmp_path / "root" / path
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / limit).write_text(f"{most}\n")
-        (folder / used).write_text(f"{now}\n")
-        (folder / "memory.stat").write_text(f"anon 7\n{cached} {only_cached}\n")
+        (folder / "memory.max").write_text(f"{most}\n")
+        (folder / "memory.current").write_text(f"{now}\n")
+        (folder / "memory.stat").write_text(f"anon 7\ninactive_file {cached}\n")
     (tmp_path / "own").write_text(told)
     found = list(_of_the_groups(tmp_path / "root", tmp_path / "own"))
     assert sorted(set(found), reverse=True) == left

@@ -147,7 +147,6 @@ BEST = SaveRules(ephemeral_save_interval=every(10), keep_best=BestRule("val/loss
         ({"val/loss": math.nan}, (), None),
         ({"val/loss": -math.inf}, (), None),
         ({"val/loss": 5.0}, ("e1=nan", "e2=1"), "val/loss 5 is among the 2 best"),
-        ({"val/loss": 5.0}, ("e1=1x", "e2=1"), "val/loss 5 is among the 2 best"),
         ({"val/loss": 5.0}, ("e1=1~", "e2=1"), "val/loss 5 is among the 2 best"),  # weights with NaN do not count
     ],
 )
@@ -185,11 +184,10 @@ def test_a_hold_keeps_no_other_save_back():
 
 
 def saved(*texts: str) -> list[Saved]:
-    """`p100` permanent, `e50` ephemeral, `e50=3` with a loss; marks: `!` pinned, `.` finished, `x` not valid, `~` not
-    finite."""
+    """`p100` permanent, `e50` ephemeral, `e50=3` with a loss; marks: `!` pinned, `.` finished, `~` not finite."""
     found = []
     for text in texts:
-        kind, step, loss, marks = re.fullmatch(r"([pe])(\d+)(?:=([a-z0-9]+?))?([!.x~]*)", text).groups()
+        kind, step, loss, marks = re.fullmatch(r"([pe])(\d+)(?:=([a-z0-9]+?))?([!.~]*)", text).groups()
         found.append(
             Saved(
                 f"step{step}",
@@ -197,7 +195,6 @@ def saved(*texts: str) -> list[Saved]:
                 P if kind == "p" else E,
                 finished="." in marks,
                 pinned="!" in marks,
-                valid="x" not in marks,
                 finite="~" not in marks,
                 metrics={} if loss is None else {"val/loss": float(loss)},
             )
@@ -222,9 +219,6 @@ EPHEMERAL, ALL, NEVER = Removal.ephemeral_only, Removal.all_non_permanent, Remov
         (("e10", "e20", "p30"), {}, {10, 20}),  # superseded by a save of any kind
         (("p10", "e20"), {}, set()),  # the newest stays, ephemeral or not
         (("e20",), {}, set()),
-        (("e10", "p20x"), {}, set()),  # what is not valid supersedes nothing, and is not removed
-        (("e10", "e20", "p30x"), {}, {10}),
-        (("p10", "p20x", "p30"), {"max_checkpoints": 2}, set()),  # and is not counted
         ((), {}, set()),
         (FOUR, {"remove": ALL, "save_interval": every(100)}, {250, 310}),
         (FOUR, {"remove": ALL, "save_interval": every(100), "fixed_steps": frozenset({250})}, {310}),
@@ -241,7 +235,6 @@ EPHEMERAL, ALL, NEVER = Removal.ephemeral_only, Removal.all_non_permanent, Remov
         (("e1=3", "e2=1", "e3=2", "p9"), {"keep_best": BestRule("val/loss", Mode.min, 2)}, {1}),
         (("e1=1", "e2=1", "p9"), {"keep_best": BestRule("val/loss")}, {1}),  # a tie goes to the newer
         (("e1=nan", "e2=7", "p9"), {"keep_best": BestRule("val/loss", Mode.min, 5)}, {1}),
-        (("e1=1x", "e2=7", "p9=8"), {"keep_best": BestRule("val/loss")}, set()),
         (("p1=1", "p2=2", "p3=3"), {"max_checkpoints": 1, "keep_best": BestRule("val/loss")}, {2}),
         (("p1=1", "p2=2", "p3=3"), {"remove": ALL, "keep_best": BestRule("val/loss")}, {2}),
         (("p1=1", "p2=2", "p3=3"), {"remove": NEVER, "keep_best": BestRule("val/loss")}, set()),
@@ -262,10 +255,10 @@ def test_what_no_rule_keeps_goes(there, rules, goes):
 @pytest.mark.parametrize("remove", list(Removal))
 @pytest.mark.parametrize("max_checkpoints", [None, 1, 2])
 def test_every_valid_one_is_either_kept_or_removed_and_the_newest_is_kept(remove, max_checkpoints):
-    there = saved(*FOUR, "p400x")
     rules = RetentionRules(remove, max_checkpoints, save_interval=every(100))
+    there = saved(*FOUR)
     keep, gone = why_keep(there, rules), why_remove(there, rules)
-    assert keep.keys() | gone.keys() == {one.name for one in there if one.valid}
+    assert keep.keys() | gone.keys() == {one.name for one in there}
     assert not keep.keys() & gone.keys()
     assert "step320" in keep
 

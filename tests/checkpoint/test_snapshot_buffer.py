@@ -13,16 +13,14 @@ import pytest
 import torch
 from states import small_state
 
-from trainer_cli.checkpoint.format.interfaces import FormatRecord
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.host_memory import HostMemory
 from trainer_cli.checkpoint.snapshot_buffer import Snapshot, SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.file_writer import BlockPool
 from trainer_cli.checkpoint.storage.folder import LocalWritableFolder
 from trainer_cli.config.schema import DigestAlgorithm
 
-Written = tuple[dict[str, bytes], FormatRecord]
+Written = tuple[dict[str, bytes], dict[str, Mapping[str, str]]]
 
 
 def capture(buffer: SnapshotBuffer, tree: Mapping[str, Any], trained: Iterable[torch.Tensor] = ()) -> Snapshot:
@@ -36,7 +34,7 @@ def write(tmp_path: Path) -> Any:
     def write(put: Any) -> Written:
         path = tmp_path / str(len(os.listdir(tmp_path)))
         path.mkdir()
-        folder = LocalWritableFolder(path, BlockPool(Disk()), DigestAlgorithm.xxh3_128)
+        folder = LocalWritableFolder(path, Disk(), DigestAlgorithm.xxh3_128)
         record = put(folder)
         return {one.name: one.read_bytes() for one in path.iterdir()}, record
 
@@ -83,7 +81,8 @@ def test_one_buffer_serves_every_save_and_grows_with_the_state(write: Any) -> No
     for step in range(3):
         tree = {"a": torch.full((5000,), float(step)), "n": step}
         assert write(capture(buffer, tree).write) == write(TensorsFormat().plan(tree).write)
-        addresses.add(buffer.reserve(TensorsFormat().plan(tree)).tensor.data_ptr())
+        assert buffer._memory is not None
+        addresses.add(buffer._memory.tensor.data_ptr())
     assert len(addresses) == 1
     assert next(iter(addresses)) % mmap.PAGESIZE == 0
     held = buffer.held_bytes
@@ -92,13 +91,6 @@ def test_one_buffer_serves_every_save_and_grows_with_the_state(write: Any) -> No
     assert held < buffer.held_bytes < 9_000 * 4 + 4 * mmap.PAGESIZE
     buffer.close()
     assert buffer.held_bytes == 0
-
-
-def test_memory_reserved_before_the_first_save_is_what_it_uses() -> None:
-    buffer, layout = SnapshotBuffer(), TensorsFormat().plan(odd_state())
-    reserved = buffer.reserve(layout)
-    buffer.capture(layout)
-    assert buffer.reserve(layout) is reserved
 
 
 def forms() -> dict[str, Any]:

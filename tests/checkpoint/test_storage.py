@@ -26,6 +26,7 @@ def put(storage: Storage, name: str, **files: bytes) -> None:
         for file, content in {**files, "manifest.json": b"{}"}.items():
             with folder.create(file) as writer:
                 writer.write(content)
+        folder.publish()
 
 
 def hidden(root: Path) -> list[str]:
@@ -63,13 +64,17 @@ class StorageContract:
             source.read_at([memoryview(content)[:1], memoryview(content)[1:2]], 0)
             assert content == b"alpha"
 
-    def test_nobody_sees_a_folder_before_it_is_finished(self, storage):
-        with storage.writing("step1") as folder:
-            with folder.create("manifest.json") as writer:
-                writer.write(b"{}")
-            assert storage.names() == []
-            assert storage.peek("step1", "manifest.json") is None
-        assert storage.names() == ["step1"]
+    def test_a_folder_is_visible_once_it_is_published_and_gone_where_it_never_is(self, storage):
+        for publishes in (False, True):
+            with storage.writing("step1") as folder:
+                with folder.create("manifest.json") as writer:
+                    writer.write(b"{}")
+                assert storage.names() == []
+                assert storage.peek("step1", "manifest.json") is None
+                if publishes:
+                    folder.publish()
+            assert storage.names() == (["step1"] if publishes else [])
+            assert storage.sweep() == []
 
     @pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt])
     def test_an_error_while_writing_leaves_nothing(self, storage, error):
@@ -95,6 +100,7 @@ class StorageContract:
             with folder.create("manifest.json"):
                 pass
             entry = folder.files["a"]
+            folder.publish()
         digest = new_digest(algorithm)
         digest.update(b"".join(pieces))
         assert (entry.size_bytes, entry.digest) == (sum(map(len, pieces)), f"{algorithm.value}:{digest.hexdigest()}")
@@ -273,7 +279,7 @@ class TestLocalStorage(StorageContract):
         assert storage.peek("step1", "a") == b"whole"
         assert hidden(storage.root) == [".aside.step1.run1.3"]
         assert (storage.root / ".aside.step1.run1.3" / "rank0.safetensors").read_bytes() == b"half"
-        assert "set aside" in caplog.text
+        assert "quarantined" in caplog.text
         storage.sweep()
         assert hidden(storage.root) == [".aside.step1.run1.3"]
 
@@ -310,6 +316,7 @@ class TestLocalStorage(StorageContract):
             assert storage.sweep() == []
             with folder.create("manifest.json"):
                 pass
+            folder.publish()
         assert storage.names() == ["step1"]
 
     def test_sweep_finishes_a_removal_that_died_and_leaves_other_partial_folders(self, storage):

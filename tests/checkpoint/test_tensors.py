@@ -42,16 +42,17 @@ def storage(tmp_path):
 
 def save(storage, tree) -> Manifest:
     with storage.writing("step1") as folder:
-        record = TensorsFormat().plan(tree).write(folder)
+        aliases = TensorsFormat().plan(tree).write(folder)
         files = dict(folder.files)
         with folder.create("manifest.json") as writer:
             writer.write(b"{}")
-    return manifest_of(files, record.aliases)
+        folder.publish()
+    return manifest_of(files, aliases)
 
 
 def load(storage, manifest, only=None):
     with storage.reading("step1") as folder:
-        return TensorsFormat().read(folder, manifest, only).tree
+        return TensorsFormat().read(folder, manifest, only)
 
 
 def there_and_back(storage, tree):
@@ -227,6 +228,7 @@ def forged(storage, tensors: bytes, state: bytes = STATE, aliases=None):
             with folder.create(file) as writer:
                 writer.write(content)
         files = {name: entry for name, entry in folder.files.items() if name != "manifest.json"}
+        folder.publish()
     with storage.reading("step1") as folder:
         yield folder, manifest_of(files, aliases)
 
@@ -308,7 +310,7 @@ def test_hostile_tensor_files_are_refused(storage, tensors):
 
 def test_a_file_without_tricks_passes_the_same_way(storage):
     with forged(storage, one(body=b"\1\2\3\4")) as (folder, manifest):
-        assert TensorsFormat().read(folder, manifest).tree["a"].tolist() == [1, 2, 3, 4]
+        assert TensorsFormat().read(folder, manifest)["a"].tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("aliases", [{"a": "nowhere"}, {"a": "b", "b": "a"}, {"a": "a"}])
@@ -347,7 +349,7 @@ def test_another_digest_algorithm_is_verified_as_well(storage):
             digest = new_digest("sha256")
             digest.update((folder.path / name).read_bytes())
             files[name] = FileEntry(manifest.files[name].size_bytes, f"sha256:{digest.hexdigest()}")
-        assert TensorsFormat().read(folder, manifest_of(files)).tree["a"].shape == (4,)
+        assert TensorsFormat().read(folder, manifest_of(files))["a"].shape == (4,)
         files["rank0.json"] = FileEntry(files["rank0.json"].size_bytes, "sha256:" + "0" * 64)
         with pytest.raises(DamagedCheckpoint, match="digest differs"):
             TensorsFormat().read(folder, manifest_of(files))

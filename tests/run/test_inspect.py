@@ -133,6 +133,7 @@ def several_ranks(root: Path) -> Path:
         )
         with folder.create(MANIFEST_FILE) as sink:
             sink.write(manifest.to_bytes())
+        folder.publish()
     return root / "step1"
 
 
@@ -160,5 +161,6 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         manifest = Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.permanent, reason="x", format="stone")
         with folder.create(MANIFEST_FILE) as sink:
             sink.write(manifest.to_bytes())
+        folder.publish()
     with pytest.raises(CheckpointError, match="format 'stone'"), opened(tmp_path / "step1"):
         pass

@@ -1,8 +1,9 @@
-"""The CheckpointerCallback: asks the policy when to save and what may go, and has the checkpointer do it."""
+"""The CheckpointerCallback: applies the policy of when to save, and has the checkpointer save."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,13 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trainer_cli.callbacks.in_flight import ORDINARY, BackgroundSaves, errors_of_save, same_metrics
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
-from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.commit import CheckpointMetadata, disk_error
+from trainer_cli.checkpoint.checkpointer import InFlightSave, make_sync_checkpointer
 from trainer_cli.checkpoint.integrity import catalog_of, newest_intact
-from trainer_cli.checkpoint.model_state import is_finite
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import (
     Decision,
@@ -29,13 +27,19 @@ from trainer_cli.checkpoint.policy import (
     why_save,
 )
 from trainer_cli.checkpoint.rules import checkpoint_config, retention_rules, save_rules
-from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.save import CheckpointMetadata, disk_error, errors_of_save
+from trainer_cli.checkpoint.storage.interfaces import Storage
+from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.config.schema import DigestAlgorithm, KeepBestConfig, Newer, OnSaveError, Removal
 from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    import torch
+
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
 
@@ -45,11 +49,13 @@ AFTER_EXCEPTION = "exception"
 """Folder, below that of the checkpoints, of the one saved when the training failed. No resume looks there."""
 _DELETING_S = 60.0
 """The end of a training waits this long for removed checkpoints to be deleted."""
+_ORDINARY = (Occasion.pre_train, Occasion.step)
+"""Occasions after which the training goes on, so that a save may be written meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunIdentity:
-    """Whose checkpoints these are, and what travels with each of them."""
+    """The run that checkpoints belong to, and what is saved with each of them."""
 
     run_id: str = field(default_factory=lambda: uuid4().hex)
     attempt: int = 1
@@ -127,11 +133,14 @@ class CheckpointerCallback(Callback):
         self.storage = self._new_storage(self.folder)
         self.retention = Retention(self.folder, self.storage, self.identity.run_id)
         self.checkpointer = make_sync_checkpointer(storage=self._storage_at, digest=self.settings.digest)
-        self._background: BackgroundSaves | None = None
+        self.background: AsyncCheckpointer | None = None
         if _saves_in_background(self.settings.save_async):
-            self._background = BackgroundSaves(
-                AsyncCheckpointer(storage=self._storage_at, digest=self.settings.digest, thread=self.thread)
+            self.background = AsyncCheckpointer(
+                storage=self._storage_at, digest=self.settings.digest, thread=self.thread
             )
+        self._in_flight: InFlightSave | None = None
+        self._in_flight_requested = False
+        """Whether the save in flight was requested by the user; if it fails, it is requested again."""
         self._failed_step: int | None = None
         self._naming = Naming(self.settings.name, self.settings.suffix)
         self._held: set[str] = set()
@@ -144,7 +153,7 @@ class CheckpointerCallback(Callback):
         self._held.add(name)
 
     def release_ephemeral(self, name: str) -> None:
-        """Take a hold back; one that is not there is no error."""
+        """Release a hold; without effect where there is none."""
         self._held.discard(name)
 
     def wanted_metrics(self) -> dict[str, str]:
@@ -152,10 +161,10 @@ class CheckpointerCallback(Callback):
         return {} if best.metric is None else {"keep_best.metric": best.metric}
 
     def newest(self) -> Path | None:
-        """The newest checkpoint of this run, every byte verified; newer ones that are not sound are set aside.
+        """The newest intact checkpoint of this run, every byte verified; newer damaged ones are quarantined.
 
         Raises:
-            CheckpointError: there are some, and none is sound.
+            CheckpointError: there are some, and none is intact.
         """
         entry = newest_intact(self.retention.catalog, self.identity.run_id, str(self.folder))
         return None if entry is None else self.folder / entry.name
@@ -184,7 +193,7 @@ class CheckpointerCallback(Callback):
                 "does not go on from them, and they would not be replaced",
                 cure="Leave ckpt_path out to go on from the newest, or save into another folder.",
             )
-        if self._background is not None:
+        if self.background is not None:
             log.info("saves are written behind the training (checkpoint.save_async=false turns this off)")
         if own:
             # An attempt that died may not have come to the fsync after its last rename. Before older ones are removed.
@@ -198,48 +207,52 @@ class CheckpointerCallback(Callback):
             return None
         if self.save_requested:
             return trainer.progress.step + 1
-        step = next_save_step(self._rules, trainer.progress)
-        if step is not None and self._background is not None and not self._background.prepared:
-            return trainer.progress.step + 1
-        return step
+        return next_save_step(self._rules, trainer.progress)
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
         if not self.settings.enabled or self._rules is None:
             return
-        background, best = self._background, self._rules.keep_best
-        if background is not None:
-            wait = background.must_wait(trainer, occasion, None if best is None else best.metric)
-            self._try(lambda: self._poll(trainer, wait=wait))
+        self._try(lambda: self._poll(trainer, wait=self._depends_on_save_in_flight(trainer, occasion)))
         decision = self._why_save(trainer, occasion)
-        if decision is not None and background is not None and background.current is not None:
+        if decision is not None and self._in_flight is not None:
             self._try(lambda: self._poll(trainer, wait=True))
             decision = self._why_save(trainer, occasion)
         finished = trainer.stop_reason if occasion is Occasion.final else None
-        step, last = trainer.progress.step, occasion not in ORDINARY
-        if background is not None and background.current is not None and background.current.step == step:
-            if self.save_requested:
-                background.request()
+        step, last = trainer.progress.step, occasion not in _ORDINARY
+        if self._in_flight is not None and self._in_flight.metadata.step == step:
+            self._in_flight_requested |= self.save_requested
             self.save_requested = False
         elif self._last_saved_step == step:
             self._try(lambda: self._amend(self._moment(trainer, occasion), finished), last=last)
-        elif decision is not None and occasion in ORDINARY and background is not None:
-            # A save before it that does not end was reported, and this one is left out.
-            if background.current is None:
-                self._try(lambda: self._save_in_background(trainer, decision, background))
+        elif decision is not None and occasion in _ORDINARY and self.background is not None:
+            # While a save before it has not ended, which was reported, this one is left out.
+            if self._in_flight is None:
+                self._try(lambda: self._save_in_background(trainer, decision))
         elif decision is not None:
             self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
-        elif (
-            background is not None
-            and background.needs_memory
-            and occasion is Occasion.step
-            and next_save_step(self._rules, trainer.progress) is not None
-        ):
-            background.prepare(trainer)
+
+    @property
+    def _newest_step(self) -> int | None:
+        """The step saved last. A save in flight counts, so that no rule saves a step twice."""
+        return self._last_saved_step if self._in_flight is None else self._in_flight.metadata.step
+
+    def _depends_on_save_in_flight(self, trainer: Trainer, occasion: Occasion) -> bool:
+        """Whether what is decided now depends on the outcome of the save in flight: it is waited for then, so that no
+        decision depends on how fast the disk is."""
+        save, metrics = self._in_flight, trainer.metric_logger.last
+        if save is None:
+            return False
+        if occasion not in _ORDINARY:
+            return True
+        if save.metadata.step == trainer.progress.step:
+            # The same step again: only an evaluation since then makes a difference.
+            return not _same_metrics(save.metadata.metrics, metrics)
+        return self._rules is not None and self._rules.keep_best is not None and self._rules.keep_best.metric in metrics
 
     def _why_save(self, trainer: Trainer, occasion: Occasion) -> Decision | None:
         assert self._rules is not None
         step = trainer.progress.step
-        if step == self._last_saved_step or (step == self._failed_step and occasion is Occasion.step):
+        if step == self._newest_step or (step == self._failed_step and occasion is Occasion.step):
             return None
         return why_save(self._rules, self._moment(trainer, occasion))
 
@@ -250,7 +263,7 @@ class CheckpointerCallback(Callback):
         return Moment(
             trainer.progress,
             occasion,
-            self._last_saved_step,
+            self._newest_step,
             loaded=trainer.loaded_from is not None,
             save_requested=self.save_requested and occasion is not Occasion.pre_train,
             held=bool(self._held),
@@ -263,38 +276,38 @@ class CheckpointerCallback(Callback):
 
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
         """Keep what there is, apart from the checkpoints: it is of no step's end, so no resume may take it."""
-        if self._background is not None and isinstance(exception, KeyboardInterrupt):
-            self._background.interrupt()
+        if self.background is not None and isinstance(exception, KeyboardInterrupt):
+            self.background.interrupt()
         try:
             self._poll(trainer, wait=True)
         except SaveError as error:
             log.error("%s", error)
         if not isinstance(exception, Exception) or isinstance(exception, SaveError | UserError):
             return
-        if not self.settings.enabled or self._rules is None or trainer.progress.step == self._last_saved_step:
+        if not self.settings.enabled or self._rules is None or trainer.progress.step == self._newest_step:
             return
-        storage = self._new_storage(self.folder / AFTER_EXCEPTION)
+        folder = self.folder / AFTER_EXCEPTION
+        storage = self._new_storage(folder)
         name = self._name(trainer)
         storage.sweep()
-        for earlier in Retention(storage.root, storage, self.identity.run_id).own():
+        for earlier in Retention(folder, storage, self.identity.run_id).own():
             if not earlier.pinned and storage.remove(earlier.name):
-                log.info("removed %s (of an earlier failure)", storage.root / earlier.name)
+                log.info("removed %s (of an earlier failure)", folder / earlier.name)
         decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
-        self._write(trainer, storage.root / name, decision, None, exact=False)
-        log.warning("the state after the failure is kept in %s; no resume takes it", storage.root / name)
+        metadata = replace(self._metadata_of(trainer, decision, None), metrics={})
+        self._write(trainer, folder / name, metadata)
+        log.warning("the state after the failure is kept in %s; no resume takes it", folder / name)
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Wait until the save in flight is written; its outcome is reported at the end of the step."""
-        if self._background is not None:
-            self._background.checkpointer.drain(timeout_s)
+        if self.background is not None:
+            self.background.drain(timeout_s)
 
     def finalize(self) -> None:
-        if self._background is not None:
-            self._background.close()
+        if self.background is not None:
+            self.background.close()
         elif not self.thread.close(_DELETING_S):
-            log.warning(
-                "removed checkpoints in %s are still being deleted; the next start goes on with it", self.folder
-            )
+            log.warning("removed checkpoints in %s are still being deleted; the next start continues", self.folder)
 
     def save(self, trainer: Trainer, decision: Decision, *, finished: str | None = None) -> Path:
         """Save this step, durably, and remove what may go now. Returns the checkpoint's path.
@@ -304,40 +317,43 @@ class CheckpointerCallback(Callback):
             SaveError: nothing was committed. In both cases older checkpoints are intact.
         """
         self._poll(trainer, wait=True)
-        path = self.folder / self._name(trainer)
+        step, path = trainer.progress.step, self.folder / self._name(trainer)
         try:
-            self._write(trainer, path, decision, finished)
+            self._write(trainer, path, self._metadata_of(trainer, decision, finished))
         except SaveError as error:
-            self._has_failed(trainer.progress.step, error, self._last_saved_step)
+            self._has_failed(step, error)
             raise
-        self._last_saved_step = trainer.progress.step
         self.save_requested = False
-        self._failures = 0
-        _say_committed(trainer.progress.step, decision)
-        trainer.hooks.call("on_after_save_checkpoint", trainer, path)
-        self.retention.retire(self._last_saved_step)
+        log.info("committed step %d (%s)", step, decision.reason)
+        self._has_saved(trainer, step, path)
+        self.retention.retire(step)
         return path
 
-    def _save_in_background(self, trainer: Trainer, decision: Decision, background: BackgroundSaves) -> None:
+    def _save_in_background(self, trainer: Trainer, decision: Decision) -> None:
         """Copy this step and have it written; `_poll` reports the outcome."""
-        path = self.folder / self._name(trainer)
-        metadata = self._metadata_of(trainer, decision, None)
+        assert self.background is not None
+        step, path = trainer.progress.step, self.folder / self._name(trainer)
         try:
-            background.begin(
-                trainer,
-                path,
-                decision,
-                metadata,
-                requested=self.save_requested,
-                last_saved_step=self._last_saved_step,
-                # In the writing thread, before the save counts as done: nothing else looks at the disk meanwhile.
-                after_commit=partial(self._is_committed, metadata.step, decision),
-            )
+            with errors_of_save(step, path):
+                trainer.metric_logger.write_out()
+                self._in_flight = self.background.save(
+                    trainer.checkpoint_state(),
+                    path,
+                    metadata=self._metadata_of(trainer, decision, None),
+                    trained=_trained(trainer),
+                    before_commit=trainer.metric_logger.make_durable,
+                    # In the writing thread, before the save counts as done: nothing else reads the disk meanwhile.
+                    after_commit=partial(self._is_committed, step, decision),
+                )
         except SaveError as error:
-            self._has_failed(metadata.step, error, self._last_saved_step)
+            self._has_failed(step, error)
             raise
-        self._last_saved_step = metadata.step
-        self.save_requested = False
+        self._in_flight_requested, self.save_requested = self.save_requested, False
+
+        def request_poll(written: Future[None]) -> None:
+            trainer.interrupt_requested = True
+
+        self._in_flight.written.add_done_callback(request_poll)
 
     def _poll(self, trainer: Trainer, *, wait: bool) -> None:
         """Report the outcome of the save in flight, if it has ended, or once it has.
@@ -345,39 +361,42 @@ class CheckpointerCallback(Callback):
         Raises:
             NotDurableError: the checkpoint is there, but a power cut may take it away. It counts as saved, and nothing
                 is removed for it.
-            SaveError: it has failed, and does not count as saved.
+            SaveError: it has failed, and does not count as saved; or it does not end, and is still in flight.
         """
-        ended = self._background.poll(wait=wait) if self._background is not None else None
-        if ended is None:
+        save = self._in_flight
+        if save is None or not (wait or save.written.done()):
             return
-        save, failure = ended
-        if failure is None:
-            self._failures = 0
-            trainer.hooks.call("on_after_save_checkpoint", trainer, save.path)
-            return
-        self.save_requested = self.save_requested or save.requested
-        self._has_failed(save.step, failure, save.last_saved_step)
-        raise failure
+        if not save.written.done():
+            assert self.background is not None
+            self.background.wait_for(save)
+        self._in_flight = None
+        try:
+            save.raise_failure()
+        except SaveError as failure:
+            self.save_requested |= self._in_flight_requested
+            self._has_failed(save.metadata.step, failure)
+            raise
+        self._has_saved(trainer, save.metadata.step, save.path)
 
-    def _has_failed(self, step: int, failure: SaveError, last_saved_step: int | None) -> None:
-        """Count a failed save as none, which no interval repeats at the same step; but one that is there as a save.
+    def _has_saved(self, trainer: Trainer, step: int, path: Path) -> None:
+        self._last_saved_step, self._failures = step, 0
+        trainer.hooks.call("on_after_save_checkpoint", trainer, path)
 
-        Args:
-            last_saved_step: the step saved before it.
-        """
+    def _has_failed(self, step: int, failure: SaveError) -> None:
+        """No interval saves a failed step again; one that is there, though not durable, counts as saved."""
         if isinstance(failure, NotDurableError):
             self._last_saved_step, self.save_requested = step, False
         else:
-            self._last_saved_step, self._failed_step = last_saved_step, step
+            self._failed_step = step
 
     def _is_committed(self, step: int, decision: Decision) -> None:
-        """Say so, and remove what may go for it; in the thread that wrote it."""
-        _say_committed(step, decision)
+        """Log the commit, and remove what may go after it; in the thread that committed."""
+        log.info("committed step %d (%s)", step, decision.reason)
         self.retention.retire(step)
 
     def kept(self) -> dict[str, str]:
         """Each checkpoint of this run on the disk now, and why it is kept."""
-        return self.retention.kept(self._last_saved_step) if self._rules is not None else {}
+        return self.retention.kept(self._newest_step) if self._rules is not None else {}
 
     def _try(self, save: Callable[[], object], *, last: bool = False) -> None:
         """Save; a failure ends the training or is logged, as `on_save_error` says.
@@ -396,18 +415,17 @@ class CheckpointerCallback(Callback):
             )
             log.debug("the save failed", exc_info=error)
 
-    def _write(
-        self, trainer: Trainer, path: Path, decision: Decision, finished: str | None, *, exact: bool = True
-    ) -> None:
-        metadata = self._metadata_of(trainer, decision, finished, exact=exact)
+    def _write(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata) -> None:
         with errors_of_save(metadata.step, path):
-            trainer.metric_logger.make_durable()
-            metadata = replace(metadata, finite=is_finite(trainer.model))
-            self.checkpointer.save(trainer.checkpoint_state(), path, metadata=metadata)
+            self.checkpointer.save(
+                trainer.checkpoint_state(),
+                path,
+                metadata=metadata,
+                trained=_trained(trainer),
+                before_commit=trainer.metric_logger.make_durable,
+            )
 
-    def _metadata_of(
-        self, trainer: Trainer, decision: Decision, finished: str | None, *, exact: bool = True
-    ) -> CheckpointMetadata:
+    def _metadata_of(self, trainer: Trainer, decision: Decision, finished: str | None) -> CheckpointMetadata:
         progress, identity = trainer.progress, self.identity
         return CheckpointMetadata(
             run_id=identity.run_id,
@@ -417,7 +435,7 @@ class CheckpointerCallback(Callback):
             kind=decision.kind,
             reason=decision.reason,
             finished=finished,
-            metrics=dict(trainer.metric_logger.last) if exact else {},
+            metrics=dict(trainer.metric_logger.last),
             config_digest=identity.config_digest,
             target_packages=identity.target_packages,
             files=dict(identity.extra_files),
@@ -438,9 +456,11 @@ class CheckpointerCallback(Callback):
             return
         self._fsync_names(entry.name)
         manifest = entry.manifest
-        decision = why_save(self._rules, replace(moment, last_saved_step=None, occasion=_asked_late(moment.occasion)))
+        # Before a new attempt's first step the rules apply as at the end of the step that it resumes.
+        occasion = Occasion.step if moment.occasion is Occasion.pre_train else moment.occasion
+        decision = why_save(self._rules, replace(moment, last_saved_step=None, occasion=occasion))
         metrics = {**manifest.metrics, **moment.metrics}
-        if same_metrics(metrics, manifest.metrics) and finished in (None, manifest.finished):
+        if _same_metrics(metrics, manifest.metrics) and finished in (None, manifest.finished):
             return
         if decision is not None and manifest.kind is Kind.ephemeral:
             manifest = replace(manifest, kind=decision.kind, reason=decision.reason)
@@ -484,11 +504,11 @@ class CheckpointerCallback(Callback):
         newest = catalog.newest_valid()
         return newest.manifest.run_id if newest is not None and newest.manifest is not None else None
 
-    def _storage_at(self, root: Path) -> LocalStorage:
+    def _storage_at(self, root: Path) -> Storage:
         return self.storage if root == self.folder.absolute() else self._new_storage(root)
 
-    def _new_storage(self, root: Path) -> LocalStorage:
-        return LocalStorage(
+    def _new_storage(self, root: Path) -> Storage:
+        return open_storage(
             root,
             run_id=self.identity.run_id,
             attempt=self.identity.attempt,
@@ -496,13 +516,15 @@ class CheckpointerCallback(Callback):
         )
 
 
-def _say_committed(step: int, decision: Decision) -> None:
-    log.info("committed step %d (%s)", step, decision.reason)
+def _trained(trainer: Trainer) -> list[torch.Tensor]:
+    return [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
 
 
-def _asked_late(occasion: Occasion) -> Occasion:
-    """The moment before a new attempt's first step is that of the step which it goes on from."""
-    return Occasion.step if occasion is Occasion.pre_train else occasion
+def _same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
+    """Equal metrics; NaN equals NaN here."""
+    return first.keys() == second.keys() and all(
+        value == second[name] or (math.isnan(value) and math.isnan(second[name])) for name, value in first.items()
+    )
 
 
 def _saves_in_background(save_async: bool | None) -> bool:

@@ -58,7 +58,7 @@ class Retention:
                 log.info("removed %s (%s)", name, reason)
 
     def leave_branch(self, step: int, newer: Newer) -> None:
-        """Training goes back to a step: refuse where there are newer ones, or remove them (set them aside), so that
+        """Training goes back to a step: refuse where there are newer ones, or remove or quarantine them, so that
         they can never win later.
 
         One that cannot be read was passed over, not left: it stays.

@@ -1,46 +1,44 @@
-"""Saves written behind their caller: the state is copied before `save` returns, then a thread writes the copy.
+"""Saves written by a thread: the state is copied before `save` returns, then the copy is written.
 
-    caller   save: wait for the save before ─ copy the state ─┐ training goes on
-    thread                                                    └─ digest, write, fsync ─ manifest ─ rename ─ fsync
+    caller   save: wait for the save before ─ stage ─┐ training goes on
+    thread                                           └─ write ─ gather ─ commit
 
-What is written is byte for byte what `SyncCheckpointer` writes. One save is in flight at most.
+The files are byte for byte those of `SyncCheckpointer`. At most one save is in flight.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, Saving
-from trainer_cli.checkpoint.commit import CheckpointMetadata, metadata_of
-from trainer_cli.checkpoint.format.file_layout import FileLayout
+from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, InFlightSave
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.host_memory import available_bytes
-from trainer_cli.checkpoint.model_state import are_finite
+from trainer_cli.checkpoint.save import CheckpointMetadata, metadata_of, nothing, stage
 from trainer_cli.checkpoint.snapshot_buffer import Snapshot, SnapshotBuffer
 from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.writer_thread import WriterThread, run_now
 from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.errors import SaveError
 
 log = logging.getLogger(__name__)
 
-_CLOSING_S = 600.0
-_REPORTED_WAIT_S = 1.0
-"""A wait for the save before is reported from this length on."""
-
-
-def _nothing() -> None:
-    """The default of callbacks that a caller leaves out."""
+_TIMEOUT_S = 600.0
+"""A save in flight is waited for at least this long,"""
+_SLOWEST_BYTES_PER_S = 2_000_000
+"""or as long as it takes at this rate."""
+_INTERRUPTED_TIMEOUT_S = 10.0
+"""After a second Ctrl-C it is waited for no longer than this."""
+_REPORTED_WAIT_S = 5.0
+"""A wait is reported from this length on."""
 
 
 class AsyncCheckpointer(FolderCheckpointer):
@@ -55,7 +53,7 @@ class AsyncCheckpointer(FolderCheckpointer):
     def __init__(
         self,
         *,
-        format: Format | None = None,
+        format: Format | str = "tensors",
         storage: Callable[[Path], Storage] | None = None,
         digest: DigestAlgorithm = DigestAlgorithm.xxh3_128,
         thread: WriterThread | None = None,
@@ -67,9 +65,14 @@ class AsyncCheckpointer(FolderCheckpointer):
         if thread is None:
             # Whoever lends a thread also ends it, and reports what failed.
             atexit.register(_close_at_exit, weakref.ref(self))
-        self.buffer = SnapshotBuffer()
-        self._available = available
-        self._warned: set[str] = set()
+        self.buffer = SnapshotBuffer(available)
+        self._warned = self._interrupted = False
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a save in flight is waited for."""
+        longest = max(_TIMEOUT_S, self.buffer.held_bytes / _SLOWEST_BYTES_PER_S)
+        return _INTERRUPTED_TIMEOUT_S if self._interrupted else longest
 
     def save(
         self,
@@ -78,9 +81,9 @@ class AsyncCheckpointer(FolderCheckpointer):
         *,
         metadata: CheckpointMetadata | None = None,
         trained: Iterable[torch.Tensor] = (),
-        before_commit: Callable[[], object] = _nothing,
-        after_commit: Callable[[], object] = _nothing,
-    ) -> Saving:
+        before_commit: Callable[[], object] = nothing,
+        after_commit: Callable[[], object] = nothing,
+    ) -> InFlightSave:
         """Save a tree as the checkpoint at `path`; all of it may change as soon as this returns.
 
         Args:
@@ -93,86 +96,66 @@ class AsyncCheckpointer(FolderCheckpointer):
         """
         storage, name = self._place(path)
         metadata = metadata or metadata_of(name)
-        self._wait_for_last_save()
-        trained = list(trained)
-        layout = self.format.plan(state_dict)
-        snapshot = self._captured(layout, trained)
-
-        def final_metadata(metadata: CheckpointMetadata) -> CheckpointMetadata:
-            before_commit()
-            finite = are_finite(trained) if snapshot is None else snapshot.is_finite()
-            return replace(metadata, finite=metadata.finite and finite)
+        self._interrupted = False
+        self.drain()
+        snapshot = self._staged(state_dict, list(trained))
 
         def write() -> None:
-            if snapshot is not None:
-                snapshot.wait()
-            put = layout.write if snapshot is None else snapshot.write
-            self._commit(storage, name, metadata, put, size_bytes=layout.total_bytes, final_metadata=final_metadata)
+            self._save(storage, name, snapshot, metadata, before_commit=before_commit)
             after_commit()
 
-        staged: Future[None] = Future()
-        written = run_now(write) if snapshot is None else self.thread.submit(write)
+        written = run_now(write) if snapshot.image is None else self.thread.submit(write)
         if self._reports:
             written.add_done_callback(partial(_report_failure, storage.location(name)))
-        staged.set_result(None)
-        return Saving(staged, written)
-
-    def prepare(self, state_dict: Mapping[str, Any]) -> None:
-        """Get the memory for the copy of such a state behind the caller; the first save would wait for it otherwise."""
-        self._wait_for_last_save()
-        layout = self.format.plan(state_dict)
-        if self._why_no_memory(layout) is None:
-            try:
-                memory = self.buffer.reserve(layout)
-            except (OSError, MemoryError, RuntimeError) as error:
-                log.debug("no memory is reserved for saves: %s", error)
-            else:
-                self.thread.submit(memory.touch)
+        return InFlightSave(Path(path), metadata, written)
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is being written or deleted; False where that took longer than `timeout_s` seconds."""
         return self.thread.drain(timeout_s)
 
-    def close(self, timeout_s: float = _CLOSING_S) -> None:
+    def wait_for(self, save: InFlightSave) -> None:
+        """Wait until a save has ended.
+
+        Raises:
+            SaveError: it has not ended after `timeout_s` seconds.
+        """
+        try:
+            if self.drain(min(_REPORTED_WAIT_S, self.timeout_s)):
+                return
+            log.info("waiting for the save of step %d to be written", save.metadata.step)
+            if self.drain(self.timeout_s):
+                return
+        except BaseException:
+            # An interrupt of this wait shortens the next one, too.
+            self.interrupt()
+            raise
+        raise SaveError(
+            f"the save of step {save.metadata.step} has not ended after {self.timeout_s:.0f} s", where=str(save.path)
+        )
+
+    def interrupt(self) -> None:
+        """Wait no longer than a few seconds for the save in flight."""
+        self._interrupted = True
+
+    def close(self, timeout_s: float | None = None) -> None:
         """Finish the save in flight and give the memory back."""
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         if self.thread.close(timeout_s):
             self.buffer.close()
         else:
             log.warning("a checkpoint is still being written or deleted after %.0f s; no resume takes it", timeout_s)
         super().close()
 
-    def _captured(self, layout: FileLayout, trained: list[torch.Tensor]) -> Snapshot | None:
-        """The copy of the state, or None where the host has no memory for it."""
-        why = self._why_no_memory(layout)
-        if why is None:
-            try:
-                return self.buffer.capture(layout, trained)
-            except (OSError, MemoryError) as error:
+    def _staged(self, state: Mapping[str, Any], trained: list[torch.Tensor]) -> Snapshot:
+        """A copy of the state, or the state itself where the host has no memory for the copy."""
+        try:
+            return stage(self.format, state, trained, self.buffer)
+        except (OSError, MemoryError) as error:
+            if not self._warned:
+                self._warned = True
                 why = str(error) or "there is no memory for a copy of the state"
-        self._warn_once("memory", "%s, so the training waits for each save", why)
-        return None
-
-    def _why_no_memory(self, layout: FileLayout) -> str | None:
-        needed, held = layout.tensor_bytes, self.buffer.held_bytes
-        if needed <= held or (available := self._available()) is None or needed <= (available + held) // 2:
-            return None
-        return f"a copy of the state takes {needed:,} bytes, more than half of the {available + held:,} available"
-
-    def _wait_for_last_save(self) -> None:
-        began = time.monotonic()
-        self.thread.drain()
-        if (waited := time.monotonic() - began) >= _REPORTED_WAIT_S:
-            self._warn_once(
-                "wait",
-                "a save waited %.1f s until the last one was written and removed ones deleted: save less often, or on "
-                "a faster disk",
-                waited,
-            )
-
-    def _warn_once(self, topic: str, message: str, *args: object) -> None:
-        if topic not in self._warned:
-            self._warned.add(topic)
-            log.warning(message, *args)
+                log.warning("%s, so the training waits for each save", why)
+        return stage(self.format, state, trained)
 
 
 def _close_at_exit(reference: weakref.ref[AsyncCheckpointer]) -> None:
@@ -189,7 +172,7 @@ def _report_failure(where: str, written: Future[None]) -> None:
 
 def make_async_checkpointer(
     *,
-    format: Format | None = None,
+    format: Format | str = "tensors",
     storage: Callable[[Path], Storage] | None = None,
     digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
 ) -> AsyncCheckpointer:

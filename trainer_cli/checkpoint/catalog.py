@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,7 +21,7 @@ GONE = "it is not there"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One folder that is, or was to be, a checkpoint."""
+    """One folder with the name of a checkpoint, or with a manifest."""
 
     name: str
     step: int
@@ -33,7 +32,7 @@ class Entry:
 
     @property
     def partial(self) -> bool:
-        """True where nothing says that it was ever complete, or it is no longer."""
+        """True where it has no manifest: it was never committed, or its removal has begun."""
         return self.manifest is None and self.problem in (PARTIAL, REMOVING, GONE)
 
     @property
@@ -48,7 +47,7 @@ class Entry:
 
     @property
     def resumable(self) -> bool:
-        """True for a valid one whose weights are finite: weights with NaN are never chosen by themselves."""
+        """True for a valid one whose weights are finite; no resume chooses another by itself."""
         return self.valid and self.manifest is not None and self.manifest.finite
 
     @property
@@ -57,7 +56,7 @@ class Entry:
         return sum(file.size_bytes for file in self.manifest.files.values()) if self.manifest is not None else 0
 
     def saved(self) -> Saved | None:
-        """The facts for the policy; None for one that is not valid and has no say there."""
+        """The facts for the policy; None for one that is not valid, which the policy ignores."""
         if self.manifest is None or not self.valid:
             return None
         return Saved(
@@ -79,7 +78,7 @@ class Catalog:
         self.storage = storage
 
     def names(self) -> list[str]:
-        """The folders that are, or were to be, checkpoints; none is looked into."""
+        """The folders that may be checkpoints, by name or because they have a manifest; no manifest is read."""
         return [
             name
             for name in self.storage.names()
@@ -90,21 +89,6 @@ class Catalog:
         """All of them by step, partial and damaged ones too. Sizes are checked."""
         found = [entry for name in self.storage.names() if (entry := self._look(name)) is not None]
         return sorted(found, key=lambda entry: (entry.step, entry.name))
-
-    def newest_first(self) -> Iterator[Entry]:
-        """The same, newest first; those whose name holds their step are read only when reached."""
-        steps: dict[str, int] = {}
-        looked: dict[str, Entry] = {}
-        for name in self.storage.names():
-            step = parse_step(name)
-            if step is not None:
-                steps[name] = step
-            elif (entry := self._look(name)) is not None:
-                looked[name], steps[name] = entry, entry.step
-        for name in sorted(steps, key=lambda name: (steps[name], name), reverse=True):
-            entry = looked.get(name) or self._look(name)
-            if entry is not None:
-                yield entry
 
     def entry(self, name: str) -> Entry:
         """The one of that name."""
@@ -128,12 +112,10 @@ class Catalog:
 
     def newest_valid(self, run_id: str | None = None) -> Entry | None:
         """The newest one of a run, or of any run, that a resume may start from."""
-        return next(
-            (e for e in self.newest_first() if e.resumable and e.manifest and run_id in (None, e.manifest.run_id)), None
-        )
+        return next((entry for entry in reversed(self.valid(run_id)) if entry.resumable), None)
 
     def _look(self, name: str) -> Entry | None:
-        """What a folder is; None for one that is gone, or has neither a checkpoint's name nor a manifest."""
+        """The entry of a folder; None where it does not exist, or has neither a checkpoint's name nor a manifest."""
         entry = self.entry(name)
         is_other = entry.problem == PARTIAL and parse_step(name) is None
         return None if is_other or entry.problem == GONE else entry

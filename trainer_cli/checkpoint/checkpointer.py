@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,16 +22,15 @@ from typing import Any, TypeVar
 import torch
 
 from trainer_cli.checkpoint.catalog import examine
-from trainer_cli.checkpoint.commit import CheckpointMetadata as CheckpointMetadata
-from trainer_cli.checkpoint.commit import commit, metadata_of
 from trainer_cli.checkpoint.format.interfaces import Format
-from trainer_cli.checkpoint.format.lazy_state import LazyState, can_take
-from trainer_cli.checkpoint.format.tensors import TensorsFormat
-from trainer_cli.checkpoint.format.verified_file import read_verified, verify
+from trainer_cli.checkpoint.format.registry import new_format
+from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.naming import is_plain
+from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
+from trainer_cli.checkpoint.save import errors_of_save, metadata_of, nothing, save, stage
 from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
-from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.errors import CheckpointError
 
@@ -40,13 +39,29 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
-    """A save that goes on behind its caller."""
+class InFlightSave:
+    """A save whose state is copied, and which a thread writes."""
 
-    staged: Future[None]
-    """Done once the state may change: it is copied."""
+    path: Path
+    metadata: CheckpointMetadata
     written: Future[None]
     """Done once the checkpoint is committed, or the save has failed: then it holds what was raised."""
+
+    @property
+    def staged(self) -> Future[None]:
+        """Done: the state is copied before `save` returns, and may change."""
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def raise_failure(self) -> None:
+        """Wait until the save has ended.
+
+        Raises:
+            SaveError: it failed.
+        """
+        with errors_of_save(self.metadata.step, self.path):
+            self.written.result()
 
 
 class LoadedState(dict[str, Any]):
@@ -63,7 +78,7 @@ class Checkpointer(ABC):
     @abstractmethod
     def save(
         self, state_dict: Mapping[str, Any], path: str | Path, *, metadata: CheckpointMetadata | None = None
-    ) -> Saving | None:
+    ) -> InFlightSave | None:
         """Save a tree as the checkpoint at `path`. What is there already, whole, is never written again.
 
         None where the checkpoint is committed when this returns; else its futures.
@@ -85,8 +100,7 @@ class Checkpointer(ABC):
 
         Tensors in `state_dict` are filled in place, other values replaced; names that the checkpoint lacks
         are listed in the result's `missing`, or refused where `strict`. New tensors are on the CPU, or on
-        `default_map_location`. What does not fit is refused before anything is touched; damage that only the
-        digest shows leaves NaN in the tensors that were being filled.
+        `default_map_location`. Damage, and what does not fit, is refused before anything is touched.
 
         Raises:
             CheckpointError: there is none, or it is damaged, or does not fit `state_dict`.
@@ -96,23 +110,17 @@ class Checkpointer(ABC):
         """What the training had counted at the checkpoint at `path`, without its state; None where that is unknown."""
         return None
 
-    @contextmanager
-    def reading(
-        self, path: str | Path, only: Collection[str] | None = None, later: Collection[str] = ()
-    ) -> Iterator[LazyState]:
-        """The checkpoint at `path`, or these top-level keys of it, held until the end of the `with`.
-
-        Tensors under the paths in `later` may come without values, which `fill` reads straight to where they are
-        wanted.
+    def read(self, path: str | Path, only: Collection[str] | None = None) -> dict[str, Any]:
+        """The checkpoint at `path`, or those of these top-level keys that it has.
 
         Raises:
-            CheckpointError: as `load`.
+            CheckpointError: there is none, or it is damaged.
         """
-        yield LazyState(self.load(path, None if only is None else dict.fromkeys(only)))
+        return {key: value for key, value in self.load(path).items() if only is None or key in only}
 
     @abstractmethod
     def close(self) -> None:
-        """Finish what is under way, and let go."""
+        """Finish saves in flight and release resources."""
 
 
 class FolderCheckpointer(Checkpointer):
@@ -121,14 +129,14 @@ class FolderCheckpointer(Checkpointer):
     def __init__(
         self,
         *,
-        format: Format | None = None,
+        format: Format | str = "tensors",
         storage: Callable[[Path], Storage] | None = None,
         digest: DigestAlgorithm = DigestAlgorithm.xxh3_128,
     ) -> None:
-        self.format: Format = format or TensorsFormat()
-        self._commit = partial(commit, format=self.format.name, digest=digest)
+        self.format = new_format(format) if isinstance(format, str) else format
+        self._save = partial(save, format=self.format.name, digest=digest)
         run_id = uuid.uuid4().hex[:12]
-        self._new_storage = storage or (lambda root: LocalStorage(root, run_id=run_id))
+        self._new_storage = storage or partial(open_storage, run_id=run_id)
         self._storages: dict[Path, Storage] = {}
 
     def storage(self, root: str | Path) -> Storage:
@@ -146,36 +154,11 @@ class FolderCheckpointer(Checkpointer):
         strict: bool = False,
     ) -> LoadedState:
         device = torch.device(default_map_location or "cpu")
-        only = None if state_dict is None else list(state_dict)
-        with self.reading(path, only, ("",)) as lazy:
-            missing = [] if state_dict is None else self._prepared(lazy, state_dict, path, strict)
-            if device.type not in ("cpu", "meta"):
-                _place_on(device, lazy, lazy.tree)
-            lazy.read()
-        tree = _moved(lazy.tree, device, lazy)
+        tree = self.read(path, None if state_dict is None else list(state_dict))
         if state_dict is None:
-            return LoadedState(tree)
-        _fill(state_dict, tree)
-        return LoadedState(state_dict, missing)
-
-    @contextmanager
-    def reading(
-        self, path: str | Path, only: Collection[str] | None = None, later: Collection[str] = ()
-    ) -> Iterator[LazyState]:
-        storage, name = self._place(path)
-        with ExitStack() as stack:
-            with self._telling(storage, name):
-                folder = stack.enter_context(storage.reading(name))
-                lazy = self.format.read(folder, self._manifest_in(storage, name), only, later)
-            lazy.around = lambda: self._telling(storage, name)
-            yield lazy
-
-    def _prepared(self, lazy: LazyState, target: Mapping[str, Any], path: str | Path, strict: bool) -> list[str]:
-        """What the checkpoint lacks of a target, whose tensors will be filled in place."""
-        missing, faults = _compared(target, lazy.tree, "")
+            return LoadedState(_moved(tree, device, {}))
+        missing, faults = _compared(state_dict, tree, "")
         where = str(Path(path).absolute())
-        if faults or (missing and strict):
-            lazy.verify()
         if faults:
             raise CheckpointError(f"the checkpoint does not fit: {'; '.join(faults[:20])}", where=where)
         if missing:
@@ -183,8 +166,18 @@ class FolderCheckpointer(Checkpointer):
             if strict:
                 raise CheckpointError(f"the checkpoint lacks {listed}", where=where)
             logger.warning("%s lacks %s", where, listed)
-        _direct(target, lazy)
-        return missing
+        _fill(state_dict, tree, device, {})
+        return LoadedState(state_dict, missing)
+
+    def read(self, path: str | Path, only: Collection[str] | None = None) -> dict[str, Any]:
+        storage, name = self._place(path)
+
+        def read(folder: ReadableFolder, manifest: Manifest) -> dict[str, Any]:
+            own = manifest.format == self.format.name
+            form = self.format if own else new_format(manifest.format, storage.location(name))
+            return form.read(folder, manifest, only)
+
+        return self._reading(storage, name, read)
 
     def manifest(self, path: str | Path) -> Manifest:
         """The manifest of the checkpoint at `path`, whose files are all there with the right sizes.
@@ -212,11 +205,6 @@ class FolderCheckpointer(Checkpointer):
 
         return self._reading(storage, name, read)
 
-    def read_file(self, path: str | Path, file: str) -> bytes:
-        """One small file of the checkpoint at `path`, such as config.yaml, once its digest is found right."""
-        storage, name = self._place(path)
-        return self._reading(storage, name, lambda folder, manifest: read_verified(folder, manifest, file))
-
     def close(self) -> None:
         self._storages.clear()
 
@@ -227,21 +215,12 @@ class FolderCheckpointer(Checkpointer):
         return self.storage(path.parent), path.name
 
     def _reading(self, storage: Storage, name: str, read: Callable[[ReadableFolder, Manifest], T]) -> T:
-        with self._telling(storage, name), storage.reading(name) as folder:
-            return read(folder, self._manifest_in(storage, name))
-
-    def _manifest_in(self, storage: Storage, name: str) -> Manifest:
-        manifest = _examined(storage, name)
-        if manifest.format != self.format.name:
-            raise CheckpointError(
-                f"the checkpoint has the format {manifest.format[:40]!r}, not {self.format.name!r}",
-                where=storage.location(name),
-            )
-        return manifest
+        with self._errors_of_reading(storage, name), storage.reading(name) as folder:
+            return read(folder, _examined(storage, name))
 
     @contextmanager
-    def _telling(self, storage: Storage, name: str) -> Iterator[None]:
-        """Turn what the system says while a checkpoint is read into what is wrong with that checkpoint."""
+    def _errors_of_reading(self, storage: Storage, name: str) -> Iterator[None]:
+        """Raise errors of the storage as errors that name the checkpoint."""
         where = storage.location(name)
         try:
             yield
@@ -257,16 +236,23 @@ class SyncCheckpointer(FolderCheckpointer):
     """Saves synchronously: once `save` returns, the checkpoint survives a power cut."""
 
     def save(
-        self, state_dict: Mapping[str, Any], path: str | Path, *, metadata: CheckpointMetadata | None = None
+        self,
+        state_dict: Mapping[str, Any],
+        path: str | Path,
+        *,
+        metadata: CheckpointMetadata | None = None,
+        trained: Iterable[torch.Tensor] = (),
+        before_commit: Callable[[], object] = nothing,
     ) -> None:
+        """As `Checkpointer.save`; `trained` and `before_commit` are those of `stage` and `save` in save.py."""
         storage, name = self._place(path)
-        layout = self.format.plan(state_dict)
-        self._commit(storage, name, metadata or metadata_of(name), layout.write, size_bytes=layout.total_bytes)
+        snapshot = stage(self.format, state_dict, list(trained))
+        self._save(storage, name, snapshot, metadata or metadata_of(name), before_commit=before_commit)
 
 
 def make_sync_checkpointer(
     *,
-    format: Format | None = None,
+    format: Format | str = "tensors",
     storage: Callable[[Path], Storage] | None = None,
     digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
 ) -> SyncCheckpointer:
@@ -281,42 +267,17 @@ def _examined(storage: Storage, name: str) -> Manifest:
     return manifest
 
 
-def _place_on(device: torch.device, lazy: LazyState, value: Any) -> None:
-    """Allocate tensors on a device for those that no target tensor takes."""
+def _moved(value: Any, device: torch.device, done: dict[int, torch.Tensor]) -> Any:
+    """The tree with its tensors on a device; tied ones stay tied. `done` has those that were moved already, by id."""
     if isinstance(value, torch.Tensor):
-        if value.numel() and lazy.is_lazy(value):
-            lazy.bind(value, torch.empty_like(value, device=device))
-    elif isinstance(value, Mapping | list | tuple):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            _place_on(device, lazy, one)
-
-
-def _moved(value: Any, device: torch.device, lazy: LazyState, done: dict[int, torch.Tensor] | None = None) -> Any:
-    """The tree with its tensors where they were read to, or on a device; tied ones stay tied."""
-    done = {} if done is None else done
-    if isinstance(value, torch.Tensor):
-        if (placed := lazy.placed(value)) is not value:
-            return placed
-        if id(value) not in done:
-            done[id(value)] = value if device.type == "cpu" else value.to(device)
-        return done[id(value)]
+        return done.setdefault(id(value), value.to(device))
     if isinstance(value, dict):
         moved = type(value)()
-        moved |= {key: _moved(one, device, lazy, done) for key, one in value.items()}
+        moved |= {key: _moved(one, device, done) for key, one in value.items()}
         return moved
     if type(value) in (list, tuple):
-        return type(value)(_moved(one, device, lazy, done) for one in value)
+        return type(value)(_moved(one, device, done) for one in value)
     return value
-
-
-def _direct(target: Mapping[Any, Any], lazy: LazyState, tree: Mapping[Any, Any] | None = None) -> None:
-    """Have what is read written straight into the target's tensors."""
-    tree = lazy.tree if tree is None else tree
-    for key, value in target.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(key), Mapping):
-            _direct(value, lazy, tree[key])
-        elif key in tree and can_take(value) and lazy.is_lazy(tree[key]):
-            lazy.bind(tree[key], value)
 
 
 def _compared(target: Mapping[Any, Any], tree: Mapping[Any, Any], path: str) -> tuple[list[str], list[str]]:
@@ -345,7 +306,9 @@ def _misfit(wanted: torch.Tensor, found: Any) -> str | None:
     return None if here == there else f"is {here[0]} of shape {here[1]} here, but {there[0]} of {there[1]} there"
 
 
-def _fill(target: MutableMapping[Any, Any], tree: Mapping[Any, Any]) -> None:
+def _fill(
+    target: MutableMapping[Any, Any], tree: Mapping[Any, Any], device: torch.device, done: dict[int, torch.Tensor]
+) -> None:
     for key, value in target.items():
         if key not in tree:
             continue
@@ -353,6 +316,6 @@ def _fill(target: MutableMapping[Any, Any], tree: Mapping[Any, Any]) -> None:
             with torch.no_grad():
                 value.copy_(tree[key])
         elif isinstance(value, MutableMapping) and isinstance(tree[key], Mapping):
-            _fill(value, tree[key])
+            _fill(value, tree[key], device, done)
         else:
-            target[key] = tree[key]
+            target[key] = _moved(tree[key], device, done)

@@ -48,7 +48,7 @@ def checkpoint_pattern(suffix: str | None = None) -> str:
 
 def _newest(folder: Path, suffix: str | None, fits: Callable[[Entry], bool], what: str) -> Path:
     passed = []
-    for entry in catalog_of(folder).newest_first():
+    for entry in reversed(catalog_of(folder).entries()):
         if suffix is not None and not entry.name.endswith(f"-{suffix}"):
             continue
         if entry.resumable and fits(entry):

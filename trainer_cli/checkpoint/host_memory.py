@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ class HostMemory:
     """`size_bytes` of private memory that begins at a page, so that it can be written past the page cache.
 
     Args:
-        pinned: register it with CUDA, so that a GPU copies into it while the host goes on.
+        pinned: register it with CUDA, so that copies from a GPU are asynchronous.
 
     Raises:
         OSError: the system has no such memory.
@@ -30,7 +29,7 @@ class HostMemory:
         self._map = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # DONTFORK: a page that is written after a fork would otherwise be duplicated for each data worker.
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            # A kernel that does not know one refuses it; the memory is as good without.
+            # A kernel that does not know one refuses it, and provides ordinary memory.
             with suppress(OSError):
                 if hasattr(mmap, advice):
                     self._map.madvise(getattr(mmap, advice))
@@ -40,17 +39,13 @@ class HostMemory:
         self.pid = os.getpid()
         self._pinned = pinned and _cudart().cudaHostRegister(self.tensor.data_ptr(), self.size_bytes, 0) == 0
         if pinned and not self._pinned:
-            # CUDA reports the failure once more, at the next launch of a kernel: let that be this one.
+            # CUDA reports the failure again at the next launch of a kernel: launch one here.
             with suppress(RuntimeError):
                 torch.zeros(1, device="cuda")
 
     def view(self, size_bytes: int) -> memoryview:
         """The first bytes."""
         return memoryview(self._map)[:size_bytes]
-
-    def touch(self) -> None:
-        """Have the system find every page now; what the memory held is lost. Without the interpreter's lock."""
-        self.tensor.zero_()
 
     def close(self) -> None:
         """Unpin it. The memory is returned to the system with the last view of it."""
@@ -69,8 +64,8 @@ _kept: list[mmap.mmap] = []
 
 @cache
 def _keep_in_children() -> None:
-    """In a forked child the range is not mapped. Unmapping it there, when its object is collected, could hit memory
-    that the child got at the same address since, so a child never collects it."""
+    """A forked child does not have the mapping. It must never unmap the range, where it may have other memory by then,
+    so it keeps the objects alive."""
     os.register_at_fork(after_in_child=lambda: _kept.extend(_maps))
 
 
@@ -91,46 +86,26 @@ def _of_the_machine() -> int | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """The files of a control group that hold its limit, its use, and how much of that is page cache."""
-
-    limit: str
-    used: str
-    cached: str
-
-
-_V2 = _Names("memory.max", "memory.current", "inactive_file")
-_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
 def _of_the_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
-    """What is left in each control group that holds this process: those of a container, a batch job, a service."""
+    """What is left in each control group (version 2) that holds this process: a container, a batch job, a service."""
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         lines = []
     for line in [*lines, "0::/"]:
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers:
             continue
-        names, base = (_V1, root / "memory") if controllers else (_V2, root)
-        # A container may read its path as it is outside, and find its own group at the base.
-        group = base / path.lstrip("/")
-        for folder in (group, *(above for above in group.parents if above.is_relative_to(base))):
-            left = _left_in(folder, names)
-            if left is not None:
-                yield left
-
-
-def _left_in(group: Path, names: _Names) -> int | None:
-    try:
-        limit = int((group / names.limit).read_text(encoding="ascii"))
-        used = int((group / names.used).read_text(encoding="ascii"))
-        cached = _table((group / "memory.stat").read_text(encoding="ascii"))[names.cached]
-    except (OSError, ValueError, KeyError):
-        return None
-    return max(limit - used + cached, 0)
+        # A container may read its path as it is outside, and find its own group at the root.
+        group = root / path.lstrip("/")
+        for folder in (group, *(above for above in group.parents if above.is_relative_to(root))):
+            try:
+                limit = int((folder / "memory.max").read_text(encoding="ascii"))
+                used = int((folder / "memory.current").read_text(encoding="ascii"))
+                cached = _table((folder / "memory.stat").read_text(encoding="ascii"))["inactive_file"]
+            except (OSError, ValueError, KeyError):
+                continue
+            yield max(limit - used + cached, 0)
 
 
 def _table(text: str) -> dict[str, int]:

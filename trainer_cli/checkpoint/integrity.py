@@ -1,4 +1,4 @@
-"""Whether a checkpoint is, byte for byte, what was written; and which is the newest that is."""
+"""Verifies every byte of a checkpoint, and finds the newest intact one."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
-from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
 _LISTED = 20
 _PATIENCE_S = 2.0
-"""How long a start that is broken off waits for what reads for it."""
+"""How long an interrupted start waits for the thread that verifies."""
 
 
 def why_damaged(storage: Storage, entry: Entry, meanwhile: Callable[[], object] | None = None) -> str | None:
-    """What is wrong with a checkpoint, every file read and digested; None where nothing is.
+    """What is wrong with a checkpoint, after every file was read and digested; None for an intact one.
 
-    `meanwhile` is called while another thread reads: what is loaded next comes from memory then.
+    `meanwhile` is called while another thread reads.
 
     Raises:
-        OSError: it cannot be read just now, which says nothing of what is written there.
+        OSError: it cannot be read now, so it is unknown whether it is damaged.
     """
     if entry.problem is not None or entry.manifest is None:
         return entry.problem or "it has no manifest"
@@ -40,7 +40,7 @@ def why_damaged(storage: Storage, entry: Entry, meanwhile: Callable[[], object] 
 
 
 def is_intact(storage: Storage, entry: Entry) -> bool:
-    """True where nothing is wrong with a checkpoint and it can be read just now."""
+    """True where a checkpoint can be read and every digest is right."""
     try:
         return why_damaged(storage, entry) is None
     except OSError:
@@ -59,7 +59,7 @@ def _verify_beside(meanwhile: Callable[[], object] | None, folder: ReadableFolde
         except BaseException as error:  # Raised in the thread that waits for the result.
             found.append(error)
 
-    reader = Thread(target=read, name="checkpoint-proof", daemon=True)
+    reader = Thread(target=read, name="checkpoint-verifying", daemon=True)
     reader.start()
     try:
         meanwhile()
@@ -79,18 +79,21 @@ def newest_intact(
     limit: int | None = None,
     meanwhile: Callable[[], object] | None = None,
 ) -> Entry | None:
-    """The newest checkpoint of a run that is sound and whose weights are finite; None where there are none at all.
+    """The newest intact checkpoint of a run whose weights are finite; None where the run has no checkpoint.
 
-    Newer ones of the run that are unfit for good are set aside, aloud. One whose manifest cannot be read may be
-    anybody's, and one that cannot be read now may be read later: these are reported, and left alone. Those of a step
-    beyond `limit` were left behind when the training went back. `meanwhile` is called once, while the first is read.
+    Newer ones of the run that are damaged or not finite are quarantined, with a warning. One whose manifest cannot be
+    read may belong to another run, and one that cannot be read now may be readable later: both are reported and stay.
+
+    Args:
+        limit: later steps are not used: the training went back to this one.
+        meanwhile: called once, while another thread verifies the first.
 
     Raises:
-        CheckpointError: there are checkpoints in `where`, but none that will do; nothing was touched.
+        CheckpointError: there are checkpoints in `where`, but none can be used; nothing was changed.
     """
     unfit: dict[str, str] = {}
     unread: dict[str, str] = {}
-    for entry in catalog.newest_first():
+    for entry in reversed(catalog.entries()):
         if entry.manifest is None:
             if not entry.partial:
                 unread[entry.name] = entry.problem or ""
@@ -127,10 +130,10 @@ def _report_and_quarantine(storage: Storage, unfit: dict[str, str], unread: dict
     for name, problem in unread.items():
         log.warning("checkpoint %s is not used: %s", name, problem)
     for name, problem in unfit.items():
-        log.warning("checkpoint %s is not used, and is set aside: %s", name, problem)
+        log.warning("checkpoint %s is not used, and is quarantined: %s", name, problem)
         storage.quarantine(name, problem)
 
 
 def catalog_of(folder: Path) -> Catalog:
-    """The checkpoints in a folder, for one who only reads."""
-    return Catalog(LocalStorage(folder))
+    """The checkpoints in a folder, to be read."""
+    return Catalog(open_storage(folder))

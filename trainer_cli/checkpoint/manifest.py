@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it is, which files belong to it, and proof that nothing was altered."""
+"""The manifest of a checkpoint: what it is, its files with their digests, and a digest of itself."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from json.encoder import encode_basestring_ascii
 from typing import Any, Protocol
 
 import xxhash
@@ -28,11 +27,11 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class ManifestError(DamagedCheckpoint):
-    """These bytes are no manifest, or not the one that was written."""
+    """These bytes are no manifest, or were altered."""
 
 
 class Digest(Protocol):
-    """A digest in the making."""
+    """A digest being computed."""
 
     def update(self, data: bytes | bytearray | memoryview, /) -> None: ...
 
@@ -59,7 +58,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All that a checkpoint says of itself."""
+    """What is known of a checkpoint without reading its other files."""
 
     run_id: str
     attempt: int
@@ -86,10 +85,10 @@ class Manifest:
     aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For each tensor file: names of tied tensors, and the name under which each is stored."""
     progress: Mapping[str, int | float] = field(default_factory=dict)
-    """All that was counted up to this step, by the names of `Progress`; empty where nothing was said."""
+    """The counts at this step, by the names of `Progress`; empty where unknown."""
 
     def to_bytes(self) -> bytes:
-        """The one way to write it, its own digest included."""
+        """The manifest as JSON, with its own digest."""
         fields = self._fields()
         return _rendered({**fields, "digest": _self_digest(fields)})
 
@@ -142,29 +141,12 @@ class Manifest:
 
 
 def _rendered(fields: Mapping[str, Any]) -> bytes:
-    return _pretty(fields, "\n").encode("ascii") + b"\n"
-
-
-def _pretty(value: Any, line: str) -> str:
-    """What `json.dumps(value, indent=1, sort_keys=True)` writes, in a tenth of its time: every reading checks it."""
-    kind = type(value)
-    if kind is str:
-        return encode_basestring_ascii(value)
-    if kind is int or kind is float:
-        return repr(value)
-    if kind is bool or value is None:
-        return "null" if value is None else "true" if value else "false"
-    inner = f"{line} "
-    if isinstance(value, dict) and value:
-        parts = [f"{encode_basestring_ascii(key)}: {_pretty(value[key], inner)}" for key in sorted(value)]
-        return f"{{{inner}{f',{inner}'.join(parts)}{line}}}"
-    if isinstance(value, list) and value:
-        return f"[{inner}{f',{inner}'.join([_pretty(one, inner) for one in value])}{line}]"
-    return _COMPACT.encode(value)
+    return json.dumps(fields, indent=1, sort_keys=True).encode("ascii") + b"\n"
 
 
 def _self_digest(fields: Mapping[str, Any]) -> str:
-    return "sha256:" + hashlib.sha256(_COMPACT.encode(fields).encode("ascii")).hexdigest()
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return "sha256:" + hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def _number(value: float) -> float | str:
@@ -176,14 +158,9 @@ def _refuse(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 
 
-# One of each for all manifests: making them anew takes longer than a manifest.
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
-_COMPACT = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
-        raw = _DECODER.decode(data.decode("ascii"))
+        raw = json.loads(data.decode("ascii"), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise _not_json(error) from None
     if not isinstance(raw, dict):
@@ -196,103 +173,81 @@ def _not_json(error: Exception) -> ManifestError:
 
 
 def _read(raw: dict[str, Any]) -> Manifest:
-    wrong = set(raw).symmetric_difference(_NAMES) - (_LATER - set(raw))
-    if wrong:
+    raw = {"progress": {}, **raw}  # The first manifests had none.
+    if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
         raise ManifestError(f"the manifest lacks, or does not know: {', '.join(sorted(wrong))[:200]}")
-    kind = _text(raw, "kind")
-    if kind not in set(Kind):
-        raise ManifestError(f"the manifest's kind is {kind[:40]!r}, but it is one of {', '.join(Kind)}")
-    if type(raw["finite"]) is not bool:
-        raise ManifestError("the manifest's finite is not true or false")
-    packages = raw["target_packages"]
-    if not isinstance(packages, list) or not all(isinstance(one, str) for one in packages):
-        raise ManifestError("the manifest's target_packages is not a list of names")
-    files = {name: _file_entry(name, entry) for name, entry in _mapping(raw, "files").items()}
+    for name, allowed in _FIELDS.items():
+        if not allowed(raw[name]):
+            raise ManifestError(f"the manifest's {name} cannot be {str(raw[name])[:200]}")
+    if unknown := set(raw["aliases"]) - set(raw["files"]):
+        raise ManifestError(f"the manifest has aliases of {min(unknown)[:80]!r}, which is none of its files")
     return Manifest(
-        run_id=_text(raw, "run_id"),
-        attempt=_count(raw, "attempt"),
-        step=_count(raw, "step"),
-        epoch=_count(raw, "epoch"),
-        kind=Kind(kind),
-        reason=_text(raw, "reason"),
-        finished=_optional_text(raw, "finished"),
-        metrics={name: _measured(name, value) for name, value in _mapping(raw, "metrics").items()},
-        finite=raw["finite"],
-        world_size=_count(raw, "world_size", least=1),
-        config_digest=_optional_text(raw, "config_digest"),
-        target_packages=tuple(packages),
-        versions=_texts(_mapping(raw, "versions"), "versions"),
-        format=_text(raw, "format"),
-        files=files,
-        aliases={name: _aliases(name, table, files) for name, table in _mapping(raw, "aliases").items()},
-        progress={name: _counted(name, value) for name, value in _mapping(raw, "progress").items()}
-        if "progress" in raw
-        else {},
+        **{name: raw[name] for name in _FIELDS if name not in ("kind", "metrics", "target_packages", "files")},
+        kind=Kind(raw["kind"]),
+        metrics={name: float(value) for name, value in raw["metrics"].items()},
+        target_packages=tuple(raw["target_packages"]),
+        files={name: FileEntry(**entry) for name, entry in raw["files"].items()},
     )
 
 
-# What the first manifests did not have.
-_LATER = frozenset({"progress"})
-_NAMES = frozenset(Manifest(run_id="", attempt=0, step=0, epoch=0, kind=Kind.permanent, reason="")._fields())
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
-def _text(raw: Mapping[str, Any], key: str) -> str:
-    if not isinstance(raw[key], str):
-        raise ManifestError(f"the manifest's {key} is not a text")
-    return str(raw[key])
+def _is_optional_text(value: object) -> bool:
+    return value is None or isinstance(value, str)
 
 
-def _optional_text(raw: Mapping[str, Any], key: str) -> str | None:
-    return None if raw[key] is None else _text(raw, key)
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _LARGEST
 
 
-def _count(raw: Mapping[str, Any], key: str, least: int = 0) -> int:
-    value = raw[key]
-    if type(value) is not int or not least <= value < _LARGEST:
-        raise ManifestError(f"the manifest's {key} is not a number of at least {least}")
-    return value
+def _is_measured(value: object) -> bool:
+    """JSON has no NaN and no infinity: these are words."""
+    return value in ("nan", "inf", "-inf") or type(value) is float or (type(value) is int and abs(value) < _LARGEST)
 
 
-def _mapping(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
-    if not isinstance(raw[key], dict):
-        raise ManifestError(f"the manifest's {key} is not a mapping")
-    return dict(raw[key])
+def _is_counted(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and -1 <= value < _LARGEST
 
 
-def _texts(raw: Mapping[str, Any], key: str) -> dict[str, str]:
-    if not all(isinstance(value, str) for value in raw.values()):
-        raise ManifestError(f"the manifest's {key} does not map names to texts")
-    return dict(raw)
+def _is_file(name: str, entry: object) -> bool:
+    return (
+        is_plain(name)
+        and name not in (MANIFEST_FILE, PINNED_FILE)
+        and isinstance(entry, dict)
+        and set(entry) == {"size_bytes", "digest"}
+        and _is_count(entry["size_bytes"])
+        and isinstance(entry["digest"], str)
+        and _DIGEST.fullmatch(entry["digest"]) is not None
+    )
 
 
-def _measured(name: str, value: object) -> float:
-    if value in ("nan", "inf", "-inf"):
-        return float(str(value))
-    if type(value) is not float and type(value) is not int:
-        raise ManifestError(f"the manifest's metric {name[:80]!r} is not a number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ManifestError(f"the manifest's metric {name[:80]!r} is out of range") from None
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
 
 
-def _counted(name: str, value: object) -> int | float:
-    if type(value) not in (int, float) or not -1 <= value < _LARGEST:  # type: ignore[operator]
-        raise ManifestError(f"the manifest's progress {name[:80]!r} is not a count")
-    return value  # type: ignore[return-value]
+def _maps_to(allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(allowed, value.values()))
 
 
-def _file_entry(name: str, entry: object) -> FileEntry:
-    if not is_plain(name) or name in (MANIFEST_FILE, PINNED_FILE):
-        raise ManifestError(f"the manifest names {name[:80]!r}, which cannot be a file of a checkpoint")
-    if not isinstance(entry, dict) or set(entry) != {"size_bytes", "digest"}:
-        raise ManifestError(f"the manifest's entry of {name} is not a size and a digest")
-    if not isinstance(entry["digest"], str) or not _DIGEST.fullmatch(entry["digest"]):
-        raise ManifestError(f"the manifest's digest of {name} is not one that we know")
-    return FileEntry(_count(entry, "size_bytes"), entry["digest"])
-
-
-def _aliases(name: str, table: object, files: Mapping[str, FileEntry]) -> dict[str, str]:
-    if name not in files or not isinstance(table, dict):
-        raise ManifestError(f"the manifest's aliases of {name[:80]!r} are not a table of one of its files")
-    return _texts(table, "aliases")
+_FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "run_id": _is_text,
+    "attempt": _is_count,
+    "step": _is_count,
+    "epoch": _is_count,
+    "kind": lambda value: value in tuple(Kind),
+    "reason": _is_text,
+    "finished": _is_optional_text,
+    "metrics": _maps_to(_is_measured),
+    "finite": lambda value: type(value) is bool,
+    "world_size": lambda value: _is_count(value) and value > 0,
+    "config_digest": _is_optional_text,
+    "target_packages": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "versions": _is_table,
+    "format": _is_text,
+    "files": lambda value: isinstance(value, dict) and all(_is_file(*item) for item in value.items()),
+    "aliases": _maps_to(_is_table),
+    "progress": _maps_to(_is_counted),
+}
+"""What each field of a manifest may be."""

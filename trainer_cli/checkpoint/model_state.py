@@ -1,7 +1,7 @@
-"""Live objects to state tree, and back: models by name, random generators; optimizers stand next door.
+"""Models and random generators to state tree, and back. Optimizers are in optimizer_state.py.
 
-Capturing copies nothing: the tensors of the tree are the live ones. Restoring has two halves: `fit_…` tells all
-that does not fit and touches nothing, and what it returns then takes the values, in place, without a cast or a loss.
+Capturing copies nothing: the tensors of the tree are the live ones. Restoring has two steps: `fit_…` reports all that
+does not fit and changes nothing; the `take` that it returns copies the values in place, without a cast.
 """
 
 from __future__ import annotations
@@ -17,23 +17,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer_cli.checkpoint.format.lazy_state import LazyState, can_take
-from trainer_cli.errors import UserError
-
 logger = logging.getLogger(__name__)
 
-_EXTRA_STATE = "_extra_state"
 _COMPILED = "_orig_mod"
 _WRAPPED = "module."
 _SHOWN = 40
-_GIVING = ("state_dict", "_save_to_state_dict", "get_extra_state")
-"""The methods by which a module gives its state."""
 _GENERATORS = ("python", "numpy", "torch", "cuda", "mps")
 
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """How a saved state fits its owner: a line for each thing that does not, and the act of taking the rest."""
+    """A saved state compared with its owner: a line for each fault, and a function that loads the state."""
 
     faults: list[str]
     take: Callable[[], None]
@@ -63,7 +57,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name without the marks of compilation, wherever they stand."""
+    """A parameter's name without the parts that torch.compile adds."""
     if _COMPILED not in name:
         return name
     return ".".join(part for part in name.split(".") if part != _COMPILED)
@@ -71,39 +65,12 @@ def clean_name(name: str) -> str:
 
 def capture_model(model: nn.Module) -> dict[str, Any]:
     """Parameters and persistent buffers by clean name. Tied ones appear under each name, as one memory."""
-    inner = unwrapped(model)
-    state = _plain_state(inner)
-    return {clean_name(name): value for name, value in (inner.state_dict() if state is None else state).items()}
+    return {clean_name(name): value for name, value in unwrapped(model).state_dict().items()}
 
 
 def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
     """The clean name of each parameter: the first of several."""
-    inner = unwrapped(model)
-    if type(inner).named_parameters is not nn.Module.named_parameters:
-        return {value: clean_name(name) for name, value in inner.named_parameters()}
-    names: dict[nn.Parameter, str] = {}
-    for prefix, module in _modules(inner):
-        for name, value in module._parameters.items():
-            if value is not None:
-                names.setdefault(value, clean_name(prefix + name))
-    return names
-
-
-def restore_model(
-    model: nn.Module, state: Mapping[str, Any], *, strict: bool = True, ignore_keys: Iterable[str] = ()
-) -> LoadReport:
-    """Copy a captured state into a model, in place.
-
-    `ignore_keys` are globs of names to leave as they are. Without `strict`, names that only one side has
-    are reported, not refused. A different shape or element type is always refused.
-
-    Raises:
-        UserError: with a table of all that does not fit; the model is then untouched.
-    """
-    fitting, report = fit_model(model, state, strict=strict, ignore_keys=ignore_keys)
-    refuse({"": fitting.faults}, "the model does not fit the checkpoint")
-    fitting.take()
-    return report
+    return {value: clean_name(name) for name, value in unwrapped(model).named_parameters()}
 
 
 def fit_model(
@@ -112,13 +79,14 @@ def fit_model(
     *,
     strict: bool = True,
     ignore_keys: Iterable[str] = (),
-    lazy: LazyState | None = None,
 ) -> tuple[Fitting, LoadReport]:
     """What of a captured state does not fit a model, and what `take` will copy into it.
 
-    Of a `lazy` state, tensors will be read straight into the model's own memory; `take` comes after that.
+    Args:
+        strict: names that only one side has are faults; else they are only in the report. A different shape or element
+            type is always a fault.
+        ignore_keys: globs of names to leave as they are.
     """
-    lazy = lazy or LazyState({})
     inner = unwrapped(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
     rows: list[str] = []
@@ -134,22 +102,15 @@ def fit_model(
     report.missing = _without_tied(wanted, given)
     report.unexpected = [name for name in given if name not in wanted]
     rows += [f"{name}: {fault}" for name in report.loaded if (fault := _fault(wanted[name], given[name]))]
-    rows += _untied(wanted, given, lazy)
+    rows += _untied(wanted, given)
     if strict:
         rows += _differences(report)
 
     def take() -> None:
         if report.missing or report.unexpected:
             logger.warning("%s", table("not everything was loaded", {"": _differences(report)}))
-        values = {live[name][0]: lazy.placed(given[name]) for name in report.loaded}
-        inner.load_state_dict(values, strict=False)
+        inner.load_state_dict({live[name][0]: given[name] for name in report.loaded}, strict=False)
 
-    if not rows:
-        takes = _takes_plainly(inner)
-        for name in report.loaded:
-            raw, target = live[name]
-            if lazy.is_lazy(given[name]) and takes(raw) and can_take(target):
-                lazy.bind(given[name], target)
     return Fitting(rows, take), report
 
 
@@ -183,7 +144,7 @@ def rng_faults(state: Mapping[str, Any]) -> list[str]:
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
-    """Set every generator back. Do this last: whatever is built or drawn after it changes what follows."""
+    """Set every generator back. Do this last: whatever draws numbers after it changes the run."""
     python, legacy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(int(word) for word in python["words"]), python["gauss"]))
     np.random.set_state((legacy["kind"], legacy["keys"], legacy["position"], legacy["has_gauss"], legacy["cached"]))
@@ -207,9 +168,9 @@ def _cuda_in_use() -> bool:
 
 
 def renamed(state: Mapping[str, Any], live: Container[str], rows: list[str]) -> dict[str, Any]:
-    """The state under clean names; the prefix of a parallel wrapper goes where nothing here has such a name.
+    """The state under clean names, without the prefix of a parallel wrapper where the model has none.
 
-    Two names that come to the same are a line in `rows`.
+    Two names that become the same are a line in `rows`.
     """
     found: dict[str, Any] = {}
     for name, value in state.items():
@@ -221,7 +182,7 @@ def renamed(state: Mapping[str, Any], live: Container[str], rows: list[str]) -> 
 
 
 def plain_name(name: str, live: Container[str], state: Container[str] = ()) -> str:
-    """A saved name without the marks of compilation and of parallel wrappers."""
+    """A saved name without what torch.compile and parallel wrappers add."""
     name = clean_name(name)
     short = name.removeprefix(_WRAPPED)
     return short if name not in live and short in live and short not in state else name
@@ -250,58 +211,13 @@ def _memory(value: Any) -> tuple[Any, ...] | None:
     return (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
 
 
-def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every module with the prefix of its names, in the order of `state_dict`; a shared one for each of its places."""
-    found: list[tuple[str, nn.Module]] = []
-
-    def see(prefix: str, module: nn.Module) -> None:
-        found.append((prefix, module))
-        for name, inner in module._modules.items():
-            if inner is not None:
-                see(f"{prefix}{name}.", inner)
-
-    see("", model)
-    return found
-
-
-def _plain_state(model: nn.Module) -> dict[str, torch.Tensor] | None:
-    """What `model.state_dict()` gives, in less time; None where a module has a way of its own."""
-    state: dict[str, torch.Tensor] = {}
-    plain: dict[type, bool] = {}
-    for prefix, module in _modules(model):
-        kind = type(module)
-        if kind not in plain:
-            plain[kind] = all(getattr(kind, name) is getattr(nn.Module, name) for name in _GIVING)
-        if not plain[kind] or module._state_dict_hooks or module._state_dict_pre_hooks or "state_dict" in vars(module):
-            return None
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                state[prefix + name] = parameter.detach()
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                state[prefix + name] = buffer.detach()
-    return state
-
-
 def _without_tied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """The names that the checkpoint lacks, but for those whose memory another name fills."""
+    """The names that the checkpoint lacks, except those that share memory with one that it has."""
     filled = {_memory(value) for name, value in wanted.items() if name in given} - {None}
     return [name for name, value in wanted.items() if name not in given and _memory(value) not in filled]
 
 
-def _takes_plainly(model: nn.Module) -> Callable[[str], bool]:
-    """Whether the module that has a value of this name takes it as it is: torch's own way, and no hook before it."""
-    plain = {
-        prefix: getattr(type(module)._load_from_state_dict, "__module__", "").startswith("torch.")
-        and not getattr(module, "_load_state_dict_pre_hooks", ())
-        for prefix, module in model.named_modules(remove_duplicate=False)
-    }
-    if type(model).load_state_dict is not nn.Module.load_state_dict:
-        return lambda name: False
-    return lambda name: not name.endswith(_EXTRA_STATE) and plain.get(name.rpartition(".")[0], False)
-
-
-def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any], lazy: LazyState) -> list[str]:
+def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Names that share memory in the model, but have different values in the checkpoint."""
     first: dict[tuple[Any, ...], str] = {}
     rows = []
@@ -313,8 +229,6 @@ def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any], lazy: LazyState
             continue
         if _fault(value, given[other]) is not None:
             continue
-        # Stored apart, so that only the values can tell.
-        lazy.read()
         if not torch.equal(given[other], given[name]):
             rows.append(f"{name}: is tied to {other} in this model, but differs from it in the checkpoint")
     return rows
@@ -333,12 +247,6 @@ def table(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:
     return "\n".join([f"{title}:", *rows[:_SHOWN], *more])
 
 
-def refuse(rows_of: Mapping[str, Sequence[str]], title: str, where: str | None = None) -> None:
-    """Raise where any owner has a line: one table, and nothing was loaded."""
-    if any(rows_of.values()):
-        raise UserError(table(title, rows_of) + "\n", where=where, cure="Nothing was loaded.")
-
-
 def is_finite(model: nn.Module) -> bool:
     """True where no parameter that is trained holds NaN or infinity.
 
@@ -352,8 +260,8 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     that some may be."""
     # Torch sums no elements of 8 bits.
     values = [one.detach().float() if one.dtype.itemsize == 1 else one.detach() for one in tensors if one.numel()]
-    # A sum is finite only where all elements are, and takes a tenth of the time; beyond the range of its type it is
-    # not, whatever they are. The largest magnitude tells, in no memory of the tensor's size.
+    # A finite sum proves that all elements are, in a tenth of the time. A sum may overflow though all are finite: then
+    # the largest magnitude decides, without memory of the tensor's size.
     return _all_finite([one.sum() for one in values]) or _all_finite(
         [torch.linalg.vector_norm(one, ord=torch.inf) for one in values]
     )

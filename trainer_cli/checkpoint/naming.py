@@ -1,4 +1,4 @@
-"""Names of checkpoints, and of folders that are on their way in or out."""
+"""Names of checkpoints, and hidden names of folders that are being written or removed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MANIFEST_FILE = "manifest.json"
 PINNED_FILE = "pinned"
 CONFIG_FILE = "config.yaml"
 REMOVED_PREFIX = ".removed."
-"""How the manifest's name begins once the removal of its folder has begun."""
+"""Prefix of the manifest's name after the removal of its folder has begun."""
 SUPERSEDED_PREFIX = ".superseded."
-"""How the name of a replaced manifest begins: readers that came before the replacement hold a lock on it."""
+"""Prefix of a replaced manifest: readers that opened it before hold a lock on it."""
 
 DEFAULT_PATTERN = "step{step}"
 VARIABLES = ("step", "epoch", "batch", "samples", "tokens", "run_name", "world_size")
-"""What a pattern of names may hold."""
+"""Variables that a pattern of names may have."""
 
 _FIT = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,199}")
 _STEP = re.compile(r"step(0|[1-9][0-9]{0,17})")
@@ -35,12 +35,12 @@ class Hidden(StrEnum):
     """Being written."""
     trash = "trash"
     """Being removed."""
-    aside = "aside"
-    """Partial or damaged, and it stood in the way of a save. Never removed by us."""
+    quarantined = "aside"
+    """Partial or damaged. Never removed by this program."""
 
 
 class HiddenName(NamedTuple):
-    """The parts of a hidden name: whose it is, and of which checkpoint."""
+    """The parts of a hidden name."""
 
     kind: Hidden
     name: str
@@ -54,7 +54,7 @@ class HiddenName(NamedTuple):
 
 
 class Naming(NamedTuple):
-    """How the checkpoints of one training are called."""
+    """The pattern and suffix that name the checkpoints of a training."""
 
     pattern: str = DEFAULT_PATTERN
     suffix: str | None = None
@@ -63,7 +63,7 @@ class Naming(NamedTuple):
         """The name at these counts. `counts` has a value for each of `VARIABLES` that the pattern names.
 
         Raises:
-            ValueError: the name would trip up a shell, Hydra or a file system.
+            ValueError: the name has characters that a shell, Hydra or a file system treats specially.
         """
         name = self.pattern.format(**counts) + ("" if self.suffix is None else f"-{self.suffix}")
         if not _FIT.fullmatch(name):
@@ -93,19 +93,14 @@ def why_unfit(pattern: str, suffix: str | None) -> str | None:
     return None
 
 
-def checkpoint_name(step: int) -> str:
-    """The usual name of the checkpoint of a step."""
-    return f"step{step}"
-
-
 def parse_step(name: str) -> int | None:
-    """The step that a usual name says, or None where it is another's."""
+    """The step in a name of the default pattern, or None for another name."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def parse_hidden(name: str) -> HiddenName | None:
-    """The parts of a hidden name of ours, or None: such a folder was not made by this project."""
+    """The parts of a hidden name, or None for one that this program does not give."""
     match = _HIDDEN.fullmatch(name)
     if match is None:
         return None
@@ -114,12 +109,12 @@ def parse_hidden(name: str) -> HiddenName | None:
 
 
 def removed_marker(run_id: str) -> str:
-    """The manifest's name once the removal of its folder has begun; a removal that died is finished from it."""
+    """The manifest's name after the removal of its folder has begun; `sweep` finishes an interrupted removal."""
     return f"{REMOVED_PREFIX}{run_id}"
 
 
 def is_plain(name: str) -> bool:
-    """True for a name that is one thing right here: no separator, no leading dot, no control character."""
+    """True for a name without separator, leading dot or control character."""
     return _PLAIN.fullmatch(name) is not None
 
 

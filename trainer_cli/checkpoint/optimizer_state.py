@@ -9,25 +9,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer_cli.checkpoint.format.lazy_state import LazyState, can_take
-from trainer_cli.checkpoint.model_state import Fitting, parameter_names, plain_name, refuse
+from trainer_cli.checkpoint.model_state import Fitting, parameter_names, plain_name
 
 log = logging.getLogger(__name__)
 
 _PACKED = ("state", "param_groups")
 _HOW = frozenset({"fused", "foreach", "capturable", "differentiable"})
-"""How a step is computed, not what: these stay as they are configured here."""
+"""Settings of how a step is computed, not of its result: the configured values stay."""
 _OF_SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"})
-"""What schedules note down in a group when they are made, and never move: of the schedules made here."""
+"""Keys that schedulers write into a group when they are made: the values of the schedulers made here stay."""
 _NEEDS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
-"""Settings that torch's optimizers can only go on with where the state has this."""
+"""Settings with which torch's optimizers need this entry in the state."""
 
 
 def capture_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's state by parameter name: what it keeps of each, and its groups with their settings.
 
-    A parameter that was never stepped has no state, but stands in its group. What an optimizer keeps of no
-    parameter is under `other`, what its `state_dict` has besides under `more`; most have neither.
+    A parameter that was never stepped has no state, but is listed in its group. State that belongs to no parameter is
+    under `other`, further entries of the optimizer's `state_dict` under `more`; most have neither.
     """
     names = _parameter_names(model, optimizer)
     packed = optimizer.state_dict()
@@ -46,25 +45,6 @@ def capture_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return tree
 
 
-def restore_optimizer(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: Mapping[str, Any],
-    *,
-    keep_settings: Collection[str] = (),
-) -> None:
-    """Give an optimizer a captured state, whatever the order of its parameters.
-
-    `keep_settings` names group settings, such as `lr`, whose present values stay.
-
-    Raises:
-        UserError: with a table of all that does not fit; the optimizer is then untouched.
-    """
-    fitting = fit_optimizer(model, optimizer, state, keep_settings=keep_settings)
-    refuse({"": fitting.faults}, "the optimizer does not fit the checkpoint")
-    fitting.take()
-
-
 def fit_optimizer(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -72,13 +52,11 @@ def fit_optimizer(
     *,
     keep_settings: Collection[str] = (),
     moved: Collection[str] = (),
-    lazy: LazyState | None = None,
 ) -> Fitting:
     """What of a captured state does not fit an optimizer, and what `take` will give it.
 
     Settings come from the checkpoint, and `take` says which of them are configured otherwise; `moved` names those
-    that schedules move, which differ as a matter of course. Of a `lazy` state, tensors will be read straight into
-    the memory that the optimizer keeps.
+    that schedules move, which differ as a matter of course.
     """
     names = _parameter_names(model, optimizer)
     live = optimizer.state_dict()["param_groups"]
@@ -109,12 +87,8 @@ def fit_optimizer(
         kept = {key: group[key] for key in ours}
         groups.append({**group, **settings, **kept, "params": group["params"]})
     if not rows:
-        rows = _state_faults(optimizer, names, kept_of, groups)
+        rows = _missing_entries(optimizer, names, kept_of, groups)
     index_of = {name: index for index, name in enumerate(names)}
-    if lazy is not None and not rows:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for name, kept in kept_of.items():
-            _place(kept, parameters[index_of[name]], lazy)
 
     def take() -> None:
         for line in dict.fromkeys(notes):
@@ -127,60 +101,27 @@ def fit_optimizer(
     return Fitting(rows, take)
 
 
-def _place(kept: dict[str, Any], parameter: torch.Tensor, lazy: LazyState) -> None:
-    """Have states shaped like their parameter read into memory like its own, where that differs from a plain one's."""
-    for key, value in kept.items():
-        if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.ndim:
-            continue
-        if not can_take(value) or not can_take(parameter):
-            continue
-        if value.device != parameter.device or value.stride() != parameter.stride():
-            if lazy.is_lazy(value):
-                lazy.bind(value, torch.empty_like(parameter, dtype=value.dtype, requires_grad=False))
-            kept[key] = lazy.placed(value)
-
-
-def _state_faults(
+def _missing_entries(
     optimizer: torch.optim.Optimizer,
     names: Sequence[str],
     kept_of: Mapping[str, Mapping[str, Any]],
     groups: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """Tensors that cannot be of their parameter, and what a setting needs and the state lacks.
-
-    Only of torch's own optimizers is it known what they keep: in each dimension as much as the parameter, or one.
-    """
+    """What a setting needs and the state lacks. This is known of torch's own optimizers alone."""
     kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim") or kind is torch.optim.LBFGS:
+    if not kind.__module__.startswith("torch.optim"):
         return []
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    group_of = {index: group for group in groups for index in group["params"]}
     rows = []
-    for index, (name, parameter) in enumerate(zip(names, parameters, strict=True)):
-        kept = kept_of.get(name)
-        if not kept:
-            continue
-        for key, value in kept.items():
-            if isinstance(value, torch.Tensor) and value.ndim and (fault := _tensor_fault(parameter, value)):
-                rows.append(f"{name}: its {key} {fault}")
-        needed = [needed for setting, needed in _NEEDS.items() if group_of[index].get(setting)]
-        if kind is torch.optim.RMSprop and group_of[index].get("momentum"):
+    for group in groups:
+        needed = [entry for setting, entry in _NEEDS.items() if group.get(setting)]
+        if kind is torch.optim.RMSprop and group.get("momentum"):
             needed.append("momentum_buffer")
-        rows += [f"{name}: its {key} is missing in the checkpoint" for key in needed if key not in kept]
+        for name in (names[index] for index in group["params"]):
+            kept = kept_of.get(name)
+            rows += [
+                f"{name}: its {entry} is missing in the checkpoint" for entry in needed if kept and entry not in kept
+            ]
     return rows
-
-
-def _tensor_fault(parameter: torch.Tensor, value: torch.Tensor) -> str | None:
-    fits = value.ndim == parameter.ndim and all(
-        size in (1, wanted) for size, wanted in zip(value.shape, parameter.shape, strict=True)
-    )
-    if not fits and value.numel() != 1:
-        return f"has shape {tuple(value.shape)} in the checkpoint, but the parameter {tuple(parameter.shape)}"
-    # States of a 16-bit parameter may be more precise than it.
-    wider = (torch.float32, torch.float64) if parameter.dtype in (torch.bfloat16, torch.float16) else ()
-    if value.dtype not in (parameter.dtype, *wider):
-        return f"is {value.dtype} in the checkpoint, but the parameter is {parameter.dtype}"
-    return None
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -33,14 +33,13 @@ class Occasion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What the policy needs to know of one checkpoint on disk."""
+    """What the policy needs to know of one valid checkpoint on disk."""
 
     name: str
     step: int
     kind: Kind
     finished: bool = False
     pinned: bool = False
-    valid: bool = True
     finite: bool = True
     """False: a resume would not choose it, so it stands in for no other."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class BestRule:
 
     def ranked(self, saved: Sequence[Saved]) -> list[Saved]:
         """Those that have the metric, the best first; NaN and infinity are never among them, ties go to the newer."""
-        measured = [one for one in saved if one.valid and one.finite and self._value(one.metrics) is not None]
+        measured = [one for one in saved if one.finite and self._value(one.metrics) is not None]
         return sorted(measured, key=lambda one: (self._loss(one.metrics), -one.step))[: self.count]
 
     def why_enter(self, metrics: Mapping[str, float], saved: Sequence[Saved]) -> str | None:
@@ -111,7 +110,7 @@ class Moment:
     save_requested: bool = False
     """A save was requested for this step."""
     held: bool = False
-    """Somebody holds ephemeral saves back."""
+    """A callback holds ephemeral saves back."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Measured at exactly this step."""
     saved: Sequence[Saved] = ()
@@ -178,32 +177,29 @@ class RetentionRules:
 
 
 def why_keep(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
-    """The reason why each valid checkpoint stays; those not named may go. Newest first.
-
-    Invalid and partial ones are in neither list: they are not counted, and not removed by retention.
-    """
-    return {one.name: reason for one, reason in _judged(saved, rules) if reason is not None}
+    """The reason why each checkpoint stays; those not named may go. Newest first."""
+    return {one.name: reason for one, reason in _reasons(saved, rules) if reason is not None}
 
 
 def why_remove(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
-    """The reason why each valid checkpoint goes, oldest first: all that `why_keep` does not name."""
-    judged = list(_judged(saved, rules))
-    return {one.name: _fault(one, rules, judged[0][0]) for one, reason in reversed(judged) if reason is None}
+    """The reason why each checkpoint goes, oldest first: all that `why_keep` does not name."""
+    reasons = list(_reasons(saved, rules))
+    return {one.name: _why_goes(one, rules, reasons[0][0]) for one, reason in reversed(reasons) if reason is None}
 
 
-def _judged(saved: Sequence[Saved], rules: RetentionRules) -> Iterator[tuple[Saved, str | None]]:
-    valid = sorted((one for one in saved if one.valid), key=lambda one: (one.step, one.name), reverse=True)
-    good = [one for one in valid if one.finite]
+def _reasons(saved: Sequence[Saved], rules: RetentionRules) -> Iterator[tuple[Saved, str | None]]:
+    ordered = sorted(saved, key=lambda one: (one.step, one.name), reverse=True)
+    good = [one for one in ordered if one.finite]
     permanents = [one.name for one in good if one.kind is Kind.permanent]
     counted = frozenset(permanents[: rules.max_checkpoints])
-    best = [] if rules.keep_best is None else [one.name for one in rules.keep_best.ranked(valid)]
-    for one in valid:
+    best = [] if rules.keep_best is None else [one.name for one in rules.keep_best.ranked(ordered)]
+    for one in ordered:
         # The newest, and where that is not finite, the one that a resume would choose.
-        newest = one in (*valid[:1], *good[:1])
-        yield one, _merit(one, rules, newest=newest, counted=one.name in counted, best=one.name in best)
+        newest = one in (*ordered[:1], *good[:1])
+        yield one, _why_stays(one, rules, newest=newest, counted=one.name in counted, best=one.name in best)
 
 
-def _merit(one: Saved, rules: RetentionRules, *, newest: bool, counted: bool, best: bool) -> str | None:
+def _why_stays(one: Saved, rules: RetentionRules, *, newest: bool, counted: bool, best: bool) -> str | None:
     """Why this one stays, or None. `counted`: it is among the `max_checkpoints` newest permanents."""
     if rules.remove is Removal.never:
         return "nothing is removed"
@@ -241,7 +237,7 @@ def _among(count: int) -> str:
     return "newest permanent" if count == 1 else f"among the {count} newest permanent"
 
 
-def _fault(one: Saved, rules: RetentionRules, newest: Saved) -> str:
+def _why_goes(one: Saved, rules: RetentionRules, newest: Saved) -> str:
     if not one.finite:
         return f"its weights are not finite, and {newest.name} is newer"
     if one.kind is Kind.ephemeral:

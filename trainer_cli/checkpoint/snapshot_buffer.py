@@ -8,52 +8,59 @@ compute stream waits for before it runs anything else.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from trainer_cli.checkpoint.host_memory import HostMemory
+from trainer_cli.checkpoint.host_memory import HostMemory, available_bytes
 from trainer_cli.checkpoint.model_state import are_finite
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.codec import Leaf
     from trainer_cli.checkpoint.format.file_layout import FileLayout
-    from trainer_cli.checkpoint.format.interfaces import FormatRecord
     from trainer_cli.checkpoint.storage.interfaces import WritableFolder
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The copy of one state; its bytes stay until the next `capture` of the same buffer."""
+    """One state as it will be written: a copy, whose bytes stay until the next `capture` of the same buffer, or,
+    without an image, the live tensors of the layout."""
 
     layout: FileLayout
-    _image: memoryview
-    _trained: list[torch.Tensor]
-    _others_finite: bool
-    """Whether the trained tensors that are not part of the state as they are, were finite at the copy."""
-    _copied: list[torch.cuda.Event]
+    trained: Sequence[torch.Tensor]
+    """What `is_finite` examines."""
+    image: memoryview | None = None
+    others_finite: bool = True
+    """Whether trained tensors that the copy does not contain were finite when it was made."""
+    copied: Sequence[torch.cuda.Event] = ()
 
     def wait(self) -> None:
         """Return once copies from GPUs have arrived."""
-        for event in self._copied:
+        for event in self.copied:
             event.synchronize()
 
     def is_finite(self) -> bool:
-        """Whether the trained tensors hold neither NaN nor infinity: their copies, where the state has these."""
-        return self._others_finite and are_finite(self._trained)
+        """Whether the trained tensors hold neither NaN nor infinity."""
+        return self.others_finite and are_finite(self.trained)
 
-    def write(self, folder: WritableFolder) -> FormatRecord:
-        """Write the files of this state, byte for byte those that the format writes from the state itself."""
-        return self.layout.write(folder, image=self._image)
+    def write(self, folder: WritableFolder) -> dict[str, Mapping[str, str]]:
+        """Write the files of this state, the same bytes from a copy and from live tensors."""
+        return self.layout.write(folder, image=self.image)
 
 
 class SnapshotBuffer:
-    """Host memory for one snapshot at a time. It grows when a state does, and holds one state, never two."""
+    """Host memory for one snapshot at a time. It grows when a state does, and holds one state, never two.
 
-    def __init__(self) -> None:
+    Args:
+        available: the memory in bytes that can still be had, None where that is unknown. A snapshot takes no more than
+            half of it.
+    """
+
+    def __init__(self, available: Callable[[], int | None] = available_bytes) -> None:
+        self._available = available
         self._memory: HostMemory | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -62,16 +69,17 @@ class SnapshotBuffer:
         """The size of the memory that is held now."""
         return 0 if self._memory is None else self._memory.size_bytes
 
-    def reserve(self, layout: FileLayout) -> HostMemory:
-        """Memory for a state of this layout; what was captured before is gone if it was too small.
-
-        Raises:
-            OSError: the system has no such memory.
-        """
+    def _reserve(self, layout: FileLayout) -> HostMemory:
+        """Memory for a state of this layout; a smaller one is replaced, and what was captured in it is lost."""
         if self._memory is not None and self._memory.pid != os.getpid():
             # A forked child does not have its parent's memory.
             self._memory = None
         if self._memory is None or self._memory.size_bytes < layout.tensor_bytes:
+            needed, available = layout.tensor_bytes, self._available()
+            if available is not None and needed > (available := available + self.held_bytes) // 2:
+                raise MemoryError(
+                    f"a copy of the state takes {needed:,} bytes, more than half of the {available:,} available"
+                )
             self.close()
             on_gpu = any(isinstance(span.leaf, torch.Tensor) and span.leaf.is_cuda for span in layout.spans)
             self._memory = HostMemory(layout.tensor_bytes, pinned=on_gpu)
@@ -85,9 +93,9 @@ class SnapshotBuffer:
             trained: tensors of the state whose copies `Snapshot.is_finite` examines.
 
         Raises:
-            OSError: the system has no memory for the copy.
+            OSError, MemoryError: the system has no memory for the copy.
         """
-        memory = self.reserve(layout)
+        memory = self._reserve(layout)
         image = memory.view(layout.tensor_bytes)
         image[: len(layout.header)] = layout.header
         leaves = [span.leaf for span in layout.spans]
@@ -117,7 +125,7 @@ class SnapshotBuffer:
             event = stream.record_event()
             torch.cuda.current_stream(device).wait_event(event)
             copied.append(event)
-        return Snapshot(layout, image, copies, others_finite, copied)
+        return Snapshot(layout, copies, image, others_finite, copied)
 
     def close(self) -> None:
         """Give the memory back."""

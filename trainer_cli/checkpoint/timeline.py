@@ -44,7 +44,7 @@ class Setting:
     """Checkpoints are saved at all."""
     loaded: bool = False
     saved: Sequence[Saved] = ()
-    """What is on the disk at the start and has a say."""
+    """Valid checkpoints on the disk at the start."""
     last_saved_step: int | None = None
     stop_request: Stop | None = None
     """An end that was requested before the first step."""
@@ -96,7 +96,7 @@ class Timeline:
     """Checkpoints of before whose manifest is completed: by name, as what they then are."""
     peak: Peak | None = None
     cut: bool = False
-    """True where there are more saves than were to be foreseen: nothing is said of what comes after them."""
+    """True where there are more saves than `most_saves`: nothing is computed after them."""
 
 
 def known(setting: Setting, step_counts: StepCounts) -> Setting:
@@ -140,7 +140,7 @@ def foresee(
 
 
 class _Run:
-    """The training's loop with nothing in it but its decisions."""
+    """The training's loop, reduced to its decisions."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Run:
         self.there = {one.name: sizes.get(one.name, 0) for one in setting.saved}
         self.there_bytes = sum(self.there.values())
         self.live = sorted(setting.saved, key=lambda one: (one.step, one.name))
-        self.settled: list[Saved] = []
+        self.decided: list[Saved] = []
         self.last_saved = setting.last_saved_step
         self.line = Timeline()
 
@@ -277,24 +277,23 @@ class _Run:
             self.line.removals.append(Gone(name, step, reason))
             self.there_bytes -= self.there.pop(name)
         self.live = [one for one in self.live if one.name in self.there]
-        self._settle()
+        self._move_decided()
 
-    def _settle(self) -> None:
-        """Put aside those about which nothing can change any more: what stays for itself, whatever comes later."""
+    def _move_decided(self) -> None:
+        """Move checkpoints whose fate no later save can change out of `live`, so that each step examines few."""
         rules, newest, finite, permanents = self.setting.retention, True, True, 0
         live: list[Saved] = []
         for one in reversed(self.live):
-            good = one.valid and one.finite
-            counted = good and one.kind is Kind.permanent
+            counted = one.finite and one.kind is Kind.permanent
             permanents += counted
             among = counted and permanents <= (rules.max_checkpoints or 0)
             measured = rules.keep_best is not None and bool(one.metrics)
             passing = one.kind is Kind.ephemeral and rules.remove is not Removal.never
-            if newest or (good and finite) or among or measured or passing:
+            if newest or (one.finite and finite) or among or measured or passing:
                 live.append(one)
             else:
-                self.settled.append(one)
-            newest, finite = False, finite and not good
+                self.decided.append(one)
+            newest, finite = False, finite and not one.finite
         self.live = live[::-1]
 
     def _note_peak(self, step: int, count: int, size_bytes: int) -> None:
@@ -305,5 +304,5 @@ class _Run:
 
     def _closed(self) -> Timeline:
         if self.setting.enabled:
-            self.line.kept = why_keep([*self.settled, *self.live], self.setting.retention)
+            self.line.kept = why_keep([*self.decided, *self.live], self.setting.retention)
         return self.line

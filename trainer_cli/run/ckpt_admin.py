@@ -12,7 +12,8 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.integrity import catalog_of, why_damaged
 from trainer_cli.checkpoint.naming import MANIFEST_FILE, is_run_id
-from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.interfaces import Storage
+from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.errors import CheckpointError
 from trainer_cli.run.select import Named, all_of, best_of, id_of
 
@@ -173,11 +174,11 @@ def remove(items: Iterable[Item]) -> tuple[list[Path], dict[Path, str]]:
     return gone, left
 
 
-def _storage_of(item: Item) -> LocalStorage:
+def _storage_of(item: Item) -> Storage:
     """The storage that marks what it removes as the run's own, so that the run would clear it away."""
     manifest = item.entry.manifest
     run_id = manifest.run_id if manifest is not None and is_run_id(manifest.run_id) else "local"
-    return LocalStorage(item.path.parent, run_id=run_id, attempt=manifest.attempt if manifest is not None else 0)
+    return open_storage(item.path.parent, run_id=run_id, attempt=manifest.attempt if manifest is not None else 0)
 
 
 def _verified(item: Item) -> tuple[bool, str | None]:

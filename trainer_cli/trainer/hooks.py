@@ -234,8 +234,8 @@ class Callback:
         """Change the state once everybody has added to it."""
 
     def on_after_save_checkpoint(self, trainer: Trainer, path: Path) -> None:
-        """The checkpoint is committed: at its own step, or at the end of a later one where it was saved behind. Then
-        what it replaces is gone already."""
+        """The checkpoint is committed: at its own step, or at the end of a later one where a thread wrote it, and then
+        those that it replaces are removed already."""
 
     def on_before_load_checkpoint(self, trainer: Trainer, path: Path) -> None:
         """Before a checkpoint is read."""

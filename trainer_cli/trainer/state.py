@@ -21,7 +21,6 @@ from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.schedulers import MOVED
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.format.lazy_state import LazyState
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
 
@@ -87,28 +86,28 @@ def capture(trainer: Trainer, train_loader: Any) -> Tree:
     return state
 
 
-def take_weights(trainer: Trainer, lazy: LazyState, path: Path) -> None:
+def take_weights(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None:
     """Take the model alone.
 
     Raises:
         UserError: with a table of all that does not fit; the model is then untouched.
-        DamagedCheckpoint: it is not what was written; the weights may be NaN then, never half of it.
     """
-    _take({"model": _of_model(trainer, lazy)}, lazy, path)
+    _take({"model": _of_model(trainer, state)}, path)
 
 
-def take_for_evaluation(trainer: Trainer, lazy: LazyState, path: Path) -> None:
+def take_for_evaluation(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None:
     """Take the model, and the state of every callback that changes what is evaluated."""
-    state = lazy.tree
-    fittings = {"model": _of_model(trainer, lazy)}
+    fittings = {"model": _of_model(trainer, state)}
     saved = state.get("callbacks", {})
     for name, callback in trainer.callbacks.items():
         if callback.evaluates:
             fittings[f"callbacks.{name}"] = _of_callback(callback, saved.get(name, {}))
-    _take(fittings, lazy, path)
+    _take(fittings, path)
 
 
-def take_all(trainer: Trainer, train_loader: Any, lazy: LazyState, keep_settings: Sequence[str], path: Path) -> None:
+def take_all(
+    trainer: Trainer, train_loader: Any, state: Mapping[str, Any], keep_settings: Sequence[str], path: Path
+) -> None:
     """Take everything; the RNG waits in `trainer.rng` for the first step.
 
     What only one side has of callbacks and of the loss scale is logged, not refused: whoever changed the config so
@@ -116,15 +115,13 @@ def take_all(trainer: Trainer, train_loader: Any, lazy: LazyState, keep_settings
 
     Raises:
         UserError: with a table of all that does not fit; nothing is then taken.
-        DamagedCheckpoint: it is not what was written; the weights may be NaN then, never half of it.
     """
-    state = lazy.tree
-    fittings = {"model": _of_model(trainer, lazy)}
+    fittings = {"model": _of_model(trainer, state)}
     saved = {ONLY: state[ONLY]} if ONLY in state else state.get(_SEVERAL, {})
     for name, optimizer in trainer.optimizers.items():
         moved = MOVED if trainer.schedulers.of(name) else ()
         keep = [key.removeprefix(f"{name}.") for key in keep_settings if "." not in key or key.startswith(f"{name}.")]
-        fit = partial(fit_optimizer, trainer.model, optimizer, keep_settings=keep, moved=moved, lazy=lazy)
+        fit = partial(fit_optimizer, trainer.model, optimizer, keep_settings=keep, moved=moved)
         fittings[_place_of(name)] = _of(saved, name, fit)
     if trainer.optimizers:
         fittings |= {
@@ -145,7 +142,7 @@ def take_all(trainer: Trainer, train_loader: Any, lazy: LazyState, keep_settings
             fittings[f"callbacks.{name}"] = _of_callback(callback, of_callbacks[name])
     if train_loader is not None:
         fittings["data"] = _of(state, "data", lambda own: _of_data(train_loader, own))
-    _take(fittings, lazy, path)
+    _take(fittings, path)
     for line in _one_sided(trainer, state):
         log.warning("%s", line)
     trainer.rng = state["rng"]
@@ -155,13 +152,11 @@ def _nothing() -> None:
     """Takes nothing."""
 
 
-def _take(fittings: Mapping[str, Fitting], lazy: LazyState, path: Path) -> None:
+def _take(fittings: Mapping[str, Fitting], path: Path) -> None:
     faults = {owner: fitting.faults for owner, fitting in fittings.items() if fitting.faults}
     if faults:
-        lazy.verify()
         text = model_state.table(f"{path} does not fit this training", faults)
         raise UserError(f"{text}\n", cure=f"Nothing was loaded. {ADVICE}")
-    lazy.read()
     for fitting in fittings.values():
         fitting.take()
 
@@ -175,8 +170,8 @@ def _of(state: Mapping[str, Any], owner: str, fit: Callable[[Any], Fitting]) -> 
         return Fitting([f"is not what this version saves: {type(error).__name__}: {error}"], _nothing)
 
 
-def _of_model(trainer: Trainer, lazy: LazyState) -> Fitting:
-    return _of(lazy.tree, "model", lambda own: model_state.fit_model(trainer.model, own, lazy=lazy)[0])
+def _of_model(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:
+    return _of(state, "model", lambda own: model_state.fit_model(trainer.model, own)[0])
 
 
 def _of_scaler(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.format.lazy_state import LazyState
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import CheckpointError, UserError
@@ -41,7 +40,7 @@ from trainer_cli.trainer.setup import (
     settings_of,
     typed,
 )
-from trainer_cli.trainer.state import capture, later, take_all, take_for_evaluation, take_weights
+from trainer_cli.trainer.state import capture, take_all, take_for_evaluation, take_weights
 from trainer_cli.trainer.stopping import Stop
 from trainer_cli.trainer.torch_compat import leave_compiler_out, step_lightly
 from trainer_cli.trainer.train_step import TrainStep
@@ -375,13 +374,12 @@ class Trainer:
         path, self._used = Path(path), True
         whole = tuple(states) == ("all",)
         self._make_schedulers()
-        with self._reading(path, None if whole else [*states, "progress"]) as lazy:
-            if whole:
-                take_all(self, self._train_loader, lazy, keep_settings, path)
-            else:
-                take_weights(self, lazy, path)
+        state = self._read(path, None if whole else [*states, "progress"])
         if whole:
-            self.hooks.call("on_load_checkpoint", self, lazy.tree)
+            take_all(self, self._train_loader, state, keep_settings, path)
+            self.hooks.call("on_load_checkpoint", self, state)
+        else:
+            take_weights(self, state, path)
         self.resumed = whole
 
     def _make_schedulers(self) -> None:
@@ -415,25 +413,17 @@ class Trainer:
         """Where a checkpoint stands, if it says so."""
         return Progress.of(self.checkpointer.progress(path) or {})
 
-    @contextmanager
-    def _reading(self, path: Path, parts: Sequence[str] | None) -> Iterator[LazyState]:
-        """What a checkpoint holds, or these parts of it, as hooks have changed it.
-
-        Tensors are read later, straight into their targets, unless a hook may look at them first.
-        """
+    def _read(self, path: Path, parts: Sequence[str] | None) -> dict[str, Any]:
+        """What a checkpoint holds, or these parts of it, as hooks have changed it."""
         self.hooks.call("on_before_load_checkpoint", self, path)
-        seen = self.hooks["preprocess_checkpoint"] or self.hooks["on_load_checkpoint"]
-        with self.checkpointer.reading(path, parts, () if seen else later(self)) as lazy:
-            self._preprocess(path, lazy.tree)
-            yield lazy
-
-    def _preprocess(self, path: Path, state: dict[str, Any]) -> None:
+        state = self.checkpointer.read(path, parts)
         if lacking := [name for name in ("model", "progress") if name not in state]:
             raise CheckpointError(
                 f"the checkpoint has no {' and no '.join(lacking)}, so it is not a training's", where=str(path)
             )
         self.hooks.call("preprocess_checkpoint", self, state)
         self.loaded_from, self.loaded_step = path, int(state["progress"]["step"])
+        return state
 
     def restore_rng(self) -> None:
         """Put the random state of the loaded checkpoint in place: the last thing before the first step."""
@@ -467,8 +457,7 @@ class Trainer:
             self._used = True
             evaluating = any(callback.evaluates for callback in self.callbacks.values())
             parts = ["model", "progress", *(["callbacks"] if evaluating else [])]
-            with self._reading(Path(path), parts) as lazy:
-                take_for_evaluation(self, lazy, Path(path))
+            take_for_evaluation(self, self._read(Path(path), parts), Path(path))
         self.metric_logger.record.clear()
         self._evaluate_all(loaders, self.loop.validation, is_last=True)
         rows: dict[str, dict[str, float]] = {name: {} for name in loaders}

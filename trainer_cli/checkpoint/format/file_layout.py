@@ -13,7 +13,6 @@ import torch
 
 from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
 from trainer_cli.checkpoint.format.header import LINE, TensorEntry, rendered_header, state_file, tensor_file
-from trainer_cli.checkpoint.format.interfaces import FormatRecord
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.interfaces import WritableFolder
@@ -79,8 +78,13 @@ class FileLayout:
         """The size of both files."""
         return len(self.text) + self.tensor_bytes
 
-    def write(self, folder: WritableFolder, image: memoryview | None = None, rank: int = 0) -> FormatRecord:
-        """Write both files: the tensor file from `image`, a copy of all of it, or else from the tensors themselves."""
+    def write(
+        self, folder: WritableFolder, image: memoryview | None = None, rank: int = 0
+    ) -> dict[str, Mapping[str, str]]:
+        """Write both files: the tensor file from `image`, a copy of all of it, or else from the tensors themselves.
+
+        Returns the aliases of the tensor file under its name, for the manifest.
+        """
         with folder.create(tensor_file(rank)) as file:
             if image is not None:
                 file.write(image)
@@ -90,33 +94,17 @@ class FileLayout:
                     file.write(bytes_of(span.leaf).data)
         with folder.create(state_file(rank)) as file:
             file.write(self.text)
-        return FormatRecord({tensor_file(rank): self.aliases} if self.aliases else {})
+        return {tensor_file(rank): self.aliases} if self.aliases else {}
 
 
 def lay_out(text: bytes, tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> FileLayout:
     """The layout of a state's files, from its text and its tensors by name.
 
+    Tensors of whole lines come first, so that each begins at one; in either part the largest elements come first, which
+    leaves no holes. Tied tensors are stored once, under the first name.
+
     Args:
         shapes_only: tensors on the device `meta`, which have no bytes to write, are accepted.
-
-    Raises:
-        UnsavableState: naming what a file cannot hold.
-    """
-    entries, aliases = laid_out(tensors, shapes_only=shapes_only)
-    header = rendered_header(entries)
-    spans, offset = [], len(header)
-    for entry in entries:
-        if entry.size_bytes:
-            spans.append(TensorSpan(tensors[entry.name], offset, entry.size_bytes))
-        offset += entry.size_bytes
-    return FileLayout(text, header, spans, aliases)
-
-
-def laid_out(tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> tuple[list[TensorEntry], dict[str, str]]:
-    """The tensors in file order, each stored once, and the names of those that are stored under another.
-
-    Tensors of whole lines come first, so that each begins at one; in either part the largest elements come first, which
-    leaves no holes.
 
     Raises:
         UnsavableState: naming what a file cannot hold.
@@ -135,7 +123,14 @@ def laid_out(tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> tuple
                 continue
         entry = TensorEntry(name, code, shape, count * element_bytes)
         of_size.setdefault((entry.size_bytes % LINE == 0, element_bytes), []).append(entry)
-    return [entry for size in sorted(of_size, reverse=True) for entry in of_size[size]], aliases
+    entries = [entry for size in sorted(of_size, reverse=True) for entry in of_size[size]]
+    header = rendered_header(entries)
+    spans, offset = [], len(header)
+    for entry in entries:
+        if entry.size_bytes:
+            spans.append(TensorSpan(tensors[entry.name], offset, entry.size_bytes))
+        offset += entry.size_bytes
+    return FileLayout(text, header, spans, aliases)
 
 
 def bytes_of(leaf: Leaf) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""The layout of a tensor file: safetensors with a padded header, tensors side by side in the order of their places."""
+"""The header of a tensor file: safetensors, padded; tensors follow one another without holes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def rendered_header(layout: Iterable[TensorEntry]) -> bytes:
 
 
 def parsed_header(file: VerifiedFile) -> list[TensorEntry]:
-    """The tensors of a file, in its order, whose sizes and places are proven to fit it exactly."""
+    """The tensors of a file, in its order, whose sizes and offsets were checked to fill it exactly."""
     if file.left_bytes < 8:
         raise file.damaged("it is too short for a header")
     length = int.from_bytes(file.take(8), "little")

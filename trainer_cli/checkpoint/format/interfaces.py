@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.file_layout import FileLayout
-    from trainer_cli.checkpoint.format.lazy_state import LazyState
     from trainer_cli.checkpoint.manifest import Manifest
     from trainer_cli.checkpoint.storage.interfaces import ReadableFolder
-
-
-@dataclass(frozen=True, slots=True)
-class FormatRecord:
-    """What the manifest has to remember for the reader."""
-
-    aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """For each tensor file: names of tied tensors, and the name under which each is stored."""
 
 
 class Format(Protocol):
@@ -38,17 +28,9 @@ class Format(Protocol):
         ...
 
     def read(
-        self,
-        folder: ReadableFolder,
-        manifest: Manifest,
-        only: Collection[str] | None = None,
-        later: Collection[str] = (),
-        rank: int = 0,
-    ) -> LazyState:
-        """The tree as written, or its top-level keys in `only` alone. Every digest is verified on the way.
-
-        Tensors under the paths in `later` ("model", "optimizer/state"; "" is all) are lazy: they get their values in
-        `LazyState.read`, which also verifies what is needed sooner. The folder must stay open until then.
+        self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None, rank: int = 0
+    ) -> dict[str, Any]:
+        """The tree as written, or its top-level keys in `only` alone, after the digests of its files were verified.
 
         Raises:
             DamagedCheckpoint: naming the file that is not what was written.

@@ -1,4 +1,4 @@
-"""The primitive operations on a disk: each may fail or be the last one, and tests make each of them so."""
+"""The primitive operations on a disk. Tests make each of them fail, or kill the process in it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from pathlib import Path
 _FULL_FSYNC = getattr(fcntl, "F_FULLFSYNC", None)
 """On macOS a plain fsync stops at the drive's own cache."""
 StrPath = str | Path
-"""Where thousands of names are looked at, texts are several times quicker than paths."""
+"""Strings are several times faster than paths where thousands of names are examined."""
 REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""A file system's answers to what it does not offer."""
+"""Errors of a file system that does not offer an operation."""
 _NOT_OFFERED = (*REFUSED, errno.ENOLCK)
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _NO_CACHE = getattr(fcntl, "F_NOCACHE", None)
 
 
 class Disk:
-    """The real one. Nothing else in checkpointing touches files."""
+    """The real disk. Checkpointing accesses files through it alone."""
 
     block_bytes = 16 * 1024 * 1024
     """What is gathered and written at once; files smaller than this are written the plain way."""
+    offers_bypass = True
+    """Whether files may be written past the page cache; False once the file system has refused it."""
 
     def mkdir(self, path: Path) -> None:
         """Make one directory; its parent exists, it does not."""

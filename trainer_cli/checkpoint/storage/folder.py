@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
@@ -15,7 +15,7 @@ from pathlib import Path
 from trainer_cli.checkpoint.manifest import FileEntry
 from trainer_cli.checkpoint.naming import is_plain
 from trainer_cli.checkpoint.storage.disk import Disk, StrPath
-from trainer_cli.checkpoint.storage.file_writer import BlockPool, LocalFileWriter
+from trainer_cli.checkpoint.storage.file_writer import LocalFileWriter
 from trainer_cli.config.schema import DigestAlgorithm
 
 _MOST_BUFFERS = 1000
@@ -25,30 +25,32 @@ _MOST_BUFFERS = 1000
 class LocalWritableFolder:
     """A staged folder and the files finished in it."""
 
-    def __init__(self, path: Path, pool: BlockPool, digest: DigestAlgorithm) -> None:
+    def __init__(
+        self, path: Path, disk: Disk, digest: DigestAlgorithm, publish: Callable[[], object] = lambda: None
+    ) -> None:
         self.path = path
         self.files: dict[str, FileEntry] = {}
-        self._pool = pool
+        self._publish = publish
+        self._disk = disk
         self._digest = digest
 
     @contextmanager
     def create(self, file: str) -> Iterator[LocalFileWriter]:
         if not is_plain(file):
             raise ValueError(f"{file!r} is not a plain name of a file")
-        disk = self._pool.disk
-        fd = disk.open_new(self.path / file)
+        fd = self._disk.open_new(self.path / file)
         _watch_forks()
         _being_written.add(fd)
         try:
-            writer = LocalFileWriter(fd, self._pool, self._digest)
-            try:
-                yield writer
-                self.files[file] = writer.finish()
-            finally:
-                writer.close()
+            writer = LocalFileWriter(fd, self._disk, self._digest)
+            yield writer
+            self.files[file] = writer.finish()
         finally:
             _being_written.discard(fd)
-            disk.close(fd)
+            self._disk.close(fd)
+
+    def publish(self) -> None:
+        self._publish()
 
 
 _being_written: set[int] = set()

@@ -1,4 +1,4 @@
-"""What checkpointing asks of a place: whole folders go in and out, and are there or not there."""
+"""The interface of a place for checkpoints: whole folders are written, read and removed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class WritableFolder(Protocol):
         ...
 
     def create(self, file: str) -> AbstractContextManager[FileWriter]:
-        """A new file; among `files` on clean exit, and fsynced before the folder is renamed."""
+        """A new file; among `files`, and fsynced, on clean exit."""
+        ...
+
+    def publish(self) -> None:
+        """Give the folder its name, durably. UnsyncedError where it has the name, but may lose it in a power cut."""
         ...
 
 
@@ -72,16 +76,16 @@ class Storage(Protocol):
         ...
 
     def location(self, name: str) -> str:
-        """Where a folder is, for people."""
+        """Where a folder is, for messages."""
         ...
 
     def writing(
         self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
     ) -> AbstractContextManager[WritableFolder]:
-        """A new folder: fsynced and under its name on clean exit, removed on an error.
+        """A new hidden folder, which is removed on exit unless it was published.
 
-        A folder of that name with a manifest is never replaced (FileExistsError); one without is partial,
-        and set aside. UnsyncedError where the folder is there, but may lose its name in a power cut.
+        A folder of that name with a manifest is never replaced (FileExistsError); one without is partial, and
+        quarantined.
         """
         ...
 
@@ -105,7 +109,7 @@ class Storage(Protocol):
         """Remove a folder, manifest first, so that a crash midway leaves it partial, not broken.
 
         False, and nothing done, where it is being read, has no manifest, or is not a folder of its own. Its
-        bytes may be freed later: `settle` waits for that.
+        bytes may be freed later.
         """
         ...
 
@@ -121,7 +125,7 @@ class Storage(Protocol):
         ...
 
     def pin(self, name: str, *, pinned: bool) -> None:
-        """Ask to keep a folder whatever the rules say, or take that back. Twice is fine."""
+        """Pin a folder, so that no rule removes it, or unpin it. Doing it twice changes nothing."""
         ...
 
     def quarantine(self, name: str, why: str) -> str:
@@ -133,9 +137,9 @@ class Storage(Protocol):
         ...
 
     def sweep(self) -> list[str]:
-        """Remove what dead attempts of this very run left half-written or half-removed; what was removed.
+        """Remove what dead attempts of this run left half-written or half-removed; the names removed.
 
-        Only for who holds the run's lock. Everybody else's folders are left alone.
+        Only for the holder of the run's lock. Folders of other runs are not touched.
         """
         ...
 

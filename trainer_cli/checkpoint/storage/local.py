@@ -25,7 +25,6 @@ from trainer_cli.checkpoint.naming import (
     removed_marker,
 )
 from trainer_cli.checkpoint.storage.disk import Disk, StrPath
-from trainer_cli.checkpoint.storage.file_writer import BlockPool
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
 from trainer_cli.checkpoint.storage.interfaces import UnsyncedError
 from trainer_cli.config.schema import DigestAlgorithm
@@ -38,12 +37,12 @@ _LARGEST_PEEK = 64 * 1024 * 1024
 class LocalStorage:
     """Folders in one directory, which is made when the first of them is written.
 
-    `run_id` and `attempt` mark what is on its way in or out, so that a later attempt of the same run knows
-    its own remains. A save's order is: each file written and fsynced, the folder fsynced, renamed, its
+    `run_id` and `attempt` are part of hidden names, so that a later attempt of the same run removes what an earlier
+    one left. A save's order is: each file written and fsynced, the folder fsynced, renamed, its
     parent fsynced. A removal's: manifest renamed away, folder fsynced, folder renamed, its parent fsynced,
     files unlinked. A kill between any two of these leaves every other checkpoint as it was.
 
-    Unlinking is given to `later`, which may do it in another thread.
+    Files are unlinked by `later`, which may use another thread.
     """
 
     def __init__(
@@ -61,21 +60,12 @@ class LocalStorage:
         self.run_id = run_id
         self.attempt = attempt
         self._later = later
-        self._disk = disk or Disk()
-        self._pool = BlockPool(self._disk)
+        self.disk = disk or Disk()
+        """All access to files goes through it."""
         self._staged: set[str] = set()
         self._undeleted: set[Path] = set()
         self._told_links: set[str] = set()
         self._root_synced = False
-
-    @property
-    def disk(self) -> Disk:
-        """Where it all happens."""
-        return self._disk
-
-    @disk.setter
-    def disk(self, disk: Disk) -> None:
-        self._disk = self._pool.disk = disk
 
     def names(self) -> list[str]:
         try:
@@ -98,16 +88,11 @@ class LocalStorage:
         self._staged.add(staging.name)
         try:
             self.disk.mkdir(staging)
-            yield LocalWritableFolder(staging, self._pool, digest)
-            self.disk.fsync_dir(staging)
-            self._clear_the_way(name)
-            self.disk.rename(staging, final)
-            self.fsync_names()
-        except BaseException:
-            self._discard_quietly(staging)
-            raise
+            yield LocalWritableFolder(staging, self.disk, digest, partial(self._publish, staging, name))
         finally:
-            self._staged.discard(staging.name)
+            if staging.name in self._staged:
+                self._discard_quietly(staging)
+                self._staged.discard(staging.name)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
@@ -212,11 +197,11 @@ class LocalStorage:
 
     def quarantine(self, name: str, why: str) -> str:
         path = self._path(name)
-        aside = self._hidden(Hidden.aside, name)
-        self.disk.rename(path, aside)
+        hidden = self._hidden(Hidden.quarantined, name)
+        self.disk.rename(path, hidden)
         self.disk.fsync_dir(self.root)
-        logger.warning("%s is set aside as %s: %s", path, aside.name, why)
-        return aside.name
+        logger.warning("%s is quarantined as %s: %s", path, hidden.name, why)
+        return hidden.name
 
     def fsync_names(self) -> None:
         try:
@@ -239,7 +224,7 @@ class LocalStorage:
                 else:
                     continue
             except OSError as error:
-                logger.warning("cannot clear away %s: %s", self.root / name, error)
+                logger.warning("cannot remove what an earlier attempt left: %s: %s", self.root / name, error)
             else:
                 swept.append(name)
         return swept
@@ -253,6 +238,13 @@ class LocalStorage:
             except OSError:
                 return None
         return None
+
+    def _publish(self, staging: Path, name: str) -> None:
+        self.disk.fsync_dir(staging)
+        self._clear_the_way(name)
+        self.disk.rename(staging, self._path(name))
+        self._staged.discard(staging.name)
+        self.fsync_names()
 
     def _path(self, name: str) -> Path:
         return Path(self._text(name))
@@ -405,8 +397,8 @@ class LocalStorage:
             self._undeleted.discard(path)
 
     def _discard_quietly(self, path: Path) -> None:
-        """What cannot be removed now is swept by a later attempt, which warns where it cannot either."""
+        """Remove a hidden folder; where that fails, the sweep of a later attempt removes it or warns."""
         try:
             self._discard(path)
         except OSError as error:
-            logger.debug("cannot clear away %s: %s", path, error)
+            logger.debug("cannot remove %s: %s", path, error)

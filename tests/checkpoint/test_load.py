@@ -1,23 +1,28 @@
-"""Loading in place: straight into what is there, once, all of it or told; and in no more memory than it takes."""
+"""Loading: verified before anything is touched, bit for bit, and in no more memory than one copy of what is loaded."""
 
 from __future__ import annotations
 
 import copy
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from states import same
 from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.format import block_reader, tensor_reader
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest, new_digest
+from trainer_cli.checkpoint.format import verified_file
+from trainer_cli.checkpoint.format.verified_file import VerifiedFile
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
 from trainer_cli.checkpoint.model_state import capture_model, fit_model
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
+from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.errors import CheckpointError
 
-LATER = ("model", "optimizer/state")
 MB = 2**20
 
 
@@ -56,15 +61,14 @@ def saved(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None 
 
 
 def load(checkpointer: SyncCheckpointer, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None):
-    with checkpointer.reading(path, None, LATER) as lazy:
-        fittings = [fit_model(model, lazy.tree["model"], lazy=lazy)[0]]
-        if optimizer is not None:
-            fittings.append(fit_optimizer(model, optimizer, lazy.tree["optimizer"], lazy=lazy))
-        assert [fitting.faults for fitting in fittings] == [[]] * len(fittings)
-        lazy.read()
-        for fitting in fittings:
-            fitting.take()
-    return lazy
+    tree = checkpointer.read(path, None if optimizer is not None else ["model"])
+    fittings = [fit_model(model, tree["model"])[0]]
+    if optimizer is not None:
+        fittings.append(fit_optimizer(model, optimizer, tree["optimizer"]))
+    assert [fitting.faults for fitting in fittings] == [[]] * len(fittings)
+    for fitting in fittings:
+        fitting.take()
+    return tree
 
 
 def flip(path: Path, place: int = -1) -> None:
@@ -75,28 +79,10 @@ def flip(path: Path, place: int = -1) -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(block_reader, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(verified_file, "BLOCK_BYTES", 64)
 
 
-@pytest.fixture(params=["straight", "through spare blocks"])
-def how(request, monkeypatch):
-    """As on the CPU; and as on a GPU, where bytes are handed on block by block."""
-    if request.param == "straight":
-        return
-    usual = tensor_reader.part_of
-
-    def staged(target, size_bytes, file, name):
-        part = usual(target, size_bytes, file, name)
-        if part.done is None:
-            raw = target.detach().reshape(-1).view(torch.uint8)
-            part.give = tensor_reader.giver(raw)
-            part.into = None
-        return part
-
-    monkeypatch.setattr(tensor_reader, "part_of", staged)
-
-
-def test_model_and_optimizer_come_back_in_place_bit_for_bit(tmp_path, small_blocks, how):
+def test_model_and_optimizer_come_back_in_place_bit_for_bit(tmp_path, small_blocks):
     source = Model(1)
     optimizer = optimizer_of(source, steps=2)
     checkpointer = saved(tmp_path / "step1", source, optimizer)
@@ -104,7 +90,7 @@ def test_model_and_optimizer_come_back_in_place_bit_for_bit(tmp_path, small_bloc
     mine = optimizer_of(model, steps=1)
     places = {name: value.data_ptr() for name, value in model.state_dict().items()}
     versions = {name: value._version for name, value in model.named_parameters() if value.numel()}
-    lazy = load(checkpointer, tmp_path / "step1", model, mine)
+    tree = load(checkpointer, tmp_path / "step1", model, mine)
     assert same(capture_model(model), capture_model(source))
     assert same(capture_optimizer(model, mine), capture_optimizer(source, optimizer))
     assert {name: value.data_ptr() for name, value in model.state_dict().items()} == places
@@ -112,7 +98,7 @@ def test_model_and_optimizer_come_back_in_place_bit_for_bit(tmp_path, small_bloc
     exp_avg = mine.state[model.conv.weight]["exp_avg"]
     assert exp_avg.stride() == model.conv.weight.stride()
     # No second copy: the optimizer keeps the memory that was read into.
-    kept = lazy.placed(lazy.tree["optimizer"]["state"]["first.weight"]["exp_avg"])
+    kept = tree["optimizer"]["state"]["first.weight"]["exp_avg"]
     assert mine.state[model.first.weight]["exp_avg"].data_ptr() == kept.data_ptr()
 
 
@@ -134,14 +120,12 @@ def test_names_that_are_tied_in_the_model_alone_are_compared_by_value(tmp_path, 
     checkpointer = saved(tmp_path / "step1", source)
     model = Model(2)
     before = copy.deepcopy(capture_model(model))
-    with checkpointer.reading(tmp_path / "step1", None, LATER) as lazy:
-        fitting, _ = fit_model(model, lazy.tree["model"], lazy=lazy)
-        assert same(capture_model(model), before)
-        assert bool(fitting.faults) is differ
-        if not differ:
-            lazy.read()
-            fitting.take()
-            assert torch.equal(model.last.weight, source.first.weight)
+    fitting, _ = fit_model(model, checkpointer.read(tmp_path / "step1")["model"])
+    assert same(capture_model(model), before)
+    assert bool(fitting.faults) is differ
+    if not differ:
+        fitting.take()
+        assert torch.equal(model.last.weight, source.first.weight)
 
 
 def test_a_module_with_its_own_way_of_loading_is_given_values_of_their_own(tmp_path):
@@ -167,24 +151,24 @@ def test_what_does_not_fit_leaves_everything_untouched(tmp_path):
     assert same(capture_model(model), before)
 
 
-def test_damage_that_only_the_digest_shows_leaves_nan_and_says_so(tmp_path, small_blocks):
+def test_damage_that_only_the_digest_shows_leaves_everything_untouched(tmp_path, small_blocks):
     checkpointer = saved(tmp_path / "step1", Model(1))
     flip(tmp_path / "step1")
     model = Model(2)
-    with pytest.raises(DamagedCheckpoint, match=r"digest differs.*hold NaN now"):
+    before = copy.deepcopy(capture_model(model))
+    with pytest.raises(DamagedCheckpoint, match="digest differs"):
         checkpointer.load(tmp_path / "step1", {"model": capture_model(model)})
-    for name, value in model.named_parameters():
-        assert value.isnan().all(), name
+    assert same(capture_model(model), before)
 
 
-def test_damage_is_told_as_damage_where_the_state_does_not_fit_either(tmp_path):
+def test_damage_is_reported_as_damage_where_the_state_does_not_fit_either(tmp_path):
     checkpointer = saved(tmp_path / "step1", Model(1))
     flip(tmp_path / "step1")
     with pytest.raises(DamagedCheckpoint, match="digest differs"):
         checkpointer.load(tmp_path / "step1", {"model": {"first.weight": torch.zeros(3)}})
 
 
-def test_booleans_that_are_neither_are_refused_in_place_too(tmp_path):
+def test_booleans_that_are_neither_true_nor_false_are_refused(tmp_path):
     checkpointer = saved(tmp_path / "step1", Model(1))
     file = tmp_path / "step1" / "rank0.safetensors"
     # A writer that is not ours: the digest is that of the bytes, which are no booleans.
@@ -216,7 +200,7 @@ def peak_growth(act) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell")
-def test_loading_takes_the_memory_of_what_is_new_and_a_constant(memory_path):
+def test_loading_takes_one_copy_of_what_is_loaded_and_a_constant(memory_path):
     class Large(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -228,14 +212,74 @@ def test_loading_takes_the_memory_of_what_is_new_and_a_constant(memory_path):
     model = Large()
     optimizer = optimizer_of(model)
     weights = 48 * MB
-
-    def validated() -> None:
-        with checkpointer.reading(memory_path / "step1", ["model"], LATER) as lazy:
-            fitting, _ = fit_model(model, lazy.tree["model"], lazy=lazy)
-            lazy.read()
-            fitting.take()
-
     load(checkpointer, memory_path / "step1", model)
-    assert peak_growth(validated) < 28 * MB
-    assert peak_growth(lambda: load(checkpointer, memory_path / "step1", model, optimizer)) < 2 * weights + 28 * MB
+    assert peak_growth(lambda: load(checkpointer, memory_path / "step1", model)) < weights + 28 * MB
+    assert peak_growth(lambda: load(checkpointer, memory_path / "step1", model, optimizer)) < 3 * weights + 28 * MB
     assert peak_growth(lambda: checkpointer.verify(memory_path / "step1")) < 28 * MB
+
+
+class Memory:
+    """A folder with one file in memory, which fails from a place on."""
+
+    path = Path("folder")
+
+    def __init__(self, content: bytes, good: int | None = None) -> None:
+        self.content, self.good = content, len(content) if good is None else good
+        self.size_bytes, self.reading = len(content), 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def open(self, file):
+        yield self
+
+    def read_at(self, buffers, offset):
+        with self._lock:
+            self.reading += 1
+        try:
+            for buffer in buffers:
+                if offset + len(buffer) > self.good:
+                    raise OSError(5, f"fails at {offset}")
+                buffer[:] = self.content[offset : offset + len(buffer)]
+                offset += len(buffer)
+        finally:
+            with self._lock:
+                self.reading -= 1
+
+    def verified(self) -> VerifiedFile:
+        digest = new_digest("xxh3_128")
+        digest.update(self.content)
+        files = {"file": FileEntry(len(self.content), f"xxh3_128:{digest.hexdigest()}")}
+        return VerifiedFile(
+            self, Manifest(run_id="r", attempt=0, step=1, epoch=0, kind=Kind.permanent, reason="", files=files), "file"
+        )
+
+
+@pytest.fixture(scope="module")
+def tiny_blocks():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verified_file, "BLOCK_BYTES", 16)
+        yield
+
+
+@pytest.mark.usefixtures("tiny_blocks")
+@given(sizes=st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=30), left=st.integers(0, 40))
+def test_every_byte_is_digested_in_order_and_gets_to_its_part(sizes, left):
+    source = Memory(bytes(index * 7 % 251 for index in range(left + sum(size for size, _ in sizes))))
+    parts = [memoryview(bytearray(size)) if kept else size for size, kept in sizes]
+    with source.verified() as file:
+        file.read(parts)
+        assert file.left_bytes == left
+    offset = 0
+    for part, (size, kept) in zip(parts, sizes, strict=True):
+        assert not kept or part == source.content[offset : offset + size]
+        offset += size
+    assert len(file._spares) <= verified_file._AHEAD + 1
+
+
+@pytest.mark.usefixtures("tiny_blocks")
+@pytest.mark.parametrize("good", [0, 15, 16, 100, 399])
+def test_the_first_failure_is_raised_and_then_no_thread_reads_any_more(good):
+    source = Memory(bytes(400), good)
+    with pytest.raises(OSError, match=f"fails at {good // 16 * 16}"), source.verified() as file:
+        file.read([400])
+    assert source.reading == 0

@@ -1,0 +1,26 @@
+"""Formats by the name that a manifest gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from trainer_cli.checkpoint.format.interfaces import Format
+from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.errors import CheckpointError
+
+FORMATS: Mapping[str, Callable[[], Format]] = {"tensors": TensorsFormat}
+
+
+def new_format(name: str, where: str | None = None) -> Format:
+    """The format of this name.
+
+    Args:
+        where: the checkpoint whose manifest has the name, for the error.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if name not in FORMATS:
+        known = ", ".join(repr(one) for one in FORMATS)
+        raise CheckpointError(f"the format {name[:40]!r} is unknown; known is {known}", where=where)
+    return FORMATS[name]()

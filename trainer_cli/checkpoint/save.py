@@ -1,0 +1,248 @@
+"""One save in four calls: `stage`, `write`, `gather`, `commit`.
+
+    stage    the state as it will be written: a copy of it, made at the step's boundary
+    write    its files in a hidden folder, each digested and fsynced
+    gather   what every rank wrote; with one process, what it wrote itself
+    commit   the manifest, the folder fsynced and renamed, its parent fsynced
+
+A process that dies before the rename leaves a hidden folder, which no load looks at and the run's next start removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trainer_cli.checkpoint.catalog import examine
+from trainer_cli.checkpoint.format.verified_file import verify
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest
+from trainer_cli.checkpoint.naming import MANIFEST_FILE, parse_step
+from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.checkpoint.snapshot_buffer import Snapshot, SnapshotBuffer
+from trainer_cli.checkpoint.storage.interfaces import UnsyncedError
+from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.errors import NO_SPACE, NotDurableError, SaveError, UserError, disk_cure
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.format.interfaces import Format
+    from trainer_cli.checkpoint.storage.interfaces import Storage, WritableFolder
+
+logger = logging.getLogger(__name__)
+
+_INTACT = "Older checkpoints are intact."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMetadata:
+    """What the caller says of a checkpoint, for its manifest."""
+
+    run_id: str = ""
+    attempt: int = 0
+    step: int = 0
+    epoch: int = 0
+    kind: Kind = Kind.permanent
+    reason: str = "saved by hand"
+    finished: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    finite: bool = True
+    config_digest: str | None = None
+    target_packages: tuple[str, ...] = ()
+    world_size: int = 1
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions beyond those of python, torch and numpy."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Small files to put beside the state, such as config.yaml."""
+    progress: Mapping[str, int | float] = field(default_factory=dict)
+
+
+def nothing() -> None:
+    """The default of callbacks that a caller leaves out."""
+
+
+def metadata_of(name: str) -> CheckpointMetadata:
+    """What a checkpoint's name alone says of it."""
+    return CheckpointMetadata(step=parse_step(name) or 0)
+
+
+def stage(
+    format: Format,
+    state: Mapping[str, Any],
+    trained: Sequence[torch.Tensor] = (),
+    buffer: SnapshotBuffer | None = None,
+) -> Snapshot:
+    """The state as it will be written: its copy in `buffer`; without one its live tensors, which must not change
+    before they are written.
+
+    Args:
+        trained: tensors that must hold neither NaN nor infinity for the checkpoint to be finite.
+
+    Raises:
+        UnsavableState: naming the owner of what cannot be saved.
+        OSError, MemoryError: there is no memory for the copy.
+    """
+    layout = format.plan(state)
+    return Snapshot(layout, trained) if buffer is None else buffer.capture(layout, trained)
+
+
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """What one rank wrote: its files, and the names under which their tied tensors are stored."""
+
+    files: Mapping[str, FileEntry]
+    aliases: Mapping[str, Mapping[str, str]]
+
+
+def write(folder: WritableFolder, snapshot: Snapshot, files: Mapping[str, bytes]) -> RankFiles:
+    """Write the state, and small files beside it; all are digested and fsynced when this returns."""
+    snapshot.wait()
+    aliases = snapshot.write(folder)
+    for file, content in files.items():
+        with folder.create(file) as writer:
+            writer.write(content)
+    return RankFiles(dict(folder.files), aliases)
+
+
+def gather(own: RankFiles) -> Sequence[RankFiles]:
+    """What every rank wrote, on each rank. Called by the training's thread where there are several."""
+    return [own]
+
+
+def commit(
+    folder: WritableFolder, ranks: Sequence[RankFiles], metadata: CheckpointMetadata, *, format: str
+) -> Manifest:
+    """Write the manifest and give the folder its name: from here on the checkpoint is there.
+
+    Raises:
+        UnsyncedError: it is there, but a power cut may take it away.
+    """
+    files: dict[str, FileEntry] = {}
+    aliases: dict[str, Mapping[str, str]] = {}
+    for rank in ranks:
+        files |= rank.files
+        aliases |= rank.aliases
+    said = {one.name: getattr(metadata, one.name) for one in fields(metadata) if one.name not in ("files", "versions")}
+    versions = {**_versions(), **metadata.versions}
+    manifest = Manifest(**said, versions=versions, format=format, files=files, aliases=aliases)
+    with folder.create(MANIFEST_FILE) as writer:
+        writer.write(manifest.to_bytes())
+    folder.publish()
+    return manifest
+
+
+def save(
+    storage: Storage,
+    name: str,
+    snapshot: Snapshot,
+    metadata: CheckpointMetadata,
+    *,
+    format: str,
+    digest: DigestAlgorithm,
+    before_commit: Callable[[], object] = nothing,
+) -> None:
+    """Write, gather and commit, in the thread that calls. An intact checkpoint of the same run and step is left as it
+    is.
+
+    With one process all three run in the writer thread: a commit that waited for the training's thread would come at
+    the end of a step or of an evaluation, and a crash in between would lose what is already on the disk.
+
+    Args:
+        format: the name of the snapshot's format, for the manifest.
+        before_commit: called when the files are written, before the manifest is made; an OSError fails the save.
+
+    Raises:
+        NotDurableError: the checkpoint is there, but a power cut may take it away.
+        SaveError: nothing was committed. In both cases older checkpoints are intact.
+    """
+    where = storage.location(name)
+    try:
+        if _is_saved(storage, name, metadata):
+            storage.fsync_names()
+            logger.info("%s is there already, and is not written again", where)
+            return
+        with storage.writing(name, digest=digest) as folder:
+            ranks = gather(write(folder, snapshot, metadata.files))
+            before_commit()
+            finite = metadata.finite and snapshot.is_finite()
+            if not finite:
+                logger.warning("the weights of step %d are not finite: no resume takes %s", metadata.step, name)
+            commit(folder, ranks, replace(metadata, finite=finite), format=format)
+    except OSError as error:
+        size_bytes = snapshot.layout.total_bytes + sum(len(content) for content in metadata.files.values())
+        raise disk_error(error, where, size_bytes, storage.free_bytes()) from error
+    logger.debug("saved %s (%s)", where, metadata.reason)
+
+
+def _is_saved(storage: Storage, name: str, metadata: CheckpointMetadata) -> bool:
+    """True where an intact checkpoint of the same run and step is there; a damaged one is quarantined."""
+    if storage.peek(name, MANIFEST_FILE) is None:
+        return False
+    manifest, problem = examine(storage, name)
+    if manifest is not None and problem is None:
+        try:
+            with storage.reading(name) as folder:
+                verify(folder, manifest)
+        except DamagedCheckpoint as error:
+            problem = str(error)
+    if manifest is None or problem is not None:
+        storage.quarantine(name, problem or "it has no manifest")
+        return False
+    if (manifest.run_id, manifest.step) == (metadata.run_id, metadata.step):
+        return True
+    raise SaveError(
+        "another checkpoint is in the way: it is valid, so it is not replaced. "
+        f"It is step {manifest.step} of run {manifest.run_id or 'unknown'}",
+        where=storage.location(name),
+        cure="Use another run directory, or move that checkpoint away.",
+    )
+
+
+def disk_error(
+    error: OSError, where: str | Path, size_bytes: int | None = None, free_bytes: int | None = None
+) -> SaveError:
+    """An error of the disk as the failure of a save: which checkpoint, what the system said, and what to do.
+
+    Args:
+        size_bytes: what the checkpoint would have taken.
+        free_bytes: what the file system has left.
+    """
+    said = error.strerror or str(error)
+    cure = f"{_INTACT} {disk_cure(error)}"
+    if isinstance(error, UnsyncedError):
+        what = f"the checkpoint is there, but may not survive a power cut: its directory could not be fsynced: {said}"
+        return NotDurableError(what, where=str(where), cure=cure)
+    what = f"the checkpoint could not be saved: {said}"
+    if error.filename is not None and Path(where).absolute().parent not in Path(error.filename).absolute().parents:
+        what += f": {error.filename}"
+    elif error.errno in NO_SPACE and size_bytes is not None:
+        what += f"; it needs {size_bytes:,} bytes"
+        # Of a quota this says nothing.
+        if error.errno == errno.ENOSPC and free_bytes is not None:
+            what += f", {free_bytes:,} bytes are free"
+    return SaveError(what, where=str(where), cure=cure)
+
+
+@contextmanager
+def errors_of_save(step: int, path: Path) -> Iterator[None]:
+    """Raise whatever goes wrong as a SaveError that names the save; mistakes of the user keep their type."""
+    try:
+        yield
+    except (SaveError, UserError):
+        raise
+    except OSError as error:
+        raise disk_error(error, path) from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise SaveError(f"step {step} could not be saved: {said}", where=str(path), cure=_INTACT) from error
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
