@@ -295,3 +295,15 @@ def test_a_script_that_ends_without_close_finishes_its_save_or_says_why_not(tmp_
     assert done.returncode == 0
     assert (folder / "step1" / "manifest.json").exists() is writable
     assert ("step1 was not saved: " in done.stderr) is not writable
+
+
+@pytest.mark.parametrize("available", [None, 1 << 40, 1000])
+def test_no_more_memory_is_prepared_than_the_host_can_spare(tmp_path: Path, available: int | None) -> None:
+    net, background = Net(), AsyncCheckpointer(available=lambda: available)
+    background.prepare(net.state)
+    assert background.drain(60)
+    held = background.buffer.held_bytes
+    assert (held > 0) is (available != 1000)
+    background.save(net.state, tmp_path / "step1").written.result(60)
+    assert background.buffer.held_bytes == held
+    background.close()

@@ -97,6 +97,16 @@ def test_a_fresh_optimizer_and_parameters_without_a_gradient_have_no_state(tmp_p
 @pytest.mark.parametrize(
     ("change", "row"),
     [
+        (lambda t: t["state"]["0.weight"].update(exp_avg=torch.zeros(3, 4)), "0.weight: its exp_avg has shape (3, 4)"),
+        (lambda t: t["state"]["0.weight"].update(exp_avg=torch.zeros(12)), "0.weight: its exp_avg has shape (12,)"),
+        (
+            lambda t: t["state"]["0.bias"].update(exp_avg=torch.zeros(4, dtype=torch.int32)),
+            "0.bias: its exp_avg is torch.int32 in the checkpoint, but the parameter is torch.float32",
+        ),
+        (
+            lambda t: t["state"]["0.bias"].update(exp_avg=torch.zeros(4, dtype=torch.float16)),
+            "0.bias: its exp_avg is torch.float16",
+        ),
         (lambda t: t["groups"][0]["params"].remove("1.bias"), "1.bias: missing in group 0 of the checkpoint"),
         (lambda t: t["groups"][0]["params"].append("2.bias"), "2.bias: not in group 0 of this optimizer"),
         (lambda t: t["groups"][0].update(amsgrad=True), "0.weight: its max_exp_avg_sq is missing in the checkpoint"),

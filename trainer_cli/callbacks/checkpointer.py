@@ -139,6 +139,8 @@ class CheckpointerCallback(Callback):
                 storage=self._storage_at, digest=self.settings.digest, thread=self.thread
             )
         self._in_flight: InFlightSave | None = None
+        self._prepared = False
+        """Whether memory for copies was asked for."""
         self._in_flight_requested = False
         """Whether the save in flight was requested by the user; if it fails, it is requested again."""
         self._failed_step: int | None = None
@@ -207,7 +209,11 @@ class CheckpointerCallback(Callback):
             return None
         if self.save_requested:
             return trainer.progress.step + 1
-        return next_save_step(self._rules, trainer.progress)
+        step = next_save_step(self._rules, trainer.progress)
+        if step is not None and self.background is not None and not self._prepared:
+            # The state is complete after the first step.
+            return trainer.progress.step + 1
+        return step
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
         if not self.settings.enabled or self._rules is None:
@@ -230,6 +236,10 @@ class CheckpointerCallback(Callback):
                 self._try(lambda: self._save_in_background(trainer, decision))
         elif decision is not None:
             self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
+        elif self.background is not None and not self._prepared and occasion is Occasion.step:
+            self._prepared = True
+            if self._in_flight is None and next_save_step(self._rules, trainer.progress) is not None:
+                self.background.prepare(trainer.checkpoint_state())
 
     @property
     def _newest_step(self) -> int | None:
@@ -332,6 +342,7 @@ class CheckpointerCallback(Callback):
     def _save_in_background(self, trainer: Trainer, decision: Decision) -> None:
         """Copy this step and have it written; `_poll` reports the outcome."""
         assert self.background is not None
+        self._prepared = True
         step, path = trainer.progress.step, self.folder / self._name(trainer)
         try:
             with errors_of_save(step, path):

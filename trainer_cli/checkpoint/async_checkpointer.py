@@ -109,6 +109,16 @@ class AsyncCheckpointer(FolderCheckpointer):
             written.add_done_callback(partial(_report_failure, storage.location(name)))
         return InFlightSave(Path(path), metadata, written)
 
+    def prepare(self, state_dict: Mapping[str, Any]) -> None:
+        """Allocate the memory for copies of such a state in the writing thread; the first save would wait for it."""
+        self.drain()
+        try:
+            memory = self.buffer.reserve(self.format.plan(state_dict))
+        except (OSError, MemoryError) as error:
+            log.debug("no memory is reserved for saves: %s", error)
+        else:
+            self.thread.submit(memory.touch)
+
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is being written or deleted; False where that took longer than `timeout_s` seconds."""
         return self.thread.drain(timeout_s)

@@ -47,6 +47,10 @@ class HostMemory:
         """The first bytes."""
         return memoryview(self._map)[:size_bytes]
 
+    def touch(self) -> None:
+        """Have the system allocate every page now; what the memory held is lost. Other threads run meanwhile."""
+        self.tensor.zero_()
+
     def close(self) -> None:
         """Unpin it. The memory is returned to the system with the last view of it."""
         if self._pinned:

@@ -87,7 +87,7 @@ def fit_optimizer(
         kept = {key: group[key] for key in ours}
         groups.append({**group, **settings, **kept, "params": group["params"]})
     if not rows:
-        rows = _missing_entries(optimizer, names, kept_of, groups)
+        rows = _state_faults(optimizer, names, kept_of, groups)
     index_of = {name: index for index, name in enumerate(names)}
 
     def take() -> None:
@@ -101,27 +101,46 @@ def fit_optimizer(
     return Fitting(rows, take)
 
 
-def _missing_entries(
+def _state_faults(
     optimizer: torch.optim.Optimizer,
     names: Sequence[str],
     kept_of: Mapping[str, Mapping[str, Any]],
     groups: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """What a setting needs and the state lacks. This is known of torch's own optimizers alone."""
+    """Tensors that do not fit their parameter, and what a setting needs and the state lacks.
+
+    What torch's own optimizers keep is known: in each dimension as much as the parameter, or one.
+    """
     kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim"):
+    if not kind.__module__.startswith("torch.optim") or kind is torch.optim.LBFGS:
         return []
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     rows = []
     for group in groups:
         needed = [entry for setting, entry in _NEEDS.items() if group.get(setting)]
         if kind is torch.optim.RMSprop and group.get("momentum"):
             needed.append("momentum_buffer")
-        for name in (names[index] for index in group["params"]):
+        for index in group["params"]:
+            name, parameter = names[index], parameters[index]
             kept = kept_of.get(name)
-            rows += [
-                f"{name}: its {entry} is missing in the checkpoint" for entry in needed if kept and entry not in kept
-            ]
+            for key, value in (kept or {}).items():
+                if isinstance(value, torch.Tensor) and value.ndim and (fault := _tensor_fault(parameter, value)):
+                    rows.append(f"{name}: its {key} {fault}")
+            rows += [f"{name}: its {key} is missing in the checkpoint" for key in needed if kept and key not in kept]
     return rows
+
+
+def _tensor_fault(parameter: torch.Tensor, value: torch.Tensor) -> str | None:
+    fits = value.ndim == parameter.ndim and all(
+        size in (1, wanted) for size, wanted in zip(value.shape, parameter.shape, strict=True)
+    )
+    if not fits and value.numel() != 1:
+        return f"has shape {tuple(value.shape)} in the checkpoint, but the parameter {tuple(parameter.shape)}"
+    # States of a 16-bit parameter may be more precise than it.
+    wider = (torch.float32, torch.float64) if parameter.dtype in (torch.bfloat16, torch.float16) else ()
+    if value.dtype not in (parameter.dtype, *wider):
+        return f"is {value.dtype} in the checkpoint, but the parameter is {parameter.dtype}"
+    return None
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -69,8 +69,12 @@ class SnapshotBuffer:
         """The size of the memory that is held now."""
         return 0 if self._memory is None else self._memory.size_bytes
 
-    def _reserve(self, layout: FileLayout) -> HostMemory:
-        """Memory for a state of this layout; a smaller one is replaced, and what was captured in it is lost."""
+    def reserve(self, layout: FileLayout) -> HostMemory:
+        """Memory for a state of this layout; a smaller one is replaced, and what was captured in it is lost.
+
+        Raises:
+            OSError, MemoryError: the system has no such memory, or cannot spare it.
+        """
         if self._memory is not None and self._memory.pid != os.getpid():
             # A forked child does not have its parent's memory.
             self._memory = None
@@ -95,7 +99,7 @@ class SnapshotBuffer:
         Raises:
             OSError, MemoryError: the system has no memory for the copy.
         """
-        memory = self._reserve(layout)
+        memory = self.reserve(layout)
         image = memory.view(layout.tensor_bytes)
         image[: len(layout.header)] = layout.header
         leaves = [span.leaf for span in layout.spans]

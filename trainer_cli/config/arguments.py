@@ -1,11 +1,12 @@
-"""Every node with `_target_` against what its target takes, found in files and syntax trees: torch stays unloaded.
+"""Check every node with `_target_`: first what needs no import, then the target's signature.
 
-What cannot be told here is left to the live check (run/build.py), which judges by the same words.
+Composing checks keys, values of our own and the path of each target, so that torch stays unloaded. Before anything is
+built, `binding_mistakes` imports the targets and checks their arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
@@ -13,12 +14,12 @@ from typing import Any
 
 from trainer_cli.config import check
 from trainer_cli.config.kinds import MISSING
+from trainer_cli.config.modules import missing
 from trainer_cli.config.origins import Origins
-from trainer_cli.config.parameters import misfits
+from trainer_cli.config.parameters import live_parameters, misfits
 from trainer_cli.config.schema import CheckpointConfig, TrainConfig
-from trainer_cli.config.statics import Absent, Broken, Found, Statics
 from trainer_cli.config.suggest import nearest
-from trainer_cli.config.targets import Trust, absent, check_definition, check_name, check_path, no_factory
+from trainer_cli.config.targets import Trust, absent, check_name, check_path, component
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration
 
@@ -42,14 +43,29 @@ _SOMETHING = object()
 def mistakes(
     config: TrainConfig, origins: Origins, roots: Iterable[Path], trust: Trust, sections: Collection[str] = SECTIONS
 ) -> Iterator[ConfigError]:
-    """What is wrong with the components of a config, interpolations resolved, each with its key and place.
+    """What is wrong with the components of a config, as far as no import is needed, each with its key and place.
 
-    The root of the project comes first in `roots`; only `sections` are judged.
+    Interpolations are resolved. The project's root comes first in `roots`; only `sections` are checked.
     """
-    judge = _Judge(Statics(roots), trust)
-    found = [judge.section(name, getattr(config, name)) for name in sections]
+    return _placed(_Checker(trust, list(roots)), config, origins, sections)
+
+
+def binding_mistakes(
+    config: TrainConfig, origins: Origins, trust: Trust, sections: Collection[str] = SECTIONS
+) -> Iterator[ConfigError]:
+    """As `mistakes`, and also what the imported targets refuse: no class or function, or other arguments.
+
+    The project's root is on `sys.path` already.
+    """
+    return _placed(_Checker(trust, None), config, origins, sections)
+
+
+def _placed(
+    checker: _Checker, config: TrainConfig, origins: Origins, sections: Collection[str]
+) -> Iterator[ConfigError]:
+    found = [checker.section(name, getattr(config, name)) for name in sections]
     if "optimizer" in sections:
-        found.append(judge.groups(config.optimizer, config.param_groups))
+        found.append(checker.groups(config.optimizer, config.param_groups))
     for error in chain.from_iterable(found):
         where = error.where or ""
         yield ConfigError(error.what, where=check.place(where, error.what, origins), cure=error.cure)
@@ -131,12 +147,15 @@ def is_node(value: Any) -> bool:
     return isinstance(value, Mapping) and "_target_" in value
 
 
-class _Judge:
-    """Goes through a config's components; the errors' `where` is the key alone."""
+class _Checker:
+    """Goes through a config's components; the errors' `where` is the key alone.
 
-    def __init__(self, statics: Statics, trust: Trust) -> None:
-        self.statics = statics
+    `roots` null: import the targets. Otherwise only look for their files, in these folders first.
+    """
+
+    def __init__(self, trust: Trust, roots: list[Path] | None) -> None:
         self.trust = trust
+        self.roots = roots
 
     def section(self, name: str, value: Any) -> Iterator[ConfigError]:
         """What is wrong in one section."""
@@ -162,14 +181,15 @@ class _Judge:
         """What is wrong in the settings of parameter groups: torch's optimizers would ignore one they do not have."""
         several = list(optimizers(optimizer).values())
         only = several[0] if len(several) == 1 and is_node(several[0]) else None
-        found = self._target(only["_target_"], "optimizer")[0] if only else None
-        if found is None or found.parameters is None or not found.made_in.startswith("torch.optim."):
-            return  # Others may have settings that their constructor does not take: told by the live check.
+        target = self._target(only["_target_"], "optimizer")[0] if only else None
+        takes = None if target is None else live_parameters(target)
+        if target is None or takes is None or not target.__module__.startswith("torch.optim"):
+            return  # Others may have settings that their constructor does not take: reported when they are built.
         for pattern, settings in groups.items():
             if isinstance(settings, Mapping):
                 named = {str(key): value for key, value in settings.items()}
                 where = f"param_groups.{pattern}"
-                yield from misfits(where, found.name, found.parameters, [_SOMETHING], named, first=1, late=True)
+                yield from misfits(where, _name(target), takes, [_SOMETHING], named, first=1, late=True)
 
     def _optimizer(self, where: str, node: Any) -> Iterator[ConfigError]:
         if where == "optimizer" or not isinstance(node, Mapping):
@@ -218,27 +238,28 @@ class _Judge:
         elsewhere: tuple[str, ...] = (MISSING,),
         schedule: bool = False,
     ) -> Iterator[ConfigError]:
-        """Judge a node and all that are in it.
+        """Check a node and all that are in it.
 
         `first` positional and `given` named arguments, and those whose value is one of `elsewhere`, come from there.
         """
         wrong = list(check_keys(node, where))
         yield from wrong
-        found, refused = self._target(node["_target_"], f"{where}._target_")
+        target, refused = self._target(node["_target_"], f"{where}._target_")
+        takes = None if target is None else live_parameters(target)
         yield from refused
         own = {str(key): value for key, value in node.items() if key not in SPECIAL}
         positional = [] if wrong else list(node.get("_args_", []))
-        if found is not None and found.parameters is not None and not wrong:
+        if target is not None and takes is not None and not wrong:
             named = {**dict.fromkeys(given, _SOMETHING), **own}
             named = {key: _SOMETHING if value in elsewhere else value for key, value in named.items()}
             if schedule:
                 named = {key: 1 if in_steps(value) else value for key, value in named.items()}
-                if any(one.name == "total_steps" and one.by_name for one in found.parameters):
+                if any(one.name == "total_steps" and one.by_name for one in takes):
                     named.setdefault("total_steps", _SOMETHING)
             unfit = misfits(
                 where,
-                found.name,
-                found.parameters,
+                _name(target),
+                takes,
                 [*[_SOMETHING] * first, *positional],
                 named,
                 first=first,
@@ -259,26 +280,20 @@ class _Judge:
             for index, item in enumerate(value):
                 yield from self._inside(f"{where}.{index}", item)
 
-    def _target(self, path: Any, where: str) -> tuple[Found | None, list[ConfigError]]:
-        """What a target is, where that can be told, and what is wrong with it."""
+    def _target(self, path: Any, where: str) -> tuple[Callable[..., Any] | None, list[ConfigError]]:
+        """The target, where it is imported, and what is wrong with it."""
         if path == MISSING:
             return None, []
         try:
+            if self.roots is None:
+                return component(path, where, self.trust), []
             check_path(path, where)
             check_name(path, where, self.trust)
         except ConfigError as error:
             return None, [error]
-        match self.statics.look_up(path):
-            case Found(kind="class" | "function" as kind, made_in=module) as found:
-                try:
-                    check_definition(path, where, self.trust, module, found.name, is_class=kind == "class")
-                except ConfigError as error:
-                    return None, [error]
-                return found, []
-            case Found(kind=kind):
-                return None, [no_factory(path, f"a {kind}", where)]
-            case Absent(what, part, names):
-                return None, [absent(path, where, what, part, names)]
-            case Broken(problem, file, line):
-                return None, [ConfigError(f"_target_ {path} cannot be imported: {file}:{line}: {problem}", where=where)]
-        return None, []
+        lacks = missing(path, self.roots)
+        return None, [] if lacks is None else [absent(path, where, *lacks)]
+
+
+def _name(target: Callable[..., Any]) -> str:
+    return getattr(target, "__name__", type(target).__name__)

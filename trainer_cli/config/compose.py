@@ -34,7 +34,7 @@ from trainer_cli.config.reading import read_file, read_text
 from trainer_cli.config.refusals import NOT_COMPOSED, SCHEMA, translated, wrong_overrides
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.suggest import did_you_mean
-from trainer_cli.config.targets import Trust
+from trainer_cli.config.targets import Trust, import_from
 from trainer_cli.errors import ConfigError, UserError
 
 __all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "from_yaml", "to_yaml"]
@@ -69,9 +69,18 @@ class Composed(NamedTuple):
         try:
             yield
         except UserError as error:
-            if error.where and error.where.partition(".")[0] in self.raw:
+            if error.where and ", " not in error.where and error.where.partition(".")[0] in self.raw:
                 error.where = f"{error.where}, {self.where(error.where)}"
             raise
+
+    def check_targets(self, sections: Collection[str] = arguments.SECTIONS) -> None:
+        """Import the targets of `sections` and check their arguments, before anything is built.
+
+        Raises:
+            ConfigError: naming all mistakes.
+        """
+        import_from(self.project_root)
+        raise_all(list(arguments.binding_mistakes(self.config, self.origins, self.trust, sections)))
 
 
 @uncollected()
@@ -86,7 +95,8 @@ def compose(
 ) -> Composed:
     """Compose the primary config, its groups and the overrides, and check all of it.
 
-    `missing_ok` lets mandatory values (`???`) stand, to be shown; `sections` are those whose `_target_`s are looked up.
+    `missing_ok` lets mandatory values (`???`) stand, to be shown; `sections` are those whose components are checked.
+    Nothing is imported for that: `Composed.check_targets` does it.
 
     Raises:
         ConfigError: what is wrong, where, and the cure; several mistakes together where they are independent.

@@ -1,4 +1,4 @@
-"""What a class or function takes, and whether given arguments fit: one judgement, for signatures read and live ones.
+"""What a class or function takes, and whether given arguments fit.
 
 An annotation counts as far as a YAML value can be told by it (`int`, `str | None`, `list[float]`, `Literal["a"]`);
 any other name in it means that anything goes.

@@ -140,21 +140,11 @@ def check_name(path: str, where: str, trust: Trust) -> None:
         raise _untrusted(path, path, where)
 
 
-def check_definition(path: str, where: str, trust: Trust, module: str, name: str, *, is_class: bool) -> None:
-    """Refuse, before any import, what is read to be defined where nothing is trusted."""
-    top = module.partition(".")[0]
-    trusted = trust.names(f"{module}.{name}")
-    if top in (OURS, TORCH) and trust.packages is not None and top not in trust.packages:
-        trusted = is_class and _within(module, (*COMPONENTS, *TORCH_CLASSES))
-    if not trusted:
-        raise _untrusted(path, f"{module}.{name}", where)
-
-
 def check_allowed(found: object, path: str, where: str, trust: Trust) -> None:
     """Refuse what is neither class nor function, what Hydra blocks, and what no trusted package made."""
     if not (inspect.isclass(found) or inspect.isroutine(found)):
         kind = "a module" if isinstance(found, ModuleType) else f"of type {type(found).__name__}"
-        raise no_factory(path, kind, where)
+        raise ConfigError(f"_target_ {path} is {kind}, but it must be a class or a function", where=where)
     _check_blocked(_get_resolved_target_name_for_check(found), path, where)
     if trust.anybody:
         return
@@ -194,11 +184,6 @@ def absent(path: str, where: str, what: str, part: str, names: Iterable[str]) ->
     """The error for a part of a path that is not there, with the nearest name that is."""
     public = [name for name in names if not name.startswith("_")]
     return ConfigError(f"_target_ {path}: {what}", where=where, cure=did_you_mean(part, public).strip() or None)
-
-
-def no_factory(path: str, kind: str, where: str) -> ConfigError:
-    """The error for what cannot be called to make something."""
-    return ConfigError(f"_target_ {path} is {kind}, but it must be a class or a function", where=where)
 
 
 def _check_blocked(name: str, path: str, where: str) -> None:
@@ -266,6 +251,9 @@ def _import(name: str, path: str, where: str) -> ModuleType:
             raise
         cure = did_you_mean(name, sys.modules) or " Install it, or mend the name."
         raise ConfigError(f"_target_ {path}: there is no package {name!r}", where=where, cure=cure.strip()) from None
+    except SyntaxError as error:
+        problem = f"{error.filename}:{error.lineno}: {error.msg}"
+        raise ConfigError(f"_target_ {path} cannot be imported: {problem}", where=where) from None
     except SystemExit:
         raise ConfigError(f"_target_ {path}: importing {name} ends the process", where=where) from None
     except Exception as error:

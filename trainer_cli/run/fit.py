@@ -3,6 +3,7 @@
     compose and check the config
     the run exists?  lock it, compare the configs, choose the checkpoint; a finished run is done
     (torch is imported while the bytes of that checkpoint are proven, and so brought into memory)
+    import the targets and check their arguments
     build data, then model and optimizer
     a new run?  only now make its directory, and lock it
     train; whatever happens, say in summary.json how it ended
@@ -164,6 +165,7 @@ def _tell_world_size(entry: Entry | None, now: int) -> None:
 
 def _build(composed: Composed, start: Start) -> tuple[Trainer, Data]:
     _import_torch()
+    composed.check_targets()
     from trainer_cli.callbacks.checkpointer import RunIdentity
     from trainer_cli.run.build import Builder, target_packages
 

@@ -121,6 +121,7 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
 
     config = composed.config
     folder = start.run.folder_for(config.checkpoint.folder)
+    composed.check_targets()
     whence = whence_of(start, fork_of(composed, start), folder, composed)
     builder = Builder(config, composed.trust)
     data = builder.data()

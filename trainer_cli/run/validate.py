@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
-from trainer_cli.config.targets import import_from
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.run import report
 from trainer_cli.run.recover import config_of
@@ -103,7 +102,7 @@ def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results
     """Evaluate each checkpoint. Failures are reported, the rest goes on. Returns the exit codes of failures."""
     from trainer_cli.run.build import Builder
 
-    import_from(composed.project_root)
+    composed.check_targets(EVALUATED)
     failures = []
     with composed.placing():
         builder = Builder(composed.config, composed.trust)
