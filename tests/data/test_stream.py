@@ -226,7 +226,7 @@ def test_drop_last_leaves_out_short_batches() -> None:
 def test_a_position_is_only_told_where_it_is() -> None:
     loader = made()
     next(loader.iterate(0))
-    with pytest.raises(ValueError, match="stands at"):
+    with pytest.raises(ValueError, match="the position is"):
         loader.state_dict(0, batch=2)
 
 

@@ -126,7 +126,7 @@ class Loader:
         self.workers.close()
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
-        """Where the data stands, and of which data and order that is a position."""
+        """The position, and the data and order that it belongs to."""
         return {
             "version": STATE_VERSION,
             "order": self.source.order_name,

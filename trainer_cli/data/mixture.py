@@ -2,8 +2,8 @@
 
 Positions run on over epochs. Each block of `BLOCK` of them holds the same number of samples of each source, by the
 largest remainder of its weight; within the block a keyed permutation arranges them. Each source is walked without
-replacement, in a new order each time it is through, however our epochs fall. So what stands at a position is a pure
-function of (seed, position), and costs no more far inside than at the beginning.
+replacement, in a new order each time it ends, independently of the epochs of the training. So the sample at a position
+is a pure function of (seed, position), at the same cost for every position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Mixture:
     Args:
         sources: name -> data object with `train`, a dataset with a length, and perhaps `val`.
         weights: name -> share of the training samples; shares need not add up to one.
-        epoch_samples: samples that we call an epoch. Null: as many as all sources have together.
+        epoch_samples: samples of an epoch. Null: as many as all sources have together.
 
     Any other attribute, such as `vocab_size`, is that of the sources where all of them agree.
     """
@@ -156,7 +156,7 @@ def quotas(weights: Mapping[str, float], block: int) -> list[int]:
 
 @lru_cache(maxsize=4)
 def _arrangement(seed: int, block: int, quotas: tuple[int, ...]) -> list[tuple[int, int]]:
-    """For each position of a block, whose it is, and the how manieth of that source in the block."""
+    """For each position of a block: (source index, position within that source's samples of the block)."""
     owners = [number for number, quota in enumerate(quotas) for _ in range(quota)]
     given = [0] * len(quotas)
     arranged = []

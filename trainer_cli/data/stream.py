@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Place:
-    """Where one worker's dataset stands."""
+    """The position of one worker's dataset."""
 
     state: Any
     batches: int = 0
@@ -75,7 +75,7 @@ class StreamLoader:
     """
 
     stateful = True
-    """Whoever asks for a batch ahead must ask for the state before."""
+    """A caller that fetches a batch ahead takes the state before it."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class StreamLoader:
         )
 
     def __len__(self) -> int:
-        """Batches of an epoch. TypeError where the dataset cannot tell, or workers share it in ways of its own."""
+        """Batches of an epoch. TypeError where unknown: no length, or several workers."""
         if self.num_workers > 1:
             raise TypeError("how many batches several workers make of an iterable dataset is known at its end")
         whole, over = divmod(len(self.source.dataset), self.batch_size)
@@ -150,15 +150,15 @@ class StreamLoader:
         self.workers.close()
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
-        """Where the data stands: the state of the dataset in each worker. Of the batch given last, or a beginning.
+        """The state of the dataset in each worker, after the last batch or at the beginning of an epoch.
 
-        One without a state is replayed, so it can be told of any batch.
+        A dataset without a state is replayed, so any batch can be named.
         """
         places, following = self._places, self._next
         if batch == 0 or not self.source.stateful:
             places, following = self._beginning(), 0
         elif (epoch, batch) != self._position:
-            raise ValueError(f"the data stands at {self._position}, not at {(epoch, batch)}")
+            raise ValueError(f"the position is {self._position}, not at {(epoch, batch)}")
         return {
             "version": STATE_VERSION,
             "order": "stream" if self.source.stateful else "stream, replayed",

@@ -98,7 +98,7 @@ class UserLoader:
         return text
 
     def __len__(self) -> int:
-        """Batches of an epoch. TypeError where the loader cannot tell."""
+        """Batches of an epoch. TypeError where the loader has no length."""
         return len(self.loader)
 
     def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
@@ -192,7 +192,7 @@ class UserLoader:
             seed_random(sample_seed(self.seed, epoch, number // entries + 1))
 
     def _leave(self, iterator: Iterator[Any], epoch: int, number: int) -> None:
-        """Let the loader see that its epoch is over. One left before its end tells no beginning of the next."""
+        """Let the loader see the end of its epoch. Left before it, its state does not begin the next one."""
         try:
             whole = number >= len(self)
         except TypeError:
@@ -204,7 +204,7 @@ class UserLoader:
                 next(iterator, None)
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
-        """Where the data stands; with the loader's own state if it has one that tells this place."""
+        """The position, with the loader's own state if it has one that belongs to this position."""
         own = self.stateful and not (batch == 0 and self._left_early)
         return {
             "version": STATE_VERSION,
@@ -314,7 +314,7 @@ def _rebuilt(loader: Any, processes: WorkerProcesses) -> tuple[Any, _Rest | None
 
 
 def _length(sampler: Any) -> int | None:
-    """Samples that a sampler gives; None where it cannot tell."""
+    """Samples that a sampler gives; None where it has no length."""
     try:
         return len(sampler)
     except TypeError:

@@ -111,6 +111,8 @@ def _planned(job: Job, composed: Composed) -> Planned:
         if holds_training(run, folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)):
             refuse_changes(changes_since(run, stored, composed), config.resume_allow, run.path, composed.origins)
         reopened = reopens(stored.config.loop, config.loop)
+    else:
+        composed.check_targets()
     frozen = freeze(composed, f"{run_dir_of(composed).rstrip('/')}/{end}")
     return Planned(job, run, Path(config.run_dir), frozen, reopened, config.logging.level)
 
