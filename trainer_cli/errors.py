@@ -5,7 +5,7 @@
     │   └── NotDurableError 1   it is written, but a power cut may take it away
     ├── NotFiniteError      1   loss or weights hold NaN or infinity
     ├── UserError           2   a mistake in a command, a value, a file that is not there
-    │   └── ConfigError     2   a mistake in the composed config
+    │   └── ConfigError     2   a mistake in the composed config: location, source, code, message, hint
     ├── CheckpointError     3   checkpoints were demanded or exist, and none is valid
     └── RunDirectoryError   4   the run directory is in use, or another run's
 
@@ -16,7 +16,8 @@ any other exception is a fault of ours (or of the model) and is shown with all o
 from __future__ import annotations
 
 import errno
-from enum import IntEnum
+from collections.abc import Sequence
+from enum import IntEnum, StrEnum
 
 
 class ExitCode(IntEnum):
@@ -35,6 +36,8 @@ class TrainError(Exception):
     """A failure reported in one message: `what (where). cure`. A `what` that ends in a new line is a table."""
 
     exit_code: ExitCode = ExitCode.FAILED
+    source: str | None = None
+    """Where the value that `where` names was set: `file:line` or `command line`."""
 
     def __init__(self, what: str, *, where: str | None = None, cure: str | None = None) -> None:
         super().__init__(what, where, cure)
@@ -44,8 +47,10 @@ class TrainError(Exception):
 
     def __str__(self) -> str:
         text = self.what.rstrip()
-        if self.where:
-            text = f"{text.rstrip('.')} ({self.where})"
+        # A message that names its key needs only the source of the value.
+        named = self.where is not None and self.source is not None and self.where in self.what
+        if place := ", ".join(part for part in (None if named else self.where, self.source) if part):
+            text = f"{text.rstrip('.')} ({place})"
         if self.what.endswith("\n"):
             return f"{text}\n{self.cure}" if self.cure else text
         if not text.endswith((".", "!", "?", ":")):
@@ -88,8 +93,79 @@ class UserError(TrainError):
     exit_code = ExitCode.USER
 
 
+class Code(StrEnum):
+    """What kind of mistake a ConfigError reports, for programs that read it."""
+
+    unknown_key = "unknown_key"
+    unknown_option = "unknown_option"
+    wrong_type = "wrong_type"
+    wrong_value = "wrong_value"
+    not_given = "not_given"
+    unresolved = "unresolved"
+    no_effect = "no_effect"
+    yaml = "yaml"
+    defaults_list = "defaults_list"
+    override = "override"
+    target = "target"
+    argument = "argument"
+    several = "several"
+
+
 class ConfigError(UserError):
-    """A mistake in the config; `where` names the key path and the file and line, or the command line."""
+    """A mistake in the config.
+
+    `location` is the key path, `source` where its value was set (`file:line`, `command line`, `default`).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        location: str | None = None,
+        source: str | None = None,
+        code: Code = Code.wrong_value,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, where=location, cure=hint)
+        self.source = source
+        self.code = code
+
+    @property
+    def message(self) -> str:
+        """What is wrong."""
+        return self.what
+
+    @property
+    def location(self) -> str | None:
+        """The key path, if the mistake is at one."""
+        return self.where
+
+    @property
+    def hint(self) -> str | None:
+        """What to write instead."""
+        return self.cure
+
+    def at(self, source: str) -> ConfigError:
+        """The same mistake, with the source of its value."""
+        return ConfigError(self.message, location=self.location, source=source, code=self.code, hint=self.hint)
+
+
+class ConfigErrors(ConfigError):
+    """Several mistakes in the config, reported together."""
+
+    def __init__(self, mistakes: Sequence[ConfigError]) -> None:
+        listed = "\n".join(f"  - {mistake}" for mistake in mistakes)
+        super().__init__(f"{len(mistakes)} mistakes:\n{listed}\n", code=Code.several)
+        self.mistakes = tuple(mistakes)
+
+
+def raise_all(mistakes: Sequence[ConfigError]) -> None:
+    """Raise the mistakes as one error, each once; return if there are none."""
+    mistakes = list({str(mistake): mistake for mistake in mistakes}.values())
+    if len(mistakes) > 1:
+        raise ConfigErrors(mistakes)
+    if mistakes:
+        raise mistakes[0]
 
 
 class CheckpointError(TrainError):

@@ -13,9 +13,9 @@ import pytest
 from trainer_cli.cli import main as door
 from trainer_cli.cli.choices import Choices
 from trainer_cli.cli.main import VERBS, main, parser_of
-from trainer_cli.config import locate
+from trainer_cli.config import search_path
 from trainer_cli.config.compose import compose
-from trainer_cli.config.locate import PACKAGE
+from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.config.sweep import jobs
 from trainer_cli.run.rundir import RunDir
 
@@ -77,7 +77,7 @@ def save_some(project: Path) -> None:
 
 
 def shipped() -> list[str]:
-    folder = locate.shipped_configs(PACKAGE)
+    folder = search_path.shipped_configs(PACKAGE)
     assert folder is not None
     choices = Choices([folder])
     return [f"{group}={option}" for group in choices.groups for option in choices.options(group)]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.config import override_values
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
-from trainer_cli.config.overrides import Append, add, parsed
+from trainer_cli.config.overrides import Append, parsed
 
 STEPS = "checkpoint.fixed_steps"
 
@@ -45,14 +46,14 @@ def test_what_is_set_later_takes_the_place_of_what_was_added(arguments: list[str
 def test_a_value_goes_to_the_end_and_a_list_item_by_item(argument: str, expected: list[Any]) -> None:
     values: dict[str, Any] = {"a": {"list": [1, 2]}}
     (append,) = parsed([argument]).appends
-    assert add(values, append) is None
+    assert override_values.append(values, append) is None
     assert values["a"]["list"] == expected
 
 
 def test_null_begins_a_list_and_a_list_in_a_list_is_found_by_its_number() -> None:
     values: dict[str, Any] = {"none": None, "deep": [{"inner": [1]}, [2]]}
     for path in (("none",), ("deep", "0", "inner"), ("deep", "1")):
-        assert add(values, Append(path, [9], "")) is None
+        assert override_values.append(values, Append(path, [9], "")) is None
     assert values == {"none": [9], "deep": [{"inner": [1, 9]}, [2, 9]]}
 
 

@@ -13,7 +13,7 @@ import pytest
 from trainer_cli.config import arguments
 from trainer_cli.config.arguments import DATA_KEYS
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
-from trainer_cli.config.origins import Origins
+from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError
@@ -54,7 +54,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def wrong(root: Path, trust: Trust | None = None, **sections: Any) -> list[str]:
     config = TrainConfig(**{"model": NET, "data": DATA, "optimizer": SGD, **sections})
-    return [str(error) for error in arguments.binding_mistakes(config, Origins([]), trust or Trust())]
+    return [str(error) for error in arguments.binding_mistakes(config, Provenance([]), trust or Trust())]
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_what_is_right_is_let_through(root: Path, sections: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"model": {**NET, "widht": 1}}, "Net takes no argument 'widht' (model.widht, its default). Did you mean"),
+        ({"model": {**NET, "widht": 1}}, "Net takes no argument 'widht' (model.widht, default). Did you mean"),
         (
             {"model": {"_target_": "parts.Net"}},
-            "Net: missing a required argument: 'width' (model._target_, its default)",
+            "Net: missing a required argument: 'width' (model._target_, default)",
         ),
         ({"model": {**NET, "width": "8"}}, "model.width is '8', but it must be a whole number"),
         ({"model": {**NET, "width": None}}, "model.width is null, but it must be a whole number"),
@@ -96,7 +96,7 @@ def test_what_is_right_is_let_through(root: Path, sections: dict[str, Any]) -> N
         ({"model": {"_target_": "parts.Nett"}}, "_target_ parts.Nett: module parts has no 'Nett' (model._target_"),
         ({"model": {"_target_": "parts.Nett"}}, "Did you mean 'Net'?"),
         ({"model": {"_target_": "parts.Net.smal"}}, "parts.Net has no 'smal'"),
-        ({"model": {"_target_": "prats.Net"}}, "there is no package 'prats' (model._target_, its default). Did you"),
+        ({"model": {"_target_": "prats.Net"}}, "there is no package 'prats' (model._target_, default). Did you"),
         ({"model": {"_target_": "parts.SIZE"}}, "is of type int, but it must be a class or a function"),
         ({"model": {"_target_": "trainer_cli.models.mlp"}}, "is a module, but it must be a class or a function"),
         ({"model": {"_target_": "math.sqrt", "whatever": 1}}, "sqrt takes no argument 'whatever'"),
@@ -111,7 +111,7 @@ def test_what_is_right_is_let_through(root: Path, sections: dict[str, Any]) -> N
         ({"model": {**NET, "layers": [NET, {**NET, "width": "x"}]}}, "model.layers.1.width is 'x'"),
         (
             {"model": {**NET, "inner": {"deep": [{"_target_": "parts.Net"}]}}},
-            "(model.inner.deep.0._target_, its default)",
+            "(model.inner.deep.0._target_, default)",
         ),
         ({"data": {**DATA, "sise": 3}}, "Data takes no argument 'sise'"),
         ({"data": {**DATA, "collate_fn": "parts.jion"}}, "module parts has no 'jion' (data.collate_fn"),

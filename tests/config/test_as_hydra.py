@@ -14,12 +14,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 import trainer_cli
-from trainer_cli.config import check, engine, locate, overrides
-from trainer_cli.config.engine import Files
-from trainer_cli.config.place import Place
-from trainer_cli.config.refusals import SCHEMA
+from trainer_cli.config import fields, override_values, overrides, search_path
+from trainer_cli.config.compose import merge
+from trainer_cli.config.config_files import ConfigFiles
+from trainer_cli.config.hydra_compat import SCHEMA
+from trainer_cli.config.search_path import SearchPath
+from trainer_cli.config.validation import contents
 
-SHIPPED = locate.shipped_configs(Path(trainer_cli.__file__).parent)
+SHIPPED = search_path.shipped_configs(Path(trainer_cli.__file__).parent)
 FILES = {
     "config.yaml": """
         defaults:
@@ -124,22 +126,24 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def ours(project: Path, primary: str, *lines: str) -> dict[str, Any]:
-    """What our engine makes of it."""
-    place = Place.of(None, primary, project)
-    command = overrides.read(lines)
-    made = engine.run(place, primary, command.overrides, Files(place))
-    assert not made.mistakes
-    return check.contents(made.config)
+    """What we make of it."""
+    search = SearchPath.of(None, primary, project)
+    given = overrides.read(lines).overrides
+    choices = [one for one in given if search.is_group(one.key_or_group) and not isinstance(one.value(), dict)]
+    values, _, _ = merge(search, choices, ConfigFiles(search))
+    for one in given:
+        assert one in choices or override_values.apply(values, one, search) is None
+    return values
 
 
 def theirs(project: Path, primary: str, *lines: str) -> dict[str, Any]:
     """What Hydra's own `compose` makes of it."""
-    ConfigStore.instance().store(SCHEMA, check.plain())
+    ConfigStore.instance().store(SCHEMA, fields.defaults())
     places = [f"file://{SHIPPED}", f"file://{project / 'shared'}"]
     with warnings.catch_warnings(), initialize_config_dir(str(project / "configs"), version_base="1.3"):
         warnings.simplefilter("ignore")
         config = hydra_compose(primary, [f"hydra.searchpath=[{','.join(places)}]", *lines])
-    return check.contents(config)
+    return contents(config)
 
 
 LINES: list[tuple[str, ...]] = [

@@ -14,12 +14,14 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from trainer_cli.config import check, locate
+from trainer_cli.config import search_path
 from trainer_cli.config.compose import ABSENT, compose, diff, from_yaml, to_yaml
+from trainer_cli.config.fields import defaults, fields
+from trainer_cli.config.override_checks import wrong_overrides
 from trainer_cli.config.overrides import read
-from trainer_cli.config.place import Place
-from trainer_cli.config.refusals import wrong_overrides
 from trainer_cli.config.schema import Dtype, TrainConfig
+from trainer_cli.config.search_path import SearchPath
+from trainer_cli.config.validation import completed
 from trainer_cli.errors import ConfigError
 
 Write = Callable[[str, str], Path]
@@ -59,30 +61,17 @@ def test_a_nested_experiment_names_the_run_by_its_last_part(project: Path) -> No
 
 def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path) -> None:
     values = {"int": "3", "float": "0.5", "bool": "true"}
-    schema = check.typed()
-
-    def keys(node: Any, path: str = "") -> list[str]:
-        found = []
-        for key in node:
-            child, here = node._get_node(key), f"{path}{key}"
-            if check.is_closed(child):
-                found += keys(child, here + ".")
-            else:
-                found.append(here)
-        return found
-
     groups = {"model", "data", "optimizer", "scheduler", "callbacks", "loggers"}
-    for key in keys(schema):
+    for key, plain in ((one.key, one.default) for one in fields() if not one.is_section):
         if key in groups:
             off = "null" if key in ("optimizer", "scheduler") else "default"
             value = {"model": "cnn", "data": "digits"}.get(key, off)
         else:
-            plain = OmegaConf.select(schema, key)
             value = values.get(type(plain).__name__, "null") if plain is not None else "null"
-            value = "[]" if OmegaConf.is_list(plain) and key != "load.states" else value
+            value = "[]" if isinstance(plain, list) and key != "load.states" else value
             value = {"param_groups": "{a: {lr: 1.0}}", "load.states": "[all]"}.get(key, value)
             if isinstance(plain, str):
-                text = str(getattr(plain, "value", plain)).replace("${name}", "x")
+                text = str(plain).replace("${name}", "x")
                 value = f"'{text}'" if "{" in text else text
         assert compose([f"{key}={value}"]).config is not None, key
 
@@ -161,9 +150,8 @@ def test_folders_that_a_primary_config_adds_are_searched_last(
     ],
 )
 def test_values_lie_over_the_defaults_as_omegaconf_merges_them(values: dict[str, Any]) -> None:
-    merged = OmegaConf.merge(check.plain(), values)
-    assert OmegaConf.to_container(check.completed(values)) == OmegaConf.to_container(merged)
-    assert OmegaConf.to_container(check.completed(OmegaConf.create(values))) == OmegaConf.to_container(merged)
+    merged = OmegaConf.merge(defaults(), values)
+    assert completed(values) == OmegaConf.to_container(merged)
 
 
 def test_nothing_is_left_behind(project: Path) -> None:
@@ -203,7 +191,7 @@ MISTAKES = [
     (["device=cudaa"], "one of auto, cpu, cuda, mps (command line). Did you mean 'cuda'?"),
     (["loop=null"], "loop is a section, and never null"),
     (["precision=null"], "precision is a section, and never null"),
-    (["checkpoint.fixed_steps=[a]"], "a list of whole numbers"),
+    (["checkpoint.fixed_steps=[a]"], "fixed_steps.0 is 'a', but it must be a whole number"),
     (["resume_allow=x"], "resume_allow is 'x', but it must be a list of texts"),
     (["loop.max_duration=soon"], "loop.max_duration: 'soon' is not a duration"),
     (["precision.clip_norm=nan"], "precision.clip_norm is nan"),
@@ -261,7 +249,7 @@ def test_independent_mistakes_are_told_together(project: Path) -> None:
 
 def test_a_folder_without_experiments_does_not_silently_train_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    place = Place([tmp_path], tmp_path, tmp_path, "config")
+    place = SearchPath([tmp_path], tmp_path, tmp_path, "config")
     ((_, mistake),) = wrong_overrides(place, read(["experiment=small"]))
     assert str(mistake) == f"there are no experiments: no folder experiment/ in {tmp_path} (command line)."
 
@@ -270,8 +258,8 @@ def test_everything_that_ships_composes(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     dirs = compose([]).config_dirs
     assert len(dirs) == 1
-    for group in locate.groups(dirs):
-        for option in locate.options(dirs, group):
+    for group in search_path.groups(dirs):
+        for option in search_path.options(dirs, group):
             assert compose([f"{group}={option}"], missing_ok=True).config is not None, f"{group}={option}"
 
 
@@ -443,6 +431,6 @@ def test_a_primary_config_that_chooses_no_experiment_leaves_the_choice_to_the_co
             composed = compose(overrides, config_name="train")
             plain = compose(overrides, config_name="without")
             assert composed.config == plain.config
-            assert composed.origins.exact(("name",)) == plain.origins.exact(("name",))
+            assert composed.provenance.exact(("name",)) == plain.provenance.exact(("name",))
         with pytest.raises(ConfigError, match="experiment is chosen twice"):
             compose(["experiment=small", "experiment=small"], config_name="train")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from trainer_cli.config.difference import changes_outside, line_of_digests
+from trainer_cli.config.diff import changed_env_values, line_of_digests
 
 CONFIG = {
     "model": {
@@ -51,9 +51,9 @@ def test_another_value_is_a_change(
 ) -> None:
     frozen = OmegaConf.to_yaml(raw) + line_of_digests(raw, "run")
     monkeypatch.setenv(variable, value)
-    assert [one.key for one in changes_outside(frozen, raw, "run")] == changed
+    assert [one.key for one in changed_env_values(frozen, raw, "run")] == changed
 
 
 def test_what_was_not_remembered_is_no_change(raw: DictConfig) -> None:
-    assert changes_outside(OmegaConf.to_yaml(raw), raw, "run") == []
+    assert changed_env_values(OmegaConf.to_yaml(raw), raw, "run") == []
     assert line_of_digests(OmegaConf.create({"seed": "${oc.decode:7}"}), "run") == ""

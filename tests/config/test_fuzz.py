@@ -19,19 +19,21 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 import trainer_cli
-from trainer_cli.config import check, locate, overrides, reading
+from trainer_cli.config import overrides, search_path, yaml_reader
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
-from trainer_cli.config.origins import Origins
+from trainer_cli.config.fields import fields
+from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.schema import TrainConfig
-from trainer_cli.errors import ConfigError
+from trainer_cli.config.validation import validate
+from trainer_cli.errors import ConfigError, raise_all
 
 IN_ALL = int(os.environ.get("TRAIN_FUZZ", "5000"))
 TEXTS = {
     file.relative_to(folder).as_posix(): file.read_text("utf-8")
-    for folder in [locate.shipped_configs(Path(trainer_cli.__file__).parent) or Path()]
+    for folder in [search_path.shipped_configs(Path(trainer_cli.__file__).parent) or Path()]
     for file in sorted(folder.rglob("*.yaml"))
 }
 
@@ -304,22 +306,16 @@ def assert_named(message: str, wrong: set[str]) -> None:
 
 
 def test_every_key_of_the_schema_is_tried() -> None:
-    def keys(section: Any, path: str = "") -> Iterator[str]:
-        for name in section:
-            below = section._get_node(name)
-            yield from keys(below, f"{path}{name}.") if check.is_closed(below) else [f"{path}{name}"]
-
-    assert set(keys(check.typed())) == set(KEYS)
+    assert {one.key for one in fields() if not one.is_section} == set(KEYS)
 
 
 @fuzz(0.25)
 @given(drawn())
 def test_a_config_is_accepted_exactly_where_every_value_is_right(example: tuple[dict[str, Any], set[str]]) -> None:
     values, wrong = example
-    raw = OmegaConf.create(nested(values))
-    assert isinstance(raw, DictConfig)
+    config, mistakes = validate(nested(values), Provenance([]), missing_ok=True)
     try:
-        config = check.to_config(raw, Origins([]), missing_ok=True)
+        raise_all(mistakes)
     except ConfigError as error:
         assert wrong or quarrel(values), f"{values} was refused: {error}"
         assert_named(str(error), wrong)
@@ -362,7 +358,7 @@ def mutated(draw: st.DrawFn) -> str:
 @fuzz(0.478)
 @given(mutated())
 def test_a_file_is_read_as_its_library_reads_it_or_refused_with_its_line(text: str) -> None:
-    read = reading.read_text(text, "some.yaml")
+    read = yaml_reader.read_text(text, "some.yaml")
     for mistake in read.mistakes:
         assert "some.yaml" in str(mistake)
         assert "Traceback" not in str(mistake)
@@ -395,7 +391,7 @@ FINE = ["12", "-3", "0.5", "1e3", "1e-3", "1_000", "0x10", "true", "null", "'no'
 def test_a_value_is_refused_exactly_where_it_is_a_trap(picks: list[tuple[bool, int]]) -> None:
     values = [(TRAPS[n % len(TRAPS)] if trap else FINE[n % len(FINE)]) for trap, n in picks]
     lines = [f"key{index}: {value}" for index, value in enumerate(values)]
-    read = reading.read_text("\n".join(lines) + "\n", "some.yaml")
+    read = yaml_reader.read_text("\n".join(lines) + "\n", "some.yaml")
     assert bool(read.mistakes) == any(trap for trap, _ in picks), (lines, read.mistakes)
 
 

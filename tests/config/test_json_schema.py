@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config import locate
-from trainer_cli.config.describe import Described, fields
+from trainer_cli.config import search_path
+from trainer_cli.config.fields import Described, fields
 from trainer_cli.config.json_schema import DIALECT, json_schema
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.errors import ConfigError
@@ -190,11 +190,11 @@ def test_every_way_to_write_a_duration_is_known_to_editors(text: str) -> None:
 
 
 def test_the_schema_is_no_group() -> None:
-    assert "schema" not in " ".join(locate.groups([CONFIGS]))
-    assert not locate.is_group([CONFIGS], "schema")
+    assert "schema" not in " ".join(search_path.groups([CONFIGS]))
+    assert not search_path.is_group([CONFIGS], "schema")
 
 
 def test_the_editors_comment_is_no_description(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(f"# @package _global_\n{MODELINE}x.json\n# What it is.\na: 1\n")
-    assert locate.description(file) == "What it is."
+    assert search_path.description(file) == "What it is."

@@ -13,7 +13,7 @@ import pytest
 
 import trainer_cli
 from trainer_cli.cli.main import main
-from trainer_cli.config import locate
+from trainer_cli.config import search_path
 
 PACKAGE = "# @package _global_\n"
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -325,7 +325,7 @@ CASES = [
     Case(
         "append of a wrong type",
         ["checkpoint.fixed_steps+=soon"],
-        "checkpoint.fixed_steps is [soon], but it must be a list of whole numbers (command line).",
+        "checkpoint.fixed_steps.0 is 'soon', but it must be a whole number (command line).",
     ),
     Case(
         "append with + before",
@@ -727,12 +727,12 @@ CASES = [
     Case(
         "null in a list",
         ["trust=[null]"],
-        "trust is [null], but it must be a list of texts (command line).",
+        "trust.0 is null, but it must be a text (command line).",
     ),
     Case(
         "truth in a list of numbers",
         ["checkpoint.fixed_steps=[true]"],
-        "checkpoint.fixed_steps is [true], but it must be a list of whole numbers (command line).",
+        "checkpoint.fixed_steps.0 is true, but it must be a whole number (command line).",
     ),
     Case(
         "duration",
@@ -1291,10 +1291,10 @@ CASES = [
         "mistakes of one section",
         ["loop.max_duration=soon", "loop.eval_steps=0", "loop.grad_accum_steps=0", "seed=-1"],
         "4 mistakes:\n"
+        "  - seed is -1, but it must be a finite number of at least 0 (command line).\n"
         "  - loop.max_duration: 'soon' is not a duration; expected a number of steps, or a string such as 500st, 3ep, 0.25ep, 1e9tok, 2048sp, 90s, 30min, 1h30m (command line).\n"
         "  - loop.grad_accum_steps is 0, but it must be a finite number of at least 1 (command line).\n"
-        "  - loop.eval_steps is 0, but it must be a finite number of at least 1 (command line).\n"
-        "  - seed is -1, but it must be a finite number of at least 0 (command line).",
+        "  - loop.eval_steps is 0, but it must be a finite number of at least 1 (command line).",
     ),
     Case(
         "mistakes of a file and the command line",
@@ -1322,7 +1322,7 @@ def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(arguments if arguments[:1] in (["fit"], ["plan"]) else ["config", *arguments]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    shipped = locate.shipped_configs(Path(trainer_cli.__file__).parent)
+    shipped = search_path.shipped_configs(Path(trainer_cli.__file__).parent)
     return printed.err.replace(str(shipped), "{shipped}")
 
 

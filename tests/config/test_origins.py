@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from trainer_cli.config import check, locate
+from trainer_cli.config import search_path
 from trainer_cli.config.compose import Composed, compose, from_yaml, to_yaml
-from trainer_cli.config.origins import DEFAULT, Given, Origins, Source
+from trainer_cli.config.fields import defaults
+from trainer_cli.config.provenance import DEFAULT, Given, Provenance, Source
+from trainer_cli.config.validation import contents
 
 Write = Callable[[str, str], Path]
 SHIPPED = Path(__file__).parents[2] / "configs"
-EXPERIMENTS = list(locate.options([SHIPPED], "experiment"))
+EXPERIMENTS = list(search_path.options([SHIPPED], "experiment"))
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -31,7 +33,7 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def origin(composed: Composed, key: str) -> str:
-    return str(composed.origins.exact(tuple(key.split("."))))
+    return str(composed.provenance.exact(tuple(key.split("."))))
 
 
 def line_at(place: str, folder: Path) -> str:
@@ -42,12 +44,12 @@ def line_at(place: str, folder: Path) -> str:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_line_that_is_named_for_a_shipped_experiment_holds_that_key_and_value(name: str) -> None:
     composed = compose([f"experiment={name}"], cwd=SHIPPED.parent, missing_ok=True)
-    defaults = dict(leaves(check.plain()))
+    standard = dict(leaves(defaults()))
     named = 0
-    for path, value in leaves(check.contents(composed.raw)):
-        said = composed.origins.exact(path)
+    for path, value in leaves(contents(composed.raw)):
+        said = composed.provenance.exact(path)
         if said.place == DEFAULT:
-            assert value == defaults[path]
+            assert value == standard[path]
         elif said.words:
             assert path == ("name",) or value in (None, {})
         else:
@@ -60,9 +62,9 @@ def test_each_line_that_is_named_for_a_shipped_experiment_holds_that_key_and_val
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_each_line_that_is_named_for_a_choice_of_a_shipped_experiment_makes_it(name: str) -> None:
     composed = compose([f"experiment={name}"], cwd=SHIPPED.parent, missing_ok=True)
-    assert str(composed.origins.choices["experiment",].origin) == f"command line: experiment={name}"
+    assert str(composed.provenance.choices["experiment",].origin) == f"command line: experiment={name}"
     for section in ("model", "data", "optimizer", "scheduler", "precision", "checkpoint", "loggers"):
-        choice = composed.origins.choices[section,]
+        choice = composed.provenance.choices[section,]
         group, _, option = choice.origin.words.partition("=")
         assert group == section
         assert f"{group}: {option}" in line_at(choice.origin.place, SHIPPED.parent)
@@ -104,8 +106,8 @@ def rich(project: Path, write: Write) -> Path:
 @pytest.mark.parametrize("overrides", [[], ["experiment=base"], ["experiment=child"], ["experiment=own"]], ids=str)
 def test_changing_the_line_that_is_named_changes_the_value(rich: Path, overrides: list[str]) -> None:
     composed = compose(overrides)
-    numbers = {path for path, value in leaves(check.contents(composed.raw)) if type(value) is int}
-    named = {path: str(said) for path in numbers if (said := composed.origins.exact(path)).place != DEFAULT}
+    numbers = {path for path, value in leaves(contents(composed.raw)) if type(value) is int}
+    named = {path: str(said) for path in numbers if (said := composed.provenance.exact(path)).place != DEFAULT}
     assert len(named) >= 8
     new = {place: 900 + index for index, place in enumerate(sorted(set(named.values())))}
     for place, number in new.items():
@@ -113,7 +115,7 @@ def test_changing_the_line_that_is_named_changes_the_value(rich: Path, overrides
         lines = (rich / file).read_text().splitlines(keepends=True)
         lines[int(line) - 1] = re.sub(r": \d+", f": {number}", lines[int(line) - 1])
         (rich / file).write_text("".join(lines))
-    changed = dict(leaves(check.contents(compose(overrides).raw)))
+    changed = dict(leaves(contents(compose(overrides).raw)))
     assert {path: changed[path] for path in named} == {path: new[place] for path, place in named.items()}
 
 
@@ -132,7 +134,7 @@ def test_a_key_that_only_its_section_names_is_a_default(rich: Path) -> None:
 
 
 def chosen(composed: Composed, section: str) -> str:
-    return str(composed.origins.chosen((section,), check.contents(composed.raw)[section]))
+    return str(composed.provenance.chosen((section,), contents(composed.raw)[section]))
 
 
 def test_a_choice_is_named_with_who_made_it(rich: Path) -> None:
@@ -147,7 +149,7 @@ def test_a_choice_is_named_with_who_made_it(rich: Path) -> None:
 
 def test_a_choice_of_which_nothing_is_left_is_not_named(rich: Path) -> None:
     composed = compose(["experiment=own"])
-    assert check.contents(composed.raw)["model"] == {"_target_": "mine.Net", "width": 19}
+    assert contents(composed.raw)["model"] == {"_target_": "mine.Net", "width": 19}
     assert chosen(composed, "model") == "None"
     assert chosen(composed, "optimizer") == "configs/config.yaml:6: optimizer=late"
     assert origin(composed, "model.width") == "configs/experiment/own.yaml:4"
@@ -183,10 +185,12 @@ NUMBERS = {"seed": 1, "optimizer.lr": 3, "model.hidden": 2, "loop.eval_steps": 1
 @given(st.lists(st.tuples(st.sampled_from(sorted(NUMBERS)), st.integers(1, 9)), max_size=8))
 def test_of_overrides_of_one_key_the_last_is_named(pairs: list[tuple[str, int]]) -> None:
     lines = [f"{key}={value}" for key, value in pairs]
-    origins = Origins([], [Given(tuple(key.split(".")), line, v) for (key, v), line in zip(pairs, lines, strict=True)])
+    provenance = Provenance(
+        [], [Given(tuple(key.split(".")), line, v) for (key, v), line in zip(pairs, lines, strict=True)]
+    )
     last = {key: line for (key, _), line in zip(pairs, lines, strict=True)}
     for key in NUMBERS:
-        shown = str(origins.exact(tuple(key.split("."))))
+        shown = str(provenance.exact(tuple(key.split("."))))
         assert shown == (f"command line: {last[key]}" if key in last else DEFAULT)
 
 
@@ -195,13 +199,13 @@ def source(label: str, text: str) -> Source:
 
 
 def test_what_takes_the_place_of_a_section_is_named_for_all_of_it() -> None:
-    origins = Origins([source("a", "model:\n  x: {y: 1}\n"), source("b", "model:\n  x: ${other}\n")])
-    assert str(origins.exact(("model", "x", "y"))) == "b:2"
+    provenance = Provenance([source("a", "model:\n  x: {y: 1}\n"), source("b", "model:\n  x: ${other}\n")])
+    assert str(provenance.exact(("model", "x", "y"))) == "b:2"
 
 
 def test_an_item_of_a_list_is_told_with_its_own_line() -> None:
-    origins = Origins([source("a", "steps:\n  - 1\n  - 2\n")])
-    assert origins.of(("steps", "1")) == "a:3"
+    provenance = Provenance([source("a", "steps:\n  - 1\n  - 2\n")])
+    assert provenance.source(("steps", "1")) == "a:3"
 
 
 def test_a_recovered_config_is_named_with_what_is_put_on_top(rich: Path) -> None:

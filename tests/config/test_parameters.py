@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import pytest
 
-from trainer_cli.config.parameters import live_parameters, misfits, plain_of
+from trainer_cli.config.kinds import kind_of
+from trainer_cli.config.signatures import call_parameters, misfits
 
 VALUES: dict[str, Any] = {
     "null": None, "true": True, "0": 0, "7": 7, "2.0": 2.0, "a": "a", "[1]": [1], "{x: 1}": {"x": 1},
@@ -22,7 +23,7 @@ ALWAYS = {"node", "object"}
     [
         ("int", {"0", "7"}),
         ("float", {"0", "7", "2.0"}),
-        ("bool", {"true", "0"}),
+        ("bool", {"true"}),
         ("str", {"a"}),
         ("None", {"null"}),
         ("int | None", {"0", "7", "null"}),
@@ -43,7 +44,7 @@ ALWAYS = {"node", "object"}
     ],
 )
 def test_an_annotation_admits_the_plain_values_of_its_types(annotation: str, admitted: set[str]) -> None:
-    plain = plain_of(annotation)
+    plain = kind_of(annotation)
     assert plain is not None
     assert {name for name, value in VALUES.items() if plain.admits(value)} == admitted | ALWAYS
 
@@ -67,7 +68,7 @@ def test_an_annotation_admits_the_plain_values_of_its_types(annotation: str, adm
         ("tuple[float | Tensor, float | Tensor]", [0.9, "x"], ["x.1 is 'x', but it must be a number"]),
         ("int | tuple[int, int]", 3, []),
         ("int | tuple[int, int]", [3, None], ["x.1 is null, but it must be a whole number"]),
-        ("list[list[int]]", [[1], [2, "a"], 3], ["x.1.1 is 'a', but it must be a whole number", "x.2 is 3, but it must be a list"]),
+        ("list[list[int]]", [[1], [2, "a"], 3], ["x.1.1 is 'a', but it must be a whole number", "x.2 is 3, but it must be a list of whole numbers"]),
         ("dict[str, float]", {"a": 1, "b": "c"}, ["x.b is 'c', but it must be a number"]),
         ("Mapping[str, list[int]]", {"a": [1, "b"]}, ["x.a.1 is 'b', but it must be a whole number"]),
         ("list[Literal['fast', 'slow']]", ["fsat"], ["x.0 is 'fsat', but it must be one of fast, slow"]),
@@ -84,9 +85,9 @@ def test_an_annotation_admits_the_plain_values_of_its_types(annotation: str, adm
     ],
 )  # fmt: skip
 def test_what_stands_in_lists_and_mappings_is_judged_too(annotation: str, value: Any, expected: list[str]) -> None:
-    plain = plain_of(annotation)
+    plain = kind_of(annotation)
     assert plain is not None
-    assert [error.what for error in plain.against(value, "x")] == expected
+    assert [error.what for error in plain.mistakes(value, "x")] == expected
     assert plain.admits(value) == (not expected)
 
 
@@ -94,7 +95,7 @@ def test_what_stands_in_lists_and_mappings_is_judged_too(annotation: str, value:
     "annotation", ["Any", "object", "Unheard | int", "Tensor", "Callable[[int], int]", "type[int]", "a b", "Literal[X]"]
 )
 def test_a_name_that_is_not_known_admits_anything(annotation: str) -> None:
-    assert plain_of(annotation) is None
+    assert kind_of(annotation) is None
 
 
 class Model:
@@ -107,7 +108,7 @@ def schedule(optimizer: Any, total_steps: int, warmup: int = 0, **rest: Any) -> 
 
 
 def wrong(target: Any, named: Mapping[str, Any], *positional: Any, **options: Any) -> list[str]:
-    takes = live_parameters(target)
+    takes = call_parameters(target)
     assert takes is not None
     return [str(error) for error in misfits("model", target.__name__, takes, positional, named, **options)]
 
@@ -124,7 +125,7 @@ def wrong(target: Any, named: Mapping[str, Any], *positional: Any, **options: An
         ),
         ({}, ["Model: missing a required argument: 'width' (model._target_)."]),
         ({"width": "3"}, ["model.width is '3', but it must be a whole number (model.width)."]),
-        ({"width": 3.0}, ["model.width is 3.0, but it must be a whole number (model.width)."]),
+        ({"width": 3.0}, ["model.width is 3.0, but it must be a whole number (model.width). Write 3."]),
         ({"width": True}, ["model.width is true, but it must be a whole number (model.width)."]),
         ({"width": [3]}, ["model.width is [3], but it must be a whole number (model.width)."]),
         ({"width": None}, ["model.width is null, but it must be a whole number (model.width)."]),
@@ -166,16 +167,23 @@ def test_live_annotations_are_read_as_written_ones() -> None:
     def target(a: int | None, b: "float", c: Literal["x"], d: list[int], e: Any, f: int = None) -> None: ...  # type: ignore[assignment]  # noqa: UP037, RUF013
 
     target.__annotations__ |= {"a": int | None, "d": list[int], "c": Literal["x"]}
-    takes = live_parameters(target)
+    takes = call_parameters(target)
     assert takes is not None
-    assert [str(one.plain) for one in takes] == [
-        "a whole number or null", "a number", "one of x", "a list", "None", "a whole number or null",
+    assert [str(one.kind) for one in takes] == [
+        "a whole number or null", "a number", "one of x", "a list of whole numbers", "None", "a whole number or null",
     ]  # fmt: skip
+
+
+def test_zero_and_one_are_truth_values_of_an_argument() -> None:
+    def target(bias: bool) -> None: ...
+
+    (takes,) = call_parameters(target) or ()
+    assert [[*takes.mistakes(value, "bias")] == [] for value in (True, 0, 1, 2, "yes")] == [True] * 3 + [False] * 2
 
 
 def test_a_default_that_contradicts_the_annotation_makes_it_say_nothing() -> None:
     def target(size: int = "auto") -> None: ...  # type: ignore[assignment]
 
-    takes = live_parameters(target)
+    takes = call_parameters(target)
     assert takes is not None
-    assert takes[0].plain is None
+    assert takes[0].kind is None

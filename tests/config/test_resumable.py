@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_cli.config.describe import fields
-from trainer_cli.config.resumable import MAY_CHANGE, why_may_change
+from trainer_cli.config.fields import MAY_CHANGE, fields, why_may_change
 
 _FREE = """
     name run_dir device resume resume_allow ckpt trust loggers loggers.jsonl loggers.console.style

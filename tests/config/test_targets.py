@@ -116,7 +116,7 @@ def test_a_recovered_config_may_name_the_project_and_our_components(
         "other.X",
         "trainer_cli.cli.main.main",
         "trainer_cli.config.compose.compose",
-        "trainer_cli.config.locate.Path",
+        "trainer_cli.config.search_path.Path",
         "mine_alias.sqrt",
     ],
 )

@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from trainer_cli.config import overrides
-from trainer_cli.config.unreadable import cure_of
-from trainer_cli.config.words import closes_at_end
+from trainer_cli.config.override_hints import hint_for
+from trainer_cli.config.overrides import closes_at_end
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_is_wrong_in_brackets_is_told_and_no_quotes_around_the_whole(argume
 
 @pytest.mark.parametrize("value", ["{a}{b}", "[ab]c,d", "[ab](c)"])
 def test_a_text_that_only_begins_with_a_bracket_needs_both_pairs_of_quotes(value: str) -> None:
-    cure = cure_of(f"name={value}")
+    cure = hint_for(f"name={value}")
     assert cure.endswith(f"needs two pairs of quotes: 'name=\"{value}\"'.")
     assert overrides.read([f'name="{value}"']).overrides[0].value() == value
 

@@ -27,7 +27,7 @@ def told(old: Composed, *changes: str) -> str:
 
 def said(changes: list[Change], new: Composed) -> str:
     try:
-        refuse_changes(changes, new.config.resume_allow, Path("runs/x"), new.origins)
+        refuse_changes(changes, new.config.resume_allow, Path("runs/x"), new.provenance)
     except ConfigError as error:
         return str(error)
     return ""

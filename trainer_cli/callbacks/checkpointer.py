@@ -508,7 +508,7 @@ class CheckpointerCallback(Callback):
         try:
             return self._naming.name(counts)
         except ValueError as error:
-            raise ConfigError(str(error), where="checkpoint.name") from None
+            raise ConfigError(str(error), location="checkpoint.name") from None
 
     def _found_run_id(self) -> str | None:
         catalog = catalog_of(self.folder)

@@ -63,7 +63,7 @@ class EMA(Callback):
     ) -> None:
         steps = 0 if self.start is None else self.start.steps(loop.steps_per_epoch)
         if steps is None:
-            raise ConfigError(f"EMA: start is {self.start}, which is not a number of steps", cure="Give it in steps.")
+            raise ConfigError(f"EMA: start is {self.start}, which is not a number of steps", hint="Give it in steps.")
         self._start_step = steps
         if not self._average and trainer.progress.step >= steps:
             self._begin()

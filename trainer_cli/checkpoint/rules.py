@@ -69,7 +69,7 @@ def _choice(key: str, value: Any, kind: type[StrEnum]) -> StrEnum:
         return kind(value)
     except ValueError:
         where = f"checkpoint.{key}"
-        raise ConfigError(f"{where} is {value!r}, but it is one of {', '.join(kind)}", where=where) from None
+        raise ConfigError(f"{where} is {value!r}, but it is one of {', '.join(kind)}", location=where) from None
 
 
 def save_rules(settings: CheckpointConfig, cadence: ToCadence) -> SaveRules:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainer_cli.cli.choices import Choices, keys, values_of
 from trainer_cli.cli.main import VERBS, actions_of, parser_of
-from trainer_cli.config import locate
+from trainer_cli.config import search_path
 
 _PATHS = ("ckpt", "resume", "run_dir", "validate.folder")
 _RESUME = ("auto", "never", "must")
@@ -97,7 +97,7 @@ def _values_of(action: argparse.Action, current: str, before: Sequence[str], cwd
     if action.choices is not None:
         yield from (Candidate(str(choice)) for choice in action.choices)
     elif action.dest == "config_name":
-        yield from map(Candidate, locate.primaries(_choices(before, cwd).dirs))
+        yield from map(Candidate, search_path.primaries(_choices(before, cwd).dirs))
     elif action.type is Path:
         yield from _files(current, cwd, folders=action.dest.endswith("dir"))
 
@@ -152,9 +152,9 @@ def _overrides(choices: Choices, before: Sequence[str], current: str, cwd: Path)
 
 
 def _values(choices: Choices, settings: Mapping[str, object], key: str, value: str, cwd: Path) -> Iterator[Candidate]:
-    if key in choices.groups or locate.is_group(choices.dirs, key):
+    if key in choices.groups or search_path.is_group(choices.dirs, key):
         options = choices.options(key)
-        yield from (Candidate(option, locate.description(file)) for option, file in options.items())
+        yield from (Candidate(option, search_path.description(file)) for option, file in options.items())
         return
     if key == "resume":
         yield from map(Candidate, _RESUME)

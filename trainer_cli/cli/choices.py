@@ -12,11 +12,11 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from trainer_cli.config import locate
-from trainer_cli.config.walk import whole_values
+from trainer_cli.config import search_path
+from trainer_cli.config.provenance import whole_values
 
 if TYPE_CHECKING:
-    from trainer_cli.config.describe import Described
+    from trainer_cli.config.fields import Described
 
 EXPERIMENT = "experiment"
 
@@ -36,18 +36,18 @@ class Choices:
         Raises:
             ConfigError: `config_dir` is no folder.
         """
-        shipped = locate.shipped_configs(locate.PACKAGE)
-        dirs = locate.config_dirs(config_dir, cwd or Path.cwd(), locate.PACKAGE)
+        shipped = search_path.shipped_configs(search_path.PACKAGE)
+        dirs = search_path.config_dirs(config_dir, cwd or Path.cwd(), search_path.PACKAGE)
         return cls(dirs, None if shipped is None else shipped.resolve())
 
     @property
     def groups(self) -> list[str]:
         """Names of all groups, `experiment` first."""
-        return locate.groups(self.dirs)
+        return search_path.groups(self.dirs)
 
     def options(self, group: str) -> dict[str, Path]:
         """Option -> file of a group: the user's own first, each part sorted."""
-        found = locate.options(self.dirs, group)
+        found = search_path.options(self.dirs, group)
         return dict(sorted(found.items(), key=lambda item: (not self.is_own(item[1]), item[0])))
 
     def is_own(self, file: Path) -> bool:
@@ -56,7 +56,7 @@ class Choices:
 
     def groups_with(self, option: str) -> list[str]:
         """The groups that have an option of this name."""
-        return [group for group in self.groups if option in locate.options(self.dirs, group)]
+        return [group for group in self.groups if option in search_path.options(self.dirs, group)]
 
     def settings(self, primary: str, words: Iterable[str]) -> dict[str, Any]:
         """Dotted key -> value in every component that the words choose: their own keys, the experiment's on top.
@@ -74,7 +74,7 @@ class Choices:
     def _read(self, name: str) -> dict[Any, Any]:
         import yaml
 
-        file = locate.find(self.dirs, name)
+        file = search_path.find(self.dirs, name)
         try:
             content = yaml.safe_load(file.read_text("utf-8")) if file is not None else None
         except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -84,14 +84,14 @@ class Choices:
 
 def keys() -> dict[str, Described]:
     """Every dotted key of the schema that is no section."""
-    from trainer_cli.config.describe import fields
+    from trainer_cli.config.fields import fields
 
     return {one.key: one for one in fields() if not one.is_section}
 
 
 def sections() -> list[str]:
     """The closed sections of the schema."""
-    from trainer_cli.config.describe import fields
+    from trainer_cli.config.fields import fields
 
     return [one.key for one in fields() if one.is_section]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.cli.main import add_config_dir
-from trainer_cli.config import locate
-from trainer_cli.config.locate import PACKAGE
+from trainer_cli.config import search_path
+from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.errors import ConfigError
 from trainer_cli.run.environment import git_facts, versions
 
@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
 def gather(config_dir: Path | None = None) -> dict[str, dict[str, Any]]:
     """All facts, in sections."""
     cwd = Path.cwd()
-    root = locate.project_root(config_dir, cwd)
+    root = search_path.project_root(config_dir, cwd)
     try:
-        configs: Any = [_tilde(folder) for folder in locate.config_dirs(config_dir, cwd, PACKAGE)]
+        configs: Any = [_tilde(folder) for folder in search_path.config_dirs(config_dir, cwd, PACKAGE)]
     except ConfigError as error:
         configs = str(error)
     facts: dict[str, dict[str, Any]] = {
@@ -102,7 +102,7 @@ def _torch() -> dict[str, Any]:
 
 def _own_git() -> dict[str, Any]:
     """The commit of this package, where it is used from a checkout of its own."""
-    shipped = locate.shipped_configs(PACKAGE)
+    shipped = search_path.shipped_configs(PACKAGE)
     return {"package": git_facts(PACKAGE.parent)} if shipped is not None and shipped.parent == PACKAGE.parent else {}
 
 

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fit with the config in the file; stop when the process that started this one is gone."""
-    from trainer_cli.config.frozen import thaw
+    from trainer_cli.config.compose import thaw
     from trainer_cli.run.children import stop_with_parent
     from trainer_cli.run.sweep_job import telling
 

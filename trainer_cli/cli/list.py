@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainer_cli.cli.choices import Choices, keys
 from trainer_cli.cli.main import add_config_dir
-from trainer_cli.config import locate
+from trainer_cli.config import search_path
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import UserError
 
@@ -49,7 +49,7 @@ def _table(group: str, choices: Choices) -> Iterator[str]:
     yield group
     for option, file in options.items():
         mark = "*" if choices.is_own(file) else " "
-        yield f"{mark} {group}={option:{width}}  {locate.description(file)}".rstrip()
+        yield f"{mark} {group}={option:{width}}  {search_path.description(file)}".rstrip()
 
 
 def _files(group: str, choices: Choices) -> Iterator[str]:

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainer_cli.config.json_schema import json_schema
-from trainer_cli.config.locate import PACKAGE
+from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.errors import UserError
 
 EXAMPLES = """examples:

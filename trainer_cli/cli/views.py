@@ -10,12 +10,11 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config import check
 from trainer_cli.config.compose import compose, diff, from_yaml
-from trainer_cli.config.describe import fields
-from trainer_cli.config.difference import shown
-from trainer_cli.config.origins import Origins
-from trainer_cli.config.overrides import KeyPath
+from trainer_cli.config.diff import shown
+from trainer_cli.config.fields import KeyPath, fields
+from trainer_cli.config.provenance import Provenance
+from trainer_cli.config.validation import contents
 from trainer_cli.errors import UserError
 
 _RESOLVER = re.compile(r"\$\{[^${}]*:")
@@ -48,7 +47,7 @@ def difference(other: str, overrides: Sequence[str], places: Mapping[str, Any]) 
         return
     yield f"# from: {file or shlex.join(words) or 'no overrides'}"
     yield f"# to: {shlex.join(overrides) or 'no overrides'}"
-    yield from _commented([(str(change), str(change.origin(new.origins) or "")) for change in changes])
+    yield from _commented([(str(change), str(change.origin(new.provenance) or "")) for change in changes])
 
 
 def _overrides(text: str) -> list[str]:
@@ -66,24 +65,26 @@ def _overrides(text: str) -> list[str]:
 def provenance(overrides: Sequence[str], places: Mapping[str, Any]) -> Iterator[str]:
     """The YAML with the origin of each value after it, and who chose the option of each group."""
     composed = compose(overrides, **places)
-    origins = composed.origins
-    values = check.contents(composed.raw)
-    for section, choice in origins.choices.items():
+    provenance = composed.provenance
+    values = contents(composed.raw)
+    for section, choice in provenance.choices.items():
         if section[0] not in values:
             yield f"# {choice.origin}"
-    yield from _commented(list(_rows(origins, values, (), OmegaConf.create(_without_resolvers(values)))))
+    yield from _commented(list(_rows(provenance, values, (), OmegaConf.create(_without_resolvers(values)))))
 
 
-def _rows(origins: Origins, values: Mapping[Any, Any], path: KeyPath, resolving: Any) -> Iterator[tuple[str, str]]:
+def _rows(
+    provenance: Provenance, values: Mapping[Any, Any], path: KeyPath, resolving: Any
+) -> Iterator[tuple[str, str]]:
     indent = "  " * len(path)
     for key, value in values.items():
         here = (*path, str(key))
         if isinstance(value, Mapping) and value:
-            yield f"{indent}{shown(key)}:", str(origins.chosen(here, value) or "")
-            yield from _rows(origins, value, here, resolving[key])
+            yield f"{indent}{shown(key)}:", str(provenance.chosen(here, value) or "")
+            yield from _rows(provenance, value, here, resolving[key])
         else:
             comes_to = f" ({found})" if (found := _resolved(resolving, key, value)) else ""
-            yield f"{indent}{shown(key)}: {shown(value)}", f"{origins.exact(here)}{comes_to}"
+            yield f"{indent}{shown(key)}: {shown(value)}", f"{provenance.exact(here)}{comes_to}"
 
 
 def _without_resolvers(value: Any) -> Any:

@@ -12,15 +12,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.config import check
 from trainer_cli.config.kinds import MISSING
 from trainer_cli.config.modules import missing
-from trainer_cli.config.origins import Origins
-from trainer_cli.config.parameters import live_parameters, misfits
+from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.schema import CheckpointConfig, TrainConfig
+from trainer_cli.config.signatures import Parameter, call_parameters, misfits
 from trainer_cli.config.suggest import nearest
 from trainer_cli.config.targets import Trust, absent, check_name, check_path, component
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import Code, ConfigError
 from trainer_cli.trainer.duration import Duration
 
 SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "callbacks", "loggers")
@@ -41,51 +40,61 @@ _SOMETHING = object()
 
 
 def mistakes(
-    config: TrainConfig, origins: Origins, roots: Iterable[Path], trust: Trust, sections: Collection[str] = SECTIONS
+    config: TrainConfig,
+    provenance: Provenance,
+    roots: Iterable[Path],
+    trust: Trust,
+    sections: Collection[str] = SECTIONS,
 ) -> Iterator[ConfigError]:
     """What is wrong with the components of a config, as far as no import is needed, each with its key and place.
 
     Interpolations are resolved. The project's root comes first in `roots`; only `sections` are checked.
     """
-    return _placed(_Checker(trust, list(roots)), config, origins, sections)
+    return _placed(_Checker(trust, list(roots)), config, provenance, sections)
 
 
 def binding_mistakes(
-    config: TrainConfig, origins: Origins, trust: Trust, sections: Collection[str] = SECTIONS
+    config: TrainConfig, provenance: Provenance, trust: Trust, sections: Collection[str] = SECTIONS
 ) -> Iterator[ConfigError]:
     """As `mistakes`, and also what the imported targets refuse: no class or function, or other arguments.
 
     The project's root is on `sys.path` already.
     """
-    return _placed(_Checker(trust, None), config, origins, sections)
+    return _placed(_Checker(trust, None), config, provenance, sections)
 
 
 def _placed(
-    checker: _Checker, config: TrainConfig, origins: Origins, sections: Collection[str]
+    checker: _Checker, config: TrainConfig, provenance: Provenance, sections: Collection[str]
 ) -> Iterator[ConfigError]:
     found = [checker.section(name, getattr(config, name)) for name in sections]
     if "optimizer" in sections:
         found.append(checker.groups(config.optimizer, config.param_groups))
     for error in chain.from_iterable(found):
-        where = error.where or ""
-        yield ConfigError(error.what, where=check.place(where, error.what, origins), cure=error.cure)
+        yield error.at(provenance.source(tuple((error.location or "").split("."))))
 
 
 def check_keys(node: Mapping[str, Any], where: str) -> Iterator[ConfigError]:
     """Refuse keys of a node that look special and are not, and `_args_` that are no list."""
     for key in map(str, node):
         if key.startswith("_") and key.endswith("_") and key not in SPECIAL:
-            yield ConfigError(f"{where}.{key} is not known", where=where, cure=f"Known: {', '.join(SPECIAL)}.")
+            yield ConfigError(
+                f"{where}.{key} is not known", location=where, code=Code.argument, hint=f"Known: {', '.join(SPECIAL)}."
+            )
     if not isinstance(node.get("_args_", []), list | tuple):
-        yield ConfigError(f"{where}._args_ is {node['_args_']!r}, but it must be a list", where=f"{where}._args_")
+        yield ConfigError(
+            f"{where}._args_ is {node['_args_']!r}, but it must be a list",
+            location=f"{where}._args_",
+            code=Code.argument,
+        )
 
 
 def no_node(value: Any, where: str) -> ConfigError:
     """The error for a component that is no node."""
     return ConfigError(
         f"{where} is {value!r}, but it must be a node with `_target_`",
-        where=where,
-        cure=f"Choose one with {where.split('.', 1)[0]}=NAME; `train list` shows them.",
+        location=where,
+        code=Code.target,
+        hint=f"Choose one with {where.split('.', 1)[0]}=NAME; `train list` shows them.",
     )
 
 
@@ -93,20 +102,14 @@ def no_target(node: Mapping[Any, Any], where: str) -> ConfigError:
     """The error for a component whose node does not say what to make."""
     name = where.rpartition(".")[2]
     if is_node(node.get(name)):
-        cure = f"Leave out '{name}:' and indent the rest less: what a group's file says goes to {where} by itself."
+        hint = f"Leave out '{name}:' and indent the rest less: what a group's file says goes to {where} by itself."
     elif (meant := nearest("_target_", map(str, node))) is not None:
-        cure = f"Write '_target_' for '{meant}'."
+        hint = f"Write '_target_' for '{meant}'."
     else:
-        cure = f"Choose one with {where.split('.', 1)[0]}=NAME, or say what to make: _target_: package.module.Class."
-    first = next(iter(node), None)  # Its line is that of the node's file.
-    return ConfigError(f"{where} has no _target_", where=where if first is None else f"{where}.{first}", cure=cure)
-
-
-def _or_duration(error: ConfigError) -> ConfigError:
-    """A schedule's steps may be said as a duration too."""
-    if error.cure is None and error.what.endswith("a whole number"):
-        error.cure = "Or a duration, such as 500st or 1ep."
-    return error
+        hint = f"Choose one with {where.split('.', 1)[0]}=NAME, or say what to make: _target_: package.module.Class."
+    first = next(iter(node), None)  # Its line is in the node's own file.
+    location = where if first is None else f"{where}.{first}"
+    return ConfigError(f"{where} has no _target_", location=location, code=Code.target, hint=hint)
 
 
 def optimizers(optimizer: Any) -> dict[str, Any]:
@@ -148,7 +151,7 @@ def is_node(value: Any) -> bool:
 
 
 class _Checker:
-    """Goes through a config's components; the errors' `where` is the key alone.
+    """Goes through a config's components; the errors have a location and no source yet.
 
     `roots` null: import the targets. Otherwise only look for their files, in these folders first.
     """
@@ -182,7 +185,7 @@ class _Checker:
         several = list(optimizers(optimizer).values())
         only = several[0] if len(several) == 1 and is_node(several[0]) else None
         target = self._target(only["_target_"], "optimizer")[0] if only else None
-        takes = None if target is None else live_parameters(target)
+        takes = None if target is None else call_parameters(target)
         if target is None or takes is None or not target.__module__.startswith("torch.optim"):
             return  # Others may have settings that their constructor does not take: reported when they are built.
         for pattern, settings in groups.items():
@@ -197,13 +200,13 @@ class _Checker:
             return
         name = where.partition(".")[2]
         if not name.isidentifier():
-            yield ConfigError(f"optimizer has the name {name!r}, but it is of letters, digits and _", where=where)
+            yield ConfigError(f"optimizer has the name {name!r}, but it is of letters, digits and _", location=where)
         params = node.get("params")
         if params is not None and not (
             isinstance(params, str) or (isinstance(params, list) and all(isinstance(one, str) for one in params))
         ):
             what = f"{where}.params is {params!r}, but it is a glob of parameter names, or a list of them"
-            yield ConfigError(what, where=f"{where}.params")
+            yield ConfigError(what, location=f"{where}.params")
         yield from self._component(where, {key: value for key, value in node.items() if key != "params"}, first=1)
 
     def _data(self, node: Any) -> Iterator[ConfigError]:
@@ -215,7 +218,7 @@ class _Checker:
             value = node.get(key)
             if value is not None and value != MISSING and (type(value) is not int or value < least):
                 what = f"data.{key} is {value!r}, but it must be a whole number of at least {least}"
-                yield ConfigError(what, where=f"data.{key}")
+                yield ConfigError(what, location=f"data.{key}")
         collate, where = node.get("collate_fn"), "data.collate_fn"
         if isinstance(collate, str):
             yield from self._target(collate, where)[1]
@@ -245,7 +248,7 @@ class _Checker:
         wrong = list(check_keys(node, where))
         yield from wrong
         target, refused = self._target(node["_target_"], f"{where}._target_")
-        takes = None if target is None else live_parameters(target)
+        takes = None if target is None else call_parameters(target)
         yield from refused
         own = {str(key): value for key, value in node.items() if key not in SPECIAL}
         positional = [] if wrong else list(node.get("_args_", []))
@@ -256,16 +259,10 @@ class _Checker:
                 named = {key: 1 if in_steps(value) else value for key, value in named.items()}
                 if any(one.name == "total_steps" and one.by_name for one in takes):
                     named.setdefault("total_steps", _SOMETHING)
-            unfit = misfits(
-                where,
-                _name(target),
-                takes,
-                [*[_SOMETHING] * first, *positional],
-                named,
-                first=first,
-                late=bool(node.get("_partial_")),
-            )
-            yield from map(_or_duration, unfit) if schedule else unfit
+            late = bool(node.get("_partial_"))
+            values = [*[_SOMETHING] * first, *positional]
+            for error in misfits(where, _name(target), takes, values, named, first=first, late=late):
+                yield _or_duration(error, takes) if schedule else error
         for key, value in own.items():
             yield from self._inside(f"{where}.{key}", value)
         yield from self._inside(f"{where}._args_", positional)
@@ -293,6 +290,15 @@ class _Checker:
             return None, [error]
         lacks = missing(path, self.roots)
         return None, [] if lacks is None else [absent(path, where, *lacks)]
+
+
+def _or_duration(error: ConfigError, takes: Sequence[Parameter]) -> ConfigError:
+    """Say that a schedule's steps may be given as a duration too."""
+    name = (error.location or "").rpartition(".")[2]
+    kinds = next((one.kind.names for one in takes if one.name == name and one.kind is not None), frozenset())
+    if error.code is Code.wrong_type and error.hint is None and kinds == {"int"}:
+        error.cure = "Or a duration, such as 500st or 1ep."
+    return error
 
 
 def _name(target: Callable[..., Any]) -> str:

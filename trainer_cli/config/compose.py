@@ -1,76 +1,77 @@
-"""From files and overrides to a checked config: Hydra composes, the errors are in our words.
+"""From files and overrides to a checked config.
 
-overrides ──► overrides.parsed ──► Hydra ──► raw (plain, unresolved) ──► check.examined ──► TrainConfig
-                                     ▲                                        ▲
-     configs/*.yaml by reading.read_file, or a recovered config          schema, origins
+overrides ──► overrides.parsed ──► override_checks ──► Hydra's defaults list (hydra_compat) over config_files
+          ──► merge of the files, then override_values ──► validation and arguments ──► TrainConfig
 
-Each stage goes on after a mistake as far as it can, so that independent ones are told together.
+Each stage continues after a mistake as far as it can, so that independent mistakes are reported together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.core.config_store import ConfigStore
+import yaml
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config import arguments, check, engine, locate
-from trainer_cli.config.defaults_list import chosen
-from trainer_cli.config.difference import ABSENT, Absent, Change, diff
-from trainer_cli.config.engine import Files
+from trainer_cli.config import arguments, defaults_list, hydra_compat, override_values
+from trainer_cli.config.config_files import ConfigFiles
+from trainer_cli.config.diff import ABSENT, Absent, Change, diff
 from trainer_cli.config.experiments import COMPONENTS, overruled, own_nodes
+from trainer_cli.config.fields import KeyPath, allowed_mistakes, defaults
 from trainer_cli.config.garbage import uncollected
-from trainer_cli.config.kinds import names_one_of
-from trainer_cli.config.origins import Choice, Given, Origins, Source, label
-from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, KeyPath, add, line_of, parsed, raise_all
-from trainer_cli.config.place import Place
-from trainer_cli.config.reading import read_file, read_text
-from trainer_cli.config.refusals import NOT_COMPOSED, SCHEMA, translated, wrong_overrides
+from trainer_cli.config.hydra_compat import SCHEMA, Merged
+from trainer_cli.config.hydra_errors import translated
+from trainer_cli.config.override_checks import wrong_overrides
+from trainer_cli.config.overrides import COMMAND_LINE, Append, CommandLine, line_of, parsed, refused
+from trainer_cli.config.provenance import Choice, Given, Provenance, Source, label
 from trainer_cli.config.schema import TrainConfig
+from trainer_cli.config.search_path import SearchPath, find, primaries, project_root
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.targets import Trust, import_from
-from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.config.validation import completed, contents, merged, validate
+from trainer_cli.config.yaml_reader import read_file, read_text
+from trainer_cli.errors import Code, ConfigError, UserError, raise_all
 
-__all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "from_yaml", "to_yaml"]
+__all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "freeze", "from_yaml", "thaw", "to_yaml"]
 
-RECOVERED = "train_recovered"
 OF_ONE_COMMAND = ("resume", "resume_allow", "trust")
-"""Keys that count for the command that says them, and are not recovered from a config on disk."""
+"""Keys that belong to the command that sets them, and are not recovered from a config on disk."""
 NO_LONGER = (("checkpoint", "writer"),)
 """Keys that an earlier version wrote into the config of a run, without effect on what it computes."""
 RENAMED = {"trainer_cli.trainer.schedules.WarmupCosine": "trainer_cli.trainer.schedulers.WarmupCosine"}
-"""Targets that an earlier version wrote, and what they are called now."""
+"""Targets that an earlier version wrote -> their present names."""
 
 
 class Composed(NamedTuple):
-    """A config, what it was made of, and whose targets it may name."""
+    """A config, what it was made of, and which targets it may name."""
 
     config: TrainConfig
     raw: DictConfig
     overrides: list[str]
     project_root: Path
     config_dirs: list[Path]
-    origins: Origins
+    provenance: Provenance
     trust: Trust
 
     def where(self, key: str) -> str:
         """`file:line`, `command line` or `default` for a dotted key."""
-        return self.origins.of(tuple(key.split(".")))
+        return self.provenance.source(tuple(key.split(".")))
 
     @contextmanager
     def placing(self) -> Iterator[None]:
-        """A user's mistake that a part of this config tells with its key is told with the key's place too."""
+        """Add the source of its key to a user's mistake that is raised inside."""
         try:
             yield
         except UserError as error:
-            if error.where and ", " not in error.where and error.where.partition(".")[0] in self.raw:
-                error.where = f"{error.where}, {self.where(error.where)}"
+            if error.source is None and error.where and error.where.partition(".")[0] in self.raw:
+                error.source = self.where(error.where)
             raise
 
     def check_targets(self, sections: Collection[str] = arguments.SECTIONS) -> None:
@@ -80,7 +81,7 @@ class Composed(NamedTuple):
             ConfigError: naming all mistakes.
         """
         import_from(self.project_root)
-        raise_all(list(arguments.binding_mistakes(self.config, self.origins, self.trust, sections)))
+        raise_all(list(arguments.binding_mistakes(self.config, self.provenance, self.trust, sections)))
 
 
 @uncollected()
@@ -95,25 +96,20 @@ def compose(
 ) -> Composed:
     """Compose the primary config, its groups and the overrides, and check all of it.
 
-    `missing_ok` lets mandatory values (`???`) stand, to be shown; `sections` are those whose components are checked.
-    Nothing is imported for that: `Composed.check_targets` does it.
+    `missing_ok` accepts mandatory values (`???`) that are not given yet; `sections` are those whose components are
+    checked. Nothing is imported for that: `Composed.check_targets` does it.
 
     Raises:
-        ConfigError: what is wrong, where, and the cure; several mistakes together where they are independent.
+        ConfigError: what is wrong, where, and a hint; several mistakes together where they are independent.
     """
-    place = Place.of(config_dir, config_name, cwd)
-    if locate.find(place.dirs, place.primary) is None:
-        names = locate.primaries(place.dirs)
-        raise ConfigError(
-            f"there is no {place.primary}.yaml in {place.listed()}",
-            where="--config-name",
-            cure=did_you_mean(place.primary, names).strip() or f"There are: {', '.join(names) or 'none'}.",
-        )
-    draft = _draft(place, parsed(overrides), place.primary)
-    config = _checked(
-        draft, missing_ok, lambda config: arguments.mistakes(config, draft.origins, [place.root], Trust(), sections)
-    )
-    return Composed(config, draft.raw, list(overrides), place.root, place.dirs, draft.origins, Trust())
+    search = SearchPath.of(config_dir, config_name, cwd)
+    if find(search.dirs, search.primary) is None:
+        names = primaries(search.dirs)
+        hint = did_you_mean(search.primary, names).strip() or f"There are: {', '.join(names) or 'none'}."
+        what = f"there is no {search.primary}.yaml in {search.listed()}"
+        raise ConfigError(what, source="--config-name", code=Code.unknown_option, hint=hint)
+    draft = _composed(search, parsed(overrides))
+    return _checked(draft, overrides, search, missing_ok, lambda config: Trust(), sections)
 
 
 @uncollected()
@@ -133,9 +129,9 @@ def from_yaml(
     `key=value` changes that value; `group=option` puts a freshly composed section in place of the recovered
     one; `experiment=` composes anew, and nothing of the recovered config stays. `resume`, `resume_allow` and
     `trust` are not recovered. `_target_`s are restricted (config/targets.py), and those of `sections` looked up;
-    neither where the file is `trusted`, as a run's own is that is only compared with.
+    neither for a `trusted` file, such as that of a run that is only compared.
     """
-    place = Place.of(config_dir, config_name, cwd)
+    search = SearchPath.of(config_dir, config_name, cwd)
     line = parsed(overrides)
     if any(override.key_or_group == "experiment" for override in line.overrides):
         return compose(
@@ -146,47 +142,91 @@ def from_yaml(
             missing_ok=missing_ok,
             sections=sections,
         )
-    recovered, found, mistakes = _load(source, place.cwd)
-    swaps = [override for override in line.overrides if place.is_group(override)]
+    values, found, mistakes = _load(source, search.cwd)
+    swaps = [override for override in line.overrides if search.is_group(override.key_or_group)]
     sources = [found]
     choices: dict[KeyPath, Choice] = {}
     if swaps:
-        fresh = _draft(place, CommandLine(swaps), place.primary)
+        fresh = _composed(search, CommandLine(swaps))
         mistakes += fresh.mistakes
         for override in swaps:
             section = (override.package or override.key_or_group).replace("/", ".")
-            if section not in recovered or section not in fresh.raw:
-                cure = "Say experiment=NAME to compose anew."
+            if section not in values or section not in fresh.values:
                 what = f"{line_of(override)} names no section of the recovered config"
-                mistakes.append(ConfigError(what, where=COMMAND_LINE, cure=cure))
+                mistakes.append(refused(what, "Write experiment=NAME to compose anew.", Code.unknown_option))
                 continue
-            recovered[section] = fresh.raw[section]
+            values[section] = fresh.values[section]
             path = tuple(section.split("."))
             sources[0] = sources[0]._replace(but=(*sources[0].but, section))
-            sources += [source._replace(only=path) for source in fresh.origins.sources]
-            choices |= {key: choice for key, choice in fresh.origins.choices.items() if key == path}
-    ConfigStore.instance().store(RECOVERED, {"defaults": [SCHEMA, "_self_"], **check.contents(recovered)})
-    values = replace(line, overrides=[override for override in line.overrides if override not in swaps])
-    draft = _draft(place, values, RECOVERED, sources, choices)
-    draft.mistakes[:0] = mistakes
+            sources += [source._replace(only=path) for source in fresh.provenance.sources]
+            choices |= {key: choice for key, choice in fresh.provenance.choices.items() if key == path}
+    rest = replace(line, overrides=[override for override in line.overrides if override not in swaps])
+    checked = _checked_line(search, rest)
+    draft = _Draft(values, Provenance(sources, [], choices), mistakes + checked.mistakes, checked.whole)
+    draft = _with_overrides(draft, checked, search)
 
     def trust(config: TrainConfig) -> Trust:
-        return Trust() if trusted else Trust.recovered(place.root, config.trust)
+        return Trust() if trusted else Trust.recovered(search.root, config.trust)
 
-    def looked_up(config: TrainConfig) -> Iterator[ConfigError]:
-        asked = () if trusted else sections
-        return arguments.mistakes(config, draft.origins, [place.root], trust(config), asked)
-
-    config = _checked(draft, missing_ok, looked_up)
-    return Composed(config, draft.raw, list(overrides), place.root, place.dirs, draft.origins, trust(config))
+    return _checked(draft, overrides, search, missing_ok, trust, () if trusted else sections)
 
 
 def to_yaml(composed: Composed) -> str:
-    """The config as it is written to disk: unresolved, so that `${oc.env:…}` tells no secret."""
+    """The config as it is written to disk: unresolved, so that `${oc.env:…}` writes no secret."""
     return OmegaConf.to_yaml(composed.raw)
 
 
-def _load(source: str | Path, cwd: Path) -> tuple[DictConfig, Source, list[ConfigError]]:
+def freeze(composed: Composed, below: str) -> str:
+    """The config as YAML with a run directory below its own, for `thaw`."""
+    values = contents(composed.raw)
+    return OmegaConf.to_yaml(OmegaConf.create({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"}))
+
+
+def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None) -> Composed:
+    """The config that `freeze` returned; no other file is read. `overrides` are those it was composed with."""
+    text, here = file.read_text("utf-8"), Path.cwd()
+    values = completed(yaml.load(text, Loader=hydra_compat.get_yaml_loader()))
+    provenance = Provenance([Source(label(file.resolve(), here), yaml.compose(text, Loader=yaml.SafeLoader))])
+    config, mistakes = validate(values, provenance)
+    raise_all(mistakes)
+    root = project_root(config_dir, here)
+    return Composed(config, OmegaConf.create(values), list(overrides), root, [], provenance, Trust())
+
+
+class _Draft(NamedTuple):
+    """A composition that is still to be checked. If it is not `whole`, only the command line can be checked."""
+
+    values: dict[str, Any]
+    provenance: Provenance
+    mistakes: list[ConfigError]
+    whole: bool
+
+
+def _checked(
+    draft: _Draft,
+    overrides: Sequence[str],
+    search: SearchPath,
+    missing_ok: bool,
+    trust_of: Callable[[TrainConfig], Trust],
+    sections: Collection[str],
+) -> Composed:
+    """The config, if there is no mistake in it nor in its targets; all of them together otherwise."""
+    provenance = draft.provenance
+    config, found = validate(draft.values, provenance, missing_ok=missing_ok)
+    wrong = [one.location or "" for one in found]
+    trust = trust_of(config)
+    found += [one.at(provenance.source(("resume_allow",))) for one in allowed_mistakes(config.resume_allow)]
+    for one in arguments.mistakes(config, provenance, [search.root], trust, sections):
+        if not any(f"{one.location}.".startswith(f"{key}.") for key in wrong):
+            found.append(one)
+    reported = {mistake.source for mistake in draft.mistakes} - {COMMAND_LINE}
+    found = [one for one in found if one.source not in reported and (draft.whole or one.source == COMMAND_LINE)]
+    raise_all([*draft.mistakes, *found])
+    raw = OmegaConf.create(draft.values)
+    return Composed(config, raw, list(overrides), search.root, search.dirs, provenance, trust)
+
+
+def _load(source: str | Path, cwd: Path) -> tuple[dict[str, Any], Source, list[ConfigError]]:
     """The recovered values over the schema's defaults, without what belongs to one command only; and mistakes."""
     name = label(source.resolve(), cwd) if isinstance(source, Path) else "the recovered config"
     if isinstance(source, Path):
@@ -204,9 +244,7 @@ def _load(source: str | Path, cwd: Path) -> tuple[DictConfig, Source, list[Confi
         if isinstance(values.get(section), dict):
             values[section].pop(key, None)
     _rename_targets(values.get("scheduler"))
-    recovered = check.completed(values)
-    for key in OF_ONE_COMMAND:
-        recovered[key] = check.plain()[key]
+    recovered = completed({str(key): value for key, value in values.items() if key not in OF_ONE_COMMAND})
     return recovered, Source(name, reading.node, but=OF_ONE_COMMAND), reading.mistakes
 
 
@@ -220,85 +258,110 @@ def _rename_targets(value: Any) -> None:
         _rename_targets(inner)
 
 
-class _Draft(NamedTuple):
-    """A composition that is still to be checked. Where it is not `whole`, only the command line can be judged."""
+class _Line(NamedTuple):
+    """The overrides of a command line that are not refused: choices of groups, values and appends."""
 
-    raw: DictConfig
-    origins: Origins
+    choices: list[Override]
+    values: list[Override]
+    command: CommandLine
+    appends: list[Append]
     mistakes: list[ConfigError]
     whole: bool
+    """Whether every choice of a group could be read."""
 
 
-def _checked(draft: _Draft, missing_ok: bool, looked_up: Callable[[TrainConfig], Iterable[ConfigError]]) -> TrainConfig:
-    """The config, where there is no mistake in it, nor in its targets; all of them together otherwise."""
-    config, found, put_back = check.examined(draft.raw, draft.origins, missing_ok=missing_ok)
-    if config is not None:
-        if config.resume_allow:
-            from trainer_cli.config import allowed  # Most configs need no look at every key.
-
-            found += allowed.mistakes(config.resume_allow, draft.origins)
-        found += [one for one in looked_up(config) if not names_one_of(put_back, f"{one.what} {one.where}")]
-    told = {mistake.where for mistake in draft.mistakes} - {COMMAND_LINE}
-    mistakes = [one for one in found if one.where not in told and (draft.whole or COMMAND_LINE in (one.where or ""))]
-    raise_all([*draft.mistakes, *mistakes])
-    assert config is not None
-    return config
-
-
-def _draft(
-    place: Place,
-    line: CommandLine,
-    primary: str,
-    sources: Sequence[Source] = (),
-    choices: Mapping[KeyPath, Choice] | None = None,
-) -> _Draft:
-    """Hydra's composition, completed by the schema's defaults, `ckpt` and `name`; where all came from; mistakes."""
-    wrong = list(wrong_overrides(place, line))
+def _checked_line(search: SearchPath, line: CommandLine) -> _Line:
+    wrong = list(wrong_overrides(search, line))
     mistakes = [*line.mistakes, *(mistake for _, mistake in wrong)]
-    refused = {text for text, _ in wrong}
-    overrides = [override for override in line.overrides if line_of(override) not in refused]
-    whole = not line.mistakes and not any(place.is_group(o) for o in line.overrides if line_of(o) in refused)
-    files = Files(place)
+    refused_lines = {text for text, _ in wrong}
+    choices = [one for one in line.overrides if search.is_group(one.key_or_group)]
+    kept = [one for one in choices if line_of(one) not in refused_lines]
+    values = [one for one in line.overrides if one not in choices and line_of(one) not in refused_lines]
+    appends = [one for one in line.appends if one.line not in refused_lines]
+    return _Line(kept, values, line, appends, mistakes, not line.mistakes and len(kept) == len(choices))
+
+
+def _composed(search: SearchPath, command: CommandLine) -> _Draft:
+    """The files that the primary config and the overrides choose, merged in order, and the overrides on top."""
+    line = _checked_line(search, command)
+    files = ConfigFiles(search)
     try:
-        made = engine.run(place, primary, overrides, files)
-    except (HydraException, OmegaConfBaseException, *NOT_COMPOSED) as error:
-        mistakes += files.mistakes
-        raise_all(mistakes if files.broken or not whole else [*mistakes, translated(error, place, line, files.read)])
+        values, sources, listed = merge(search, line.choices, files)
+    except (HydraException, OmegaConfBaseException, RecursionError, ValueError) as error:
+        found = [*line.mistakes, *files.mistakes]
+        if line.whole and not files.broken:
+            found.append(translated(error, search, command, [*files.read]))
+        raise_all(found)
         raise
-    mistakes += files.mistakes
-    whole = whole and not files.broken
-    if whole:
-        mistakes += made.mistakes
-    values = check.contents(made.config)
-    given = [Given.of(override) for override in overrides if not place.is_group(override)]
-    experiments = [path for one in made.listed.defaults if (path := one.config_path or "").startswith("experiment/")]
-    documents = [files[file].values or {} for path in experiments if (file := locate.find(place.dirs, path))]
-    groups = [override for override in overrides if place.is_group(override)]
-    chosen_here = [override.key_or_group for override in groups]
-    off = [override.key_or_group for override in groups if override.is_delete() or override.value() is None]
-    values = own_nodes(values, documents, [one.path for one in given], chosen_here)
-    # What an experiment sets in a component that the command line switches off is switched off with it.
-    values |= {group: None for group in off if group in COMPONENTS}
-    if line.ckpt_given:
-        values["ckpt"] = line.ckpt
-        given.append(Given(("ckpt",), f"ckpt={line.ckpt}", line.ckpt))
+    choices = defaults_list.choices(search, listed, line.choices, lambda file: files[file].node)
+    whole = line.whole and not files.broken
+    draft = _Draft(values, Provenance(sources, [], choices), [*line.mistakes, *files.mistakes], whole)
+    experiments = [one.name for one in listed if one.name.startswith("experiment/")]
+    draft = _with_overrides(draft, line, search, experiments, files)
+    if draft.whole and experiments:
+        named = {one.path for one in draft.provenance.given}
+        lost = list(overruled(line.choices, search.dirs, files.__getitem__, draft.values, named, draft.provenance))
+        # What else is wrong with such a mixture is no mistake of its own.
+        draft = draft._replace(mistakes=draft.mistakes + lost, whole=not lost)
+    return draft
+
+
+def _for_hydra(choice: Override) -> Override:
+    """`group=null` in Hydra's grammar, `~group`; any other choice as it is."""
+    if choice.is_delete() or choice.value() is not None:
+        return choice
+    key = line_of(choice).lstrip("+").partition("=")[0]
+    return parsed([f"~{key}"]).overrides[0]
+
+
+def merge(
+    search: SearchPath, choices: Sequence[Override], files: ConfigFiles
+) -> tuple[dict[str, Any], list[Source], list[Merged]]:
+    """The configs that the primary config and the overrides of groups choose, each merged into its package.
+
+    Returns the plain values, unresolved, where they come from, and the configs.
+    """
+    listed = hydra_compat.defaults_list(files, search.primary, [_for_hydra(one) for one in choices])
+    values: dict[str, Any] = {}
+    sources = []
+    for one in listed:
+        package = tuple(one.package.split(".")) if one.package else ()
+        own: Mapping[Any, Any] = defaults() if one.name == SCHEMA else {}
+        if (file := find(search.dirs, one.name)) is not None:
+            sources.append(Source(label(file, search.cwd), files[file].node, package))
+            hidden = ("defaults",) if package else ("defaults", "hydra")
+            own = {key: value for key, value in (files[file].values or {}).items() if key not in hidden}
+        for part in reversed(package):
+            own = {part: own}
+        values = merged(values, own)
+    return values, sources, listed
+
+
+def _with_overrides(
+    draft: _Draft,
+    line: _Line,
+    search: SearchPath,
+    experiments: Sequence[str] = (),
+    files: ConfigFiles | None = None,
+) -> _Draft:
+    """The values after the overrides, completed by the schema's defaults, `ckpt` and `name`."""
+    values, found = draft.values, [override_values.apply(draft.values, one, search) for one in line.values]
+    given = [Given.of(override) for override in line.values]
+    if files is not None:
+        paths = [file for name in experiments if (file := find(search.dirs, name))]
+        documents = [files[path].values or {} for path in paths]
+        values = own_nodes(values, documents, [one.path for one in given], [one.key_or_group for one in line.choices])
+        # What an experiment sets in a component that the command line switches off is switched off with it.
+        off = [one.key_or_group for one in line.choices if one.is_delete() or one.value() is None]
+        values |= {group: None for group in off if group in COMPONENTS}
+    if line.command.ckpt_given:
+        values["ckpt"] = line.command.ckpt
+        given.append(Given(("ckpt",), f"ckpt={line.command.ckpt}", line.command.ckpt))
     if values.get("name") is None:
         values["name"] = experiments[-1].rsplit("/")[-1] if experiments else "default"
-    raw = check.completed(values)
-    if line.appends:
-        full = check.contents(raw)
-        for append in line.appends:
-            if append.line not in refused:
-                problem = add(full, append)
-                mistakes += [problem] if problem is not None and whole else []
-                given.append(Given(append.path, append.line, append.values, added=True))
-        raw = check.completed(full)
-    listed = chosen(place, made.listed, overrides, lambda file: files[file].node)
-    merged = engine.sources(place, made.listed.defaults, files)
-    origins = Origins([*sources, *merged], given, {**(choices or {}), **listed})
-    if whole and experiments:
-        named = {one.path for one in given}
-        lost = list(overruled(groups, place.dirs, files.__getitem__, values, named, origins))
-        # What else is wrong with such a mixture is no mistake of its own.
-        mistakes, whole = mistakes + lost, not lost
-    return _Draft(raw, origins, mistakes, whole)
+    values = completed(values)
+    for one in line.appends:
+        found.append(override_values.append(values, one))
+        given.append(Given(one.path, one.line, one.values, added=True))
+    mistakes = [*draft.mistakes, *(one for one in found if one is not None and draft.whole)]
+    return _Draft(values, Provenance(draft.provenance.sources, given, draft.provenance.choices), mistakes, draft.whole)

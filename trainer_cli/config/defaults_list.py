@@ -1,4 +1,4 @@
-"""The defaults lists of the YAML files: their mistakes, which option of each group they chose, and where."""
+"""The defaults lists in YAML files: their mistakes, and which entry chose the option of each group."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from hydra._internal.defaults_list import DefaultsList
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config import locate
-from trainer_cli.config.origins import Choice, Origin, label
-from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, line_of
-from trainer_cli.config.place import Place
+from trainer_cli.config.fields import KeyPath
+from trainer_cli.config.hydra_compat import Merged
+from trainer_cli.config.overrides import COMMAND_LINE, line_of
+from trainer_cli.config.provenance import Choice, Origin, label
+from trainer_cli.config.search_path import SearchPath, find
 from trainer_cli.config.suggest import did_you_mean
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import Code, ConfigError
 
 _TEXT = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
@@ -29,8 +29,9 @@ def mistakes(document: yaml.Node | None, name: str, group: str, groups: Sequence
     if listed is None:
         return
 
-    def wrong(node: yaml.Node, what: str, cure: str = _HOW) -> ConfigError:
-        return ConfigError(what, where=f"{name}:{node.start_mark.line + 1}", cure=cure)
+    def wrong(node: yaml.Node, what: str, hint: str = _HOW) -> ConfigError:
+        source = f"{name}:{node.start_mark.line + 1}"
+        return ConfigError(what, source=source, code=Code.defaults_list, hint=hint)
 
     if not isinstance(listed, yaml.SequenceNode):
         yield wrong(listed, "'defaults' must be a list")
@@ -66,8 +67,8 @@ def _choice(
         written = f"- {option.value}" if chosen == group else f"- override /{last}: {option.value}"
         yield wrong(key, f"{chosen} is looked for below {group}/", f"Write '{written}'.")
     elif "optional" not in words:
-        cure = f"There are: {', '.join(groups)}.{did_you_mean(chosen.lstrip('/'), groups)}"
-        yield wrong(key, f"there is no group '{resolved}'", cure)
+        hint = f"There are: {', '.join(groups)}.{did_you_mean(chosen.lstrip('/'), groups)}"
+        yield wrong(key, f"there is no group '{resolved}'", hint)
 
 
 class _Entry(NamedTuple):
@@ -79,36 +80,37 @@ class _Entry(NamedTuple):
     is_override: bool
 
 
-def chosen(
-    place: Place, listed: DefaultsList, overrides: Sequence[Override], read: Callable[[Path], yaml.Node | None]
+def choices(
+    search: SearchPath,
+    listed: Sequence[Merged],
+    overrides: Sequence[Override],
+    read: Callable[[Path], yaml.Node | None],
 ) -> dict[KeyPath, Choice]:
-    """Section -> the choice of its group. An option that goes to the tree's root stands under `(group,)`.
+    """Section -> the choice of its group. An option that is merged into the tree's root is under `(group,)`.
 
-    `read` gives the YAML document of a file that was merged.
+    `read` returns the YAML document of a file that was merged.
     """
-    defaults = listed.defaults
-    files = {name: file for one in defaults if (file := locate.find(place.dirs, name := one.config_path or ""))}
+    files = {one.name: file for one in listed if (file := find(search.dirs, one.name))}
     entries = [
-        _Entry(group, option, Origin(f"{label(file, place.cwd)}:{line}", f"{group}={option or 'null'}"), is_override)
+        _Entry(group, option, Origin(f"{label(file, search.cwd)}:{line}", f"{group}={option or 'null'}"), is_override)
         for name, file in files.items()
         for group, option, line, is_override in _listed(read(file), name.rpartition("/")[0])
     ]
     # An override stands before what it overrides; of several the first wins, as in Hydra.
     entries.sort(key=lambda entry: not entry.is_override)
-    groups = [override for override in overrides if place.is_group(override)]
-    # experiment=x is rewritten to +experiment=x; a person wrote the one or the other.
-    said = {path: line_of(override).removeprefix("+") for override in groups for path in _paths(override)}
+    groups = [override for override in overrides if search.is_group(override.key_or_group)]
+    # experiment=x was rewritten to +experiment=x.
+    written = {path: line_of(override).removeprefix("+") for override in groups for path in _paths(override)}
     found: dict[KeyPath, Choice] = {}
-    for one in defaults:
-        group = (one.config_path or "").rpartition("/")[0]
-        file = files.get(one.config_path or "")
+    for one in listed:
+        group = one.name.rpartition("/")[0]
+        file = files.get(one.name)
         if not group or file is None:
             continue
-        package = one.package or ""
-        section = _path(group if package in ("", "_global_") else package)
-        by = _who(one.config_path or "", said, entries)
+        section = _path(one.package or group)
+        by = _who(one.name, written, entries)
         if by is not None:
-            found[section] = Choice(by, label(file, place.cwd))
+            found[section] = Choice(by, label(file, search.cwd))
     # What is left chose nothing: null, or ~group.
     for override in groups:
         found.setdefault(_path(override.key_or_group), Choice(Origin(COMMAND_LINE, line_of(override))))
@@ -131,10 +133,10 @@ def _paths(override: Override) -> list[str]:
     return [f"{override.key_or_group}/{str(one).removesuffix('.yaml')}" for one in options if one is not None]
 
 
-def _who(path: str, said: dict[str, str], entries: Sequence[_Entry]) -> Origin | None:
+def _who(path: str, written: dict[str, str], entries: Sequence[_Entry]) -> Origin | None:
     """Who chose a file: the command line, or the first entry that names it."""
-    if path in said:
-        return Origin(COMMAND_LINE, said[path])
+    if path in written:
+        return Origin(COMMAND_LINE, written[path])
     return next((entry.origin for entry in entries if f"{entry.group}/{entry.option}" == path), None)
 
 

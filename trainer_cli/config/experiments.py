@@ -13,12 +13,12 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config import locate
-from trainer_cli.config.origins import Origins
-from trainer_cli.config.overrides import KeyPath, line_of
-from trainer_cli.config.reading import Reading
-from trainer_cli.config.walk import whole_values
-from trainer_cli.errors import ConfigError
+from trainer_cli.config.fields import KeyPath
+from trainer_cli.config.overrides import line_of, refused
+from trainer_cli.config.provenance import Provenance, whole_values
+from trainer_cli.config.search_path import find
+from trainer_cli.config.yaml_reader import Reading
+from trainer_cli.errors import Code, ConfigError
 
 COMPONENTS = ("model", "data", "optimizer", "scheduler")
 _MAKES_IT = (("_target_",), ("dtype",))
@@ -67,7 +67,7 @@ def overruled(
     read: Callable[[Path], Reading],
     values: Mapping[str, Any],
     given: Collection[KeyPath],
-    origins: Origins,
+    provenance: Provenance,
 ) -> Iterator[ConfigError]:
     """A mistake for each of the command line's `choices` that the composed `values` do not show.
 
@@ -75,7 +75,7 @@ def overruled(
     """
     for override in choices:
         group, option = override.key_or_group, None if override.is_delete() else override.value()
-        file = locate.find(dirs, f"{group}/{option}") if isinstance(option, str) else None
+        file = find(dirs, f"{group}/{option}") if isinstance(option, str) else None
         section = tuple(group.split("/"))
         if file is None or read(file).package is not None:
             continue
@@ -85,13 +85,13 @@ def overruled(
         made = [path for path in lost if path[len(section) :] in _MAKES_IT]
         if made or (lost and len(lost) == len(means)):
             key = (made or lost)[0]
-            place = origins.exact(key).place
-            yield ConfigError(
-                f"{line_of(override).removeprefix('+')} has no effect: {place} sets {'.'.join(key)} to "
-                f"{_at(values, key)}",
-                where="command line",
-                cure=f"Say it by its values ({'.'.join(key)}=…), or choose the option in the experiment "
-                f"('- override /{group}: {option}') in place of writing it out.",
+            place = provenance.exact(key).place
+            line = line_of(override).removeprefix("+")
+            yield refused(
+                f"{line} has no effect: {place} sets {'.'.join(key)} to {_at(values, key)}",
+                f"Set its values ({'.'.join(key)}=…), or choose the option in the experiment "
+                f"('- override /{group}: {option}') instead of its values.",
+                Code.no_effect,
             )
 
 

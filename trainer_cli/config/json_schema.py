@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Union, get_args, get_origin
 
-from trainer_cli.config.describe import Described, fields
+from trainer_cli.config.fields import Described, fields
 from trainer_cli.trainer.duration import Unit
 
 Schema = dict[str, Any]

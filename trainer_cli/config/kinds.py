@@ -1,158 +1,218 @@
-"""What a single value must be by its type in the schema, where the single values are, and the words for a wrong one."""
+"""The plain values that an annotation admits, for fields of the schema and for arguments of components.
+
+An annotation counts as far as a YAML value can be checked by it (`int`, `str | None`, `list[float]`, `Literal["a"]`,
+an enumeration); any other name in it means that anything goes.
+"""
 
 from __future__ import annotations
 
-import re
+import ast
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from enum import EnumMeta
+from typing import Any, NamedTuple
 
-from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, StringNode
+import yaml
 
-from trainer_cli.config.overrides import KeyPath
-from trainer_cli.config.suggest import did_you_mean, nearest
+from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.errors import Code, ConfigError
 
 MISSING = "???"
+"""A value that must still be given."""
 IN_QUOTES = "Put it in quotes if a text is meant."
+WORDS = {
+    "bool": ("true or false", "values that are true or false"),
+    "int": ("a whole number", "whole numbers"),
+    "float": ("a number", "numbers"),
+    "str": ("a text", "texts"),
+    "list": ("a list", "lists"),
+    "mapping": ("a mapping", "mappings"),
+}
+"""Name of a kind -> its words for one value and for several."""
+_NAMES = {
+    "bool": "bool", "int": "int", "float": "float", "str": "str", "None": "null", "NoneType": "null",
+    "list": "list", "List": "list", "tuple": "list", "Tuple": "list", "set": "list", "Set": "list",
+    "frozenset": "list", "FrozenSet": "list",
+    "dict": "mapping", "Dict": "mapping", "Mapping": "mapping", "MutableMapping": "mapping",
+}  # fmt: skip
+_SERIES = ("Sequence", "MutableSequence", "Iterable", "Collection")
+# No YAML value is one of these, so `float | Tensor` still means a number.
+_OBJECTS = ("Tensor",)
 _TRUTH = dict.fromkeys(("yes", "on", "y", "1"), "true") | dict.fromkeys(("no", "off", "n", "0"), "false")
+_LONGEST = 80
 
 
-def fits(node: Any, value: Any) -> bool:
-    """Whether a value is of a node's type: nothing is converted but a whole number into a text or a fraction."""
-    if value is None:
-        return bool(node._is_optional())
-    if isinstance(value, str) and ("${" in value or value == MISSING):
-        return True
-    if isinstance(node, ListConfig):
-        kinds: dict[Any, type] = {int: int, str: str}
-        kind = kinds.get(node._metadata.element_type, object)
-        return isinstance(value, list) and all(_is_a(kind, item) for item in value)
-    if isinstance(node, DictConfig):
-        return isinstance(value, Mapping)
-    for one, kind in ((BooleanNode, bool), (IntegerNode, int), (FloatNode, float), (StringNode, str)):
-        if isinstance(node, one):
-            return _is_a(kind, value)
-    return not isinstance(node, EnumNode) or (isinstance(value, str) and value in node.enum_type.__members__)
+class Kind(NamedTuple):
+    """The plain values that an annotation admits: `names` of kinds (see WORDS, and `null`) and `choices`."""
+
+    names: frozenset[str]
+    choices: tuple[Any, ...] = ()
+    item: Kind | None = None
+    """What the items of a list may be; None: anything."""
+    each: tuple[Kind | None, ...] | None = None
+    """What each item of a list of exactly this length may be; None: any length."""
+    under: Kind | None = None
+    """What the values of a mapping may be; None: anything."""
+
+    def mistakes(self, value: Any, key: str) -> Iterator[ConfigError]:
+        """What is wrong with the value of `key`, or with values in it, each with its own key."""
+        if not self._is_one(value):
+            what = f"{key} is {shown(value)}, but it must be {self}"
+            yield ConfigError(what, location=key, code=Code.wrong_type, hint=self._hint(value) or None)
+        elif isinstance(value, list | tuple):
+            if self.each is not None and len(value) != len(self.each):
+                what = f"{key} has {len(value)} value{'s'[: len(value) != 1]}, but it must have {len(self.each)}"
+                yield ConfigError(what, location=key, code=Code.wrong_type)
+                return
+            for index, item in enumerate(value):
+                yield from _inner(self.item if self.each is None else self.each[index], item, f"{key}.{index}")
+        elif isinstance(value, Mapping) and "_target_" not in value:
+            for name, item in value.items():
+                yield from _inner(self.under, item, f"{key}.{name}")
+
+    def admits(self, value: Any) -> bool:
+        """Whether the value, and all that is in it, is one of these. A value that is not plain is admitted."""
+        return next(self.mistakes(value, ""), None) is None
+
+    def _is_one(self, value: Any) -> bool:
+        name = name_of(value)
+        if name is None or name in self.names or (name == "int" and "float" in self.names):
+            return True
+        return any(type(value) is type(choice) and value == choice for choice in self.choices)
+
+    def _hint(self, value: Any) -> str:
+        texts = [choice for choice in self.choices if isinstance(choice, str)]
+        if isinstance(value, str) and (meant := did_you_mean(value, texts).strip()):
+            return meant
+        if "bool" in self.names and str(value).lower() in _TRUTH:
+            return f"Write {_TRUTH[str(value).lower()]}."
+        if "int" in self.names and isinstance(value, float) and value.is_integer():
+            return f"Write {int(value)}."
+        if "str" in self.names and isinstance(value, bool | float):
+            return IN_QUOTES
+        return f"Write [{value}]." if "list" in self.names and isinstance(value, str | int) else ""
+
+    def __str__(self) -> str:
+        words = [word for name, (word, _) in WORDS.items() if name in self.names]
+        if "int" in self.names and "float" in self.names:
+            words.remove(WORDS["int"][0])
+        if "list" in self.names and self.item is not None and len(self.item.names) == 1:
+            (name,) = self.item.names
+            words[words.index("a list")] = f"a list of {WORDS[name][1]}" if name in WORDS else "a list"
+        if self.choices:
+            words.insert(0, "one of " + ", ".join(map(str, self.choices)))
+        return " or ".join([*words, *(["null"] if "null" in self.names else [])])
 
 
-def _is_a(kind: type, value: Any) -> bool:
-    if kind in (float, str) and isinstance(value, int) and not isinstance(value, bool):
-        return True
-    if kind is str and isinstance(value, str):
-        return value != MISSING
-    return isinstance(value, kind) and (kind in (bool, object) or not isinstance(value, bool))
-
-
-def numbers_for_texts(node: Any, value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, int]]:
-    """Whole numbers that stand where a node wants texts, which `fits` lets through."""
-    if isinstance(node, ListConfig) and node._metadata.element_type is str and isinstance(value, list):
-        for index, item in enumerate(value):
-            if isinstance(item, int):
-                yield (*path, str(index)), item
-    elif isinstance(node, StringNode) and isinstance(value, int):
-        yield path, value
-
-
-def hint(value: Any, kind: str) -> str:
-    if kind.startswith("one of ") and isinstance(value, str):
-        return did_you_mean(value, kind.removeprefix("one of ").split(", ")).strip()
-    if kind.startswith("a whole number") and isinstance(value, float) and value.is_integer():
-        return f"Write {int(value)}."
-    if kind.startswith("true or false") and str(value).lower() in _TRUTH:
-        return f"Write {_TRUTH[str(value).lower()]}."
-    if kind.startswith("a text") and isinstance(value, bool | float):
-        return IN_QUOTES
-    if kind.startswith("a list") and isinstance(value, str | int):
-        return f"Write [{value}]."
-    return ""
-
-
-def kind_of(node: Any) -> str:
-    words = "a value of another type"
-    if isinstance(node, BooleanNode):
-        words = "true or false"
-    elif isinstance(node, IntegerNode):
-        words = "a whole number"
-    elif isinstance(node, FloatNode):
-        words = "a number"
-    elif isinstance(node, EnumNode):
-        return "one of " + ", ".join(member.name for member in node.enum_type)
-    elif isinstance(node, StringNode):
-        words = "a text"
-    elif isinstance(node, ListConfig):
-        element = node._metadata.element_type
-        words = "a list of " + {str: "texts", int: "whole numbers"}.get(element, "values")
-    elif isinstance(node, DictConfig):
-        words = "a mapping"
-    return f"{words} or null" if node is not None and node._is_optional() else words
-
-
-def leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+def name_of(value: Any) -> str | None:
+    """The name of a plain value's kind, or None for an object and for a node that makes one."""
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from leaves(item, (*path, str(key)))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from leaves(item, (*path, str(index)))
-    else:
-        yield path, value
+        return None if "_target_" in value else "mapping"
+    names = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null", list: "list", tuple: "list"}
+    return names.get(type(value))
 
 
-def odd_keys(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Keys that no text can name. A whole number may be one, for a mapping that is an argument."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if isinstance(key, bool) or not isinstance(key, str | int):
-                yield path, key
-            yield from odd_keys(item, (*path, str(key)))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from odd_keys(item, (*path, str(index)))
+def shown(value: Any) -> str:
+    """A value in a message: a text in quotes, all else as YAML writes it, at most 80 characters."""
+    try:
+        text = repr(value) if isinstance(value, str) else in_yaml(value)
+    except yaml.YAMLError:
+        text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def places(config: DictConfig | ListConfig, path: KeyPath) -> Iterator[tuple[KeyPath, Any, Any]]:
-    """Every single value of a config, unresolved: its path, and the container and key to find it by."""
-    keys = range(len(config)) if isinstance(config, ListConfig) else list(config)
-    for key in keys:
-        node, here = config._get_node(key), (*path, str(key))
-        if isinstance(node, DictConfig | ListConfig) and not (
-            node._is_none() or node._is_missing() or node._is_interpolation()
-        ):
-            yield from places(node, here)
-        else:
-            yield here, config, key
+def in_yaml(value: Any) -> str:
+    """A value in YAML's one-line style."""
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...")
 
 
-def why_unresolved(error: Exception, text: Any, known: Sequence[str] = ()) -> tuple[str, str]:
-    """OmegaConf's complaint of an interpolation, and the cure; `known` are the keys that it could have named."""
-    words = str(getattr(error, "msg", None) or error).splitlines()[0] if str(error) else type(error).__name__
-    if found := re.search(r"Interpolation key '([^']+)' not found", words):
-        return f"{text} names a key that is not there: {found[1]}", _meant(found[1], known)
-    if found := re.search(r"Environment variable '([^']+)' not found", words):
-        return f"the environment variable {found[1]} is not set", f"Set it, or write ${{oc.env:{found[1]},DEFAULT}}."
-    if "Recursive interpolation" in words or "RecursionError" in words or "parent node" in words:
-        return f"{text} leads back to itself", ""
-    if found := re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", words):
-        kind = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}.get(found[2], found[2])
-        return f"{text} comes to {found[1]!r}, but it must be {kind}", ""
-    if found := re.search(r"Unsupported interpolation type (\S+)", words):
-        return f"{text} asks for {found[1]!r}, which is no resolver", "Known: ${key}, ${oc.env:NAME,DEFAULT}."
-    if "HydraConfig was not set" in words:
-        return f"{text} asks for Hydra's own settings, and there are none", "Hydra only composes the config here."
-    if found := re.search(r"Missing mandatory value: (\S+)", words):
-        return f"{text} names {found[1]}, which must be given", f"Add {found[1]}=VALUE to the command line."
-    return words.replace("while resolving interpolation", f"in {text}") if text else words, ""
+def kind_of(annotation: Any) -> Kind | None:
+    """The plain values that an annotation (live, or as written) admits; None where anything goes."""
+    if annotation is None or annotation is inspect.Parameter.empty:
+        return None
+    if isinstance(annotation, EnumMeta):
+        return Kind(frozenset(), tuple(annotation.__members__))
+    try:
+        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        return _some(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError):
+        return None
 
 
-def _meant(key: str, known: Sequence[str]) -> str:
-    """The key that a misspelt one stands for: one beside it where its section is right, else any."""
-    above, dot, name = key.rpartition(".")
-    beside = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == above]
-    meant = nearest(name, beside)
-    if not beside:
-        return did_you_mean(key, known).strip()
-    return f"Did you mean '{above}{dot}{meant}'?" if meant is not None else ""
+def _inner(kind: Kind | None, value: Any, key: str) -> Iterator[ConfigError]:
+    """As `Kind.mistakes`, for a value in another; one that is still to be given is left out."""
+    return iter(()) if kind is None or value == MISSING else kind.mistakes(value, key)
 
 
-def names_one_of(keys: Iterable[str], text: str) -> bool:
-    """Whether a text names a key, and not only a longer word or key with it inside."""
-    return any(re.search(rf"(?<![\w.]){re.escape(key)}(?![\w])", text) for key in keys)
+def _some(node: ast.expr) -> Kind | None:
+    """What is admitted; None where anything is."""
+    found = _admitted(node)
+    return found if found is not None and (found.names or found.choices) else None
+
+
+def _admitted(node: ast.expr) -> Kind | None:
+    """As `_some`, but with nothing admitted for an object that no plain value is."""
+    if isinstance(node, ast.Constant):
+        if node.value is None:
+            return Kind(frozenset({"null"}))
+        return kind_of(node.value) if isinstance(node.value, str) else None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _union(map(_admitted, (node.left, node.right)))
+    if isinstance(node, ast.Subscript):
+        inner = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return _parametrised(_last_name(node.value), inner)
+    name = _last_name(node)
+    if name in _OBJECTS:
+        return Kind(frozenset())
+    if name in _SERIES:
+        return _series(name, None)
+    return Kind(frozenset({_NAMES[name]})) if name in _NAMES else None
+
+
+def _parametrised(name: str, inner: Sequence[ast.expr]) -> Kind | None:
+    if name in ("Optional", "Union"):
+        null = [Kind(frozenset({"null"}))] if name == "Optional" else []
+        return _union([*map(_admitted, inner), *null])
+    if name in ("Annotated", "Final", "InitVar", "Required", "NotRequired"):
+        return _admitted(inner[0])
+    if name == "Literal":
+        values = [one.value for one in inner if isinstance(one, ast.Constant)]
+        null_too = frozenset({"null"} if None in values else ())
+        return Kind(null_too, tuple(one for one in values if one is not None)) if len(values) == len(inner) else None
+    if name in _SERIES:
+        return _series(name, _some(inner[0]))
+    if _NAMES.get(name) == "mapping":
+        return Kind(frozenset({"mapping"}), under=_some(inner[1]) if len(inner) == 2 else None)
+    if _NAMES.get(name) != "list":
+        return None
+    if name in ("tuple", "Tuple") and not (isinstance(last := inner[-1], ast.Constant) and last.value is Ellipsis):
+        return Kind(frozenset({"list"}), each=tuple(map(_some, inner)))
+    return Kind(frozenset({"list"}), item=_some(inner[0]))
+
+
+def _series(name: str, item: Kind | None) -> Kind:
+    """A text is a sequence of texts, and a mapping can be iterated over."""
+    texts = ["str"] if item is None or "str" in item.names else []
+    mappings = [] if name.endswith("Sequence") else ["mapping"]
+    return Kind(frozenset({"list", *texts, *mappings}), item=item)
+
+
+def _union(parts: Iterable[Kind | None]) -> Kind | None:
+    """What one of several admits. If two of them are lists, or mappings, anything may be in them."""
+    several = list(parts)
+    if any(part is None for part in several):
+        return None
+    known = [part for part in several if part is not None]
+    lists = [part for part in known if "list" in part.names]
+    mappings = [part for part in known if "mapping" in part.names]
+    return Kind(
+        frozenset().union(*(part.names for part in known)),
+        tuple(choice for part in known for choice in part.choices),
+        item=lists[0].item if len(lists) == 1 else None,
+        each=lists[0].each if len(lists) == 1 else None,
+        under=mappings[0].under if len(mappings) == 1 else None,
+    )
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""

@@ -1,9 +1,9 @@
-"""The command line's overrides: `ckpt=`, `experiment=` and `key+=value` are ours, the rest is Hydra's grammar."""
+"""The overrides of the command line: `ckpt=`, `experiment=` and `key+=value`, and Hydra's grammar for the rest."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,28 +11,28 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from trainer_cli.config.fields import KeyPath
+from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.suggest import did_you_mean
-from trainer_cli.config.traps import DEEPEST, PYTHONS_NULL, instead_of, looks_like_number
-from trainer_cli.config.words import closes_at_end, split_at_commas, unquoted
-from trainer_cli.errors import ConfigError
+from trainer_cli.config.yaml_traps import DEEPEST, PYTHONS_NULL, instead_of, looks_like_number
+from trainer_cli.errors import Code, ConfigError, raise_all
 
-KeyPath = tuple[str, ...]
 COMMAND_LINE = "command line"
 
 
 class Append(NamedTuple):
-    """`key+=value`: what is put at the end of a list."""
+    """`key+=value`: what is added to the end of a list."""
 
     path: KeyPath
     values: list[Any]
     line: str
-    said: Any = None
+    quoted: Any = None
     """The value with the quotes that it was given in."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """Overrides as Hydra shall see them; what it shall not see: `ckpt` and `+=`; and what cannot be read."""
+    """Overrides in Hydra's grammar; `ckpt` and `+=`, which are not; and what is in neither."""
 
     overrides: list[Override] = field(default_factory=list)
     ckpt: str | list[str] | None = None
@@ -44,6 +44,29 @@ class CommandLine:
     def lines(self) -> list[str]:
         """The overrides as text."""
         return [line_of(override) for override in self.overrides]
+
+
+def refused(what: str, hint: str | None = None, code: Code = Code.override) -> ConfigError:
+    """The error for something on the command line."""
+    return ConfigError(what, source=COMMAND_LINE, code=code, hint=hint)
+
+
+def no_such_key(path: KeyPath, known: Sequence[str], source: str) -> ConfigError:
+    """The error for a key that does not exist, with the nearest that does."""
+    above = ".".join(path[:-1])
+    names = [f"{above}.{name}" if above else name for name in known]
+    if not above and source != COMMAND_LINE:
+        names.append("defaults")  # Hydra's own, which no schema knows.
+    key = ".".join(path)
+    hint = did_you_mean(key, names).strip() or f"Known here: {', '.join(known)}."
+    return ConfigError(f"there is no key '{key}'", location=key, source=source, code=Code.unknown_key, hint=hint)
+
+
+def no_option(group: str, option: str, known: Sequence[str], source: str) -> ConfigError:
+    """The error for an option that a group does not have."""
+    meant = did_you_mean(option, known) or did_you_mean(option.removesuffix(".yaml").rpartition("/")[2], known)
+    hint = f"There are: {', '.join(known) or 'none'}.{meant}"
+    return ConfigError(f"there is no {group} called {option!r}", source=source, code=Code.unknown_option, hint=hint)
 
 
 def line_of(override: Override) -> str:
@@ -90,8 +113,8 @@ def parsed(arguments: Sequence[str]) -> CommandLine:
             continue
         appends = bool(equals) and key.endswith("+")
         if appends and key.startswith(("+", "~")):
-            cure = f"To add to the end of a list, write '{key.strip('+~')}+={value}'."
-            line.mistakes.append(ConfigError(f"cannot read the override {argument!r}", where=COMMAND_LINE, cure=cure))
+            hint = f"To add to the end of a list, write '{key.strip('+~')}+={value}'."
+            line.mistakes.append(refused(f"cannot read the override {argument!r}", hint))
             continue
         text_of = f"{key[:-1]}={value}" if appends else argument
         try:
@@ -101,14 +124,13 @@ def parsed(arguments: Sequence[str]) -> CommandLine:
             line.mistakes.append(_unreadable(argument))
             continue
         if deep:
-            what = f"{argument[:40]}... is nested more than {DEEPEST} deep"
-            line.mistakes.append(ConfigError(what, where=COMMAND_LINE))
+            line.mistakes.append(refused(f"{argument[:40]}... is nested more than {DEEPEST} deep"))
         elif override.is_sweep_override():
             line.mistakes.append(_sweep(argument))
         elif appends:
             added: Any = override.value()
             values = added if isinstance(added, list) else [added]
-            line.appends.append(Append(path_of(override), values, argument, override._value))
+            line.appends.append(Append(path_of(override), values, argument, value_in_quotes(override)))
         else:
             line.overrides.append(override)
             # What was added to a list before goes with the list.
@@ -137,39 +159,29 @@ def _depth(value: Any) -> int:
     return 0 if items is None else 1 + max(map(_depth, items), default=0)
 
 
-def raise_all(mistakes: Sequence[ConfigError]) -> None:
-    """Raise the mistakes as one error, if there are any; each is told once."""
-    mistakes = list({str(mistake): mistake for mistake in mistakes}.values())
-    if len(mistakes) == 1:
-        raise mistakes[0]
-    if mistakes:
-        listed = "\n".join(f"  - {mistake}" for mistake in mistakes)
-        raise ConfigError(f"{len(mistakes)} mistakes:\n{listed}\n")
-
-
 def _patterns(value: str, argument: str) -> tuple[list[str], bool]:
     """What `ckpt=VALUE` names: one pattern, or the parts of `[a,b]`."""
     text = unquoted(value.strip())
     if text == "null":
         return [], False
     if value.strip() == PYTHONS_NULL:
-        cure = "Write ckpt=null."
-        raise ConfigError(f"ckpt: {PYTHONS_NULL} is a text here, and not null", where=COMMAND_LINE, cure=cure)
+        hint = "Write ckpt=null."
+        raise refused(f"ckpt: {PYTHONS_NULL} is a text here, and not null", hint)
     if not text:
-        raise ConfigError("ckpt= names nothing", where=COMMAND_LINE, cure="Give a path, a glob, or ckpt=null.")
+        raise refused("ckpt= names nothing", "Give a path, a glob, or ckpt=null.")
     if not (text.startswith("[") and text.endswith("]") and closes_at_end(text)):
         return [text], False
     parts = [unquoted(part.strip()) for part in split_at_commas(text[1:-1])]
     if not all(parts):
-        raise ConfigError(f"{argument} has an empty part", where=COMMAND_LINE, cure="Write ckpt='[a,b]'.")
+        raise refused(f"{argument} has an empty part", "Write ckpt='[a,b]'.")
     return parts, True
 
 
 def _unreadable(argument: str) -> ConfigError:
-    from trainer_cli.config.unreadable import cure_of  # For mistakes alone.
+    from trainer_cli.config.override_hints import hint_for  # Needed for mistakes only.
 
     what = f"cannot read the override {argument!r}" if "=" in argument else f"{argument!r} is no override"
-    return ConfigError(what, where=COMMAND_LINE, cure=cure_of(argument))
+    return refused(what, hint_for(argument))
 
 
 def _sweep(argument: str) -> ConfigError:
@@ -177,35 +189,44 @@ def _sweep(argument: str) -> ConfigError:
     number = looks_like_number(value)
     instead = f"For a number write '{key}={instead_of(value, number)}', for" if number is not None else "For"
     instead += f" a list write '{key}=[{value}]', for a text '{key}=\"{value}\"', or -m to run each (train fit -m)."
-    return ConfigError(
-        f"{argument!r} gives several values, but one run takes one",
-        where=COMMAND_LINE,
-        cure=instead,
-    )
+    return refused(f"{argument!r} gives several values, but one run takes one", instead)
 
 
-def add(values: dict[str, Any], append: Append) -> ConfigError | None:
-    """Put the values at the end of their list, in place; null begins a new one. Else why that cannot be."""
-    key, whole = ".".join(append.path), f"[{','.join(map(str, append.values))}]"
-    above: Any = values
-    last: Any = values
-    place: Any = None
-    for depth, part in enumerate(append.path):
-        if not isinstance(above, Mapping | list):
-            shown = "null" if above is None else "no mapping"
-            return ConfigError(f"{append.line}: {'.'.join(append.path[:depth])} is {shown}", where=COMMAND_LINE)
-        known = {str(index) for index in range(len(above))} if isinstance(above, list) else set(above)
-        if part not in known:
-            prefix = ".".join(append.path[:depth])
-            hint = did_you_mean(key, [f"{prefix}.{name}" for name in known]).strip()
-            cure = f"{hint} To make the list, write '+{key}={whole}'.".strip()
-            return ConfigError(f"there is no key '{key}'", where=COMMAND_LINE, cure=cure)
-        last, place = above, (int(part) if isinstance(above, list) else part)
-        above = last[place]
-    if above is not None and not isinstance(above, list):
-        shown = "has no value yet" if above == "???" else f"is {above!r}, and no list"
-        single = above != "???" and not isinstance(above, Mapping) and len(append.values) == 1
-        cure = f"Write {key}={append.values[0] if single else whole}."
-        return ConfigError(f"{append.line}: {key} {shown}", where=COMMAND_LINE, cure=cure)
-    last[place] = [*(above or []), *append.values]
-    return None
+def as_text(text: str) -> str:
+    """A text in the quotes that make it one: a pair for the shell, and one for the parser."""
+    return f"'\"{text}\"'"
+
+
+def unquoted(text: str) -> str:
+    """A text without the one pair of quotes around it, where it has one."""
+    quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" and text[0] not in text[1:-1]
+    return text[1:-1] if quoted else text
+
+
+def split_at_commas(text: str) -> list[str]:
+    """Split at commas that stand in no bracket, brace or quote."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        if letter == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def closes_at_end(text: str) -> bool:
+    """Whether the bracket that opens the text is the one that ends it: `[a,b]`, but not `[ab]*[cd]`."""
+    depth = 0
+    for index, letter in enumerate(text):
+        depth += (letter in "[{") - (letter in "]}")
+        if depth == 0:
+            return index == len(text) - 1
+    return False

@@ -1,15 +1,16 @@
 """Every closed section of the config, in the order of the YAML, with what each key means.
 
-The docstring under a field is its documentation everywhere (config/describe.py). Sections are never null as a
-whole: a part is off when its key field is null. A rule for one value stands at its field, by `at_least` and
-`duration`, for the check here and for editors (config/json_schema.py); checks of several values stand in a section's
-`__post_init__`. They raise `ConfigError` with the key path.
+The docstring under a field is its documentation everywhere (config/fields.py). Sections are never null as a whole: a
+part is off when its key field is null. A rule for one value is declared with its field, by `at_least`, `duration` or
+`checked`; rules for several values are in a section's `__post_init__`. They raise `ConfigError` with the key path.
 """
 
-# No `from __future__ import annotations` here: OmegaConf reads the annotations as types.
+# No `from __future__ import annotations` here: the annotations are read as types.
 import math
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from typing import Any, Optional
 
 from trainer_cli.checkpoint.naming import why_unfit
@@ -80,30 +81,71 @@ def check_duration(key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit
     try:
         duration = Duration.parse(value)
     except ValueError as error:
-        raise ConfigError(f"{key}: {error}", where=key) from None
+        raise ConfigError(f"{key}: {error}", location=key) from None
     if duration.unit not in units:
         known = ", ".join(unit.name.lower() + "s" for unit in units)
-        raise ConfigError(f"{key} is {value!r}, but it is counted in {known}", where=key)
+        raise ConfigError(f"{key} is {value!r}, but it is counted in {known}", location=key)
     return duration
 
 
 def check_at_least(key: str, value: float | None, least: float) -> None:
     """Refuse a number below `least`, NaN or infinity; null passes."""
     if value is not None and not (math.isfinite(value) and value >= least):
-        raise ConfigError(f"{key} is {value}, but it must be a finite number of at least {least:g}", where=key)
+        raise ConfigError(f"{key} is {value}, but it must be a finite number of at least {least:g}", location=key)
 
 
-def check_folder(key: str, value: str | None, cure: str) -> None:
+def _check_folder(key: str, value: str | None, *, instead: str) -> None:
     """Refuse a folder that is empty (it would be the current one), not local, or left to a shell; null passes."""
     if value is None:
         return
     if not value.strip():
-        raise ConfigError(f"{key} is empty", where=key, cure=cure)
+        raise ConfigError(f"{key} is empty", location=key, hint=instead)
     if value.startswith("~"):
-        cure = "Write the whole path, or ${oc.env:HOME}."
-        raise ConfigError(f"{key} is {value!r}, and no shell is here to read ~", where=key, cure=cure)
+        hint = "Write the whole path, or ${oc.env:HOME}."
+        raise ConfigError(f"{key} is {value!r}, and no shell is here to read ~", location=key, hint=hint)
     if "://" in value:
-        raise ConfigError(f"{key} is {value!r}, but it must be a local folder", where=key)
+        raise ConfigError(f"{key} is {value!r}, but it must be a local folder", location=key)
+
+
+def _check_limit(key: str, value: Any) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    part = isinstance(value, float) and 0 < value <= 1
+    if value is not None and not whole and not part:
+        known = "a number of batches (at least 1) or a fraction (above 0, at most 1.0)"
+        raise ConfigError(f"{key} is {value!r}, but it is {known}", location=key)
+
+
+def _check_loss_scale(key: str, value: Any) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    if value != "dynamic" and not number:
+        raise ConfigError(f"{key} is {value!r}, but it is dynamic or a number above 0", location=key)
+
+
+def _check_steps(key: str, value: list[int]) -> None:
+    for step in value:
+        check_at_least(key, step, 0)
+
+
+def _check_states(key: str, value: list[str]) -> None:
+    if value not in (["model"], ["all"]):
+        raise ConfigError(f"{key} is {value}, but it must be [model] or [all]", location=key)
+
+
+def _check_name(key: str, value: str | None) -> None:
+    if value is not None and not value.strip():
+        raise ConfigError(f"{key} is empty", location=key, hint=f"Write {key}=NAME, or leave it out.")
+    if ".." in (value or "").split("/"):
+        raise ConfigError(f"{key} is {value!r}, but it names what is below runs/", location=key)
+
+
+def _check_pattern(key: str, value: str) -> None:
+    if (fault := why_unfit(value, None)) is not None:
+        raise ConfigError(fault, location=key)
+
+
+def _check_suffix(key: str, value: str | None) -> None:
+    if (fault := why_unfit("step{step}", value)) is not None:
+        raise ConfigError(fault, location=key)
 
 
 def at_least(least: float, default: Any = None) -> Any:
@@ -116,16 +158,28 @@ def duration(default: Any = None, *, units: tuple[Unit, ...] = tuple(Unit), null
     return field(default=default, metadata={"units": units, "null": null})
 
 
+def checked(check: Callable[[str, Any], None], default: Any = None) -> Any:
+    """A field whose value `check` refuses by a ConfigError; it is given the key and the value."""
+    if isinstance(default, list):
+        return field(default_factory=lambda: [*default], metadata={"check": check})
+    return field(default=default, metadata={"check": check})
+
+
+def check_field(one: "Field[Any]", key: str, value: Any) -> None:
+    """Raise the ConfigError of the rule that a field was declared with."""
+    rules = one.metadata
+    if "at_least" in rules:
+        check_at_least(key, value, rules["at_least"])
+    if "units" in rules and check_duration(key, value, units=rules["units"]) is None and not rules["null"]:
+        raise ConfigError(f"{key} is null, but it must be a duration", location=key)
+    if "check" in rules:
+        rules["check"](key, value)
+
+
 def check_fields(section: Any, path: str = "") -> None:
-    """Hold the values of a section against the rules that its fields were declared with."""
+    """Check the values of a section by the rules that its fields were declared with."""
     for one in fields(section):
-        key, value = f"{path}.{one.name}".lstrip("."), getattr(section, one.name)
-        if "at_least" in one.metadata:
-            check_at_least(key, value, one.metadata["at_least"])
-        if "units" in one.metadata:
-            found = check_duration(key, value, units=one.metadata["units"])
-            if found is None and not one.metadata["null"]:
-                raise ConfigError(f"{key} is null, but it must be a duration", where=key)
+        check_field(one, f"{path}.{one.name}".lstrip("."), getattr(section, one.name))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -150,20 +204,11 @@ class LoopConfig:
     """Evaluate once before the first step."""
     log_interval: Any = duration(50)
     """How often training metrics are logged."""
-    limit_train_batches: Any = None
+    limit_train_batches: Any = checked(_check_limit)
     """Use only so many batches of each epoch: a number, or a fraction below one."""
 
     def __post_init__(self) -> None:
         check_fields(self, "loop")
-        limit = self.limit_train_batches
-        whole = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
-        part = isinstance(limit, float) and 0 < limit <= 1
-        if limit is not None and not whole and not part:
-            raise ConfigError(
-                f"loop.limit_train_batches is {limit!r}, but it is a number of batches (at least 1) or a fraction "
-                "(above 0, at most 1.0)",
-                where="loop.limit_train_batches",
-            )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -172,7 +217,7 @@ class PrecisionConfig:
 
     dtype: Dtype = Dtype.fp32
     """fp32, or bf16 or fp16 autocast."""
-    loss_scale: Any = "dynamic"
+    loss_scale: Any = checked(_check_loss_scale, "dynamic")
     """What the loss is multiplied by before backward under fp16: dynamic (as large as fits), or a number."""
     clip_norm: Optional[float] = at_least(1e-12)
     """Scale gradients down to this total norm."""
@@ -181,24 +226,17 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "precision")
-        scale = self.loss_scale
-        fixed = isinstance(scale, int | float) and not isinstance(scale, bool) and math.isfinite(scale) and scale > 0
-        if scale != "dynamic" and not fixed:
+        if self.loss_scale != "dynamic" and self.dtype != Dtype.fp16:
             raise ConfigError(
-                f"precision.loss_scale is {scale!r}, but it is dynamic or a number above 0",
-                where="precision.loss_scale",
-            )
-        if fixed and self.dtype != Dtype.fp16:
-            raise ConfigError(
-                f"precision.loss_scale is {scale}, but precision.dtype is {self.dtype}, which needs none",
-                where="precision.loss_scale",
-                cure="Set precision.dtype=fp16, or leave loss_scale out.",
+                f"precision.loss_scale is {self.loss_scale}, but precision.dtype is {self.dtype}, which needs none",
+                location="precision.loss_scale",
+                hint="Set precision.dtype=fp16, or leave loss_scale out.",
             )
         if self.clip_norm is not None and self.clip_value is not None:
             raise ConfigError(
                 "precision.clip_norm and precision.clip_value are both set",
-                where="precision",
-                cure="Set one of them to null.",
+                location="precision.clip_value",
+                hint="Set one of them to null.",
             )
 
 
@@ -229,7 +267,7 @@ class CheckpointConfig:
     """How often to save for safety only; each is removed once a newer save is committed."""
     ephemeral_cooldown: Any = duration(units=(Unit.STEP,))
     """No ephemeral save within so many steps of any save."""
-    fixed_steps: list[int] = field(default_factory=list)
+    fixed_steps: list[int] = checked(_check_steps, [])
     """Steps to save for good, and to keep whatever happens."""
     pre_train_checkpoint: Optional[bool] = None
     """Save before the first step; null: only when nothing was loaded."""
@@ -248,11 +286,13 @@ class CheckpointConfig:
     keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     newer: Newer = Newer.refuse
     """What becomes of newer checkpoints when resume= goes back to an older one: refuse (to go back) or trash (them)."""
-    folder: Optional[str] = None
+    folder: Optional[str] = checked(
+        partial(_check_folder, instead="Write null for `checkpoints/` in the run directory.")
+    )
     """Where checkpoints are kept; null: `checkpoints/` in the run directory."""
-    name: str = "step{step}"
+    name: str = checked(_check_pattern, "step{step}")
     """How a checkpoint is called: {step} {epoch} {batch} {samples} {tokens} {run_name} {world_size}."""
-    suffix: Optional[str] = None
+    suffix: Optional[str] = checked(_check_suffix)
     """Appended to each name, after a hyphen."""
     digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
     """Digest of every file: xxh3_128 (at memory speed) or sha256."""
@@ -265,15 +305,12 @@ class CheckpointConfig:
         check_fields(self, "checkpoint")
         save = check_duration("checkpoint.save_interval", self.save_interval)
         often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
-        for step in self.fixed_steps:
-            check_at_least("checkpoint.fixed_steps", step, 0)
-        check_folder("checkpoint.folder", self.folder, "Write null for `checkpoints/` in the run directory.")
         if (fault := why_unfit(self.name, self.suffix)) is not None:
-            raise ConfigError(fault, where="checkpoint.name")
+            raise ConfigError(fault, location="checkpoint.name")
         if save and often and save.unit is often.unit and often.value >= save.value:
             raise ConfigError(
                 f"checkpoint.ephemeral_save_interval ({often}) must be shorter than checkpoint.save_interval ({save})",
-                where="checkpoint.ephemeral_save_interval",
+                location="checkpoint.ephemeral_save_interval",
             )
 
 
@@ -281,23 +318,24 @@ class CheckpointConfig:
 class LoadConfig:
     """What to take from a checkpoint given by `ckpt`."""
 
-    states: list[str] = field(default_factory=lambda: ["model"])
+    states: list[str] = checked(_check_states, ["model"])
     """`[model]` for the weights alone, `[all]` to fork everything."""
 
     def __post_init__(self) -> None:
-        if self.states not in (["model"], ["all"]):
-            raise ConfigError(f"load.states is {self.states}, but it must be [model] or [all]", where="load.states")
+        check_fields(self, "load")
 
 
 @dataclass(kw_only=True, slots=True)
 class ValidateConfig:
     """What `train validate` does with its results."""
 
-    folder: Optional[str] = None
+    folder: Optional[str] = checked(
+        partial(_check_folder, instead="Write null for `validation/` in the run directory.")
+    )
     """Where results are written; null: `validation/` in the run directory."""
 
     def __post_init__(self) -> None:
-        check_folder("validate.folder", self.folder, "Write null for `validation/` in the run directory.")
+        check_fields(self, "validate")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -322,9 +360,9 @@ class LoggingConfig:
 class TrainConfig:
     """The whole config of a run."""
 
-    name: Optional[str] = None
+    name: Optional[str] = checked(_check_name)
     """Name of the run; default: the last part of the experiment's path, else `default`."""
-    run_dir: str = "runs/${name}"
+    run_dir: str = checked(partial(_check_folder, instead="Write run_dir=NAME, or leave it out."), "runs/${name}")
     """Where everything of the run is kept."""
     seed: int = at_least(0, 0)
     """Seed of python, numpy, torch and the sample order."""
@@ -366,8 +404,3 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.name is not None and not self.name.strip():
-            raise ConfigError("name is empty", where="name", cure="Write name=NAME, or leave it out.")
-        check_folder("run_dir", self.run_dir, "Write run_dir=NAME, or leave it out.")
-        if ".." in (self.name or "").split("/"):
-            raise ConfigError(f"name is {self.name!r}, but it names what is below runs/", where="name")

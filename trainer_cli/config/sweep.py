@@ -31,11 +31,12 @@ from hydra.core.override_parser.types import (
     Quote,
     QuotedString,
     RangeSweep,
+    Transformer,
 )
 from hydra.errors import HydraException
 
-from trainer_cli.config.overrides import COMMAND_LINE, raise_all, read
-from trainer_cli.errors import ConfigError
+from trainer_cli.config.overrides import read, refused
+from trainer_cli.errors import ConfigError, raise_all
 
 MOST_JOBS = 10_000
 """More than this is a slip of the pen."""
@@ -64,10 +65,9 @@ def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None
     raise_all(list(_mistakes(arguments, swept)))
     read([argument for argument, override in zip(arguments, parsed, strict=True) if override is None])
     if not swept:
-        raise ConfigError(
+        raise refused(
             "-m, but nothing is swept",
-            where=COMMAND_LINE,
-            cure="Give a key several values, as in optimizer.lr=0.1,0.01 or seed=range(3), or leave -m out.",
+            "Give a key several values, as in optimizer.lr=0.1,0.01 or seed=range(3), or leave -m out.",
         )
     values: list[list[Any]] = []
     mistakes: list[ConfigError] = []
@@ -79,7 +79,7 @@ def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None
     raise_all(mistakes)
     count = math.prod(map(len, values))
     if count > MOST_JOBS:
-        raise ConfigError(f"this is a sweep of {count:,} jobs", where=COMMAND_LINE, cure=f"At most {MOST_JOBS:,}.")
+        raise refused(f"this is a sweep of {count:,} jobs", f"At most {MOST_JOBS:,}.")
     return [_job(arguments, parsed, combination) for combination in itertools.product(*values)]
 
 
@@ -109,7 +109,7 @@ def text_of(value: Any) -> str:
         return f"[{','.join(map(text_of, value))}]"
     if isinstance(value, dict):
         # The grammar has no quotes for the keys of a mapping.
-        items = (f"{Override._get_value_element_as_str(key)}:{text_of(item)}" for key, item in value.items())
+        items = (f"{Transformer.str(key)}:{text_of(item)}" for key, item in value.items())
         return f"{{{','.join(items)}}}"
     if isinstance(value, str):
         return value if _is_plain(value) else QuotedString(value, Quote.single).with_quotes()
@@ -131,60 +131,63 @@ def _parsed(argument: str) -> Override | None:
 def _mistakes(arguments: Sequence[str], swept: Sequence[Override]) -> Iterator[ConfigError]:
     keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
     if _RUN_DIR in keys:
-        yield ConfigError(
+        yield refused(
             "run_dir= and -m: each job of a sweep has a directory of its own, runs/NAME/sweep/KEY",
-            where=COMMAND_LINE,
-            cure="Leave run_dir= out; name=NAME chooses where.",
+            "Leave run_dir= out; name=NAME chooses where.",
         )
     for argument, key in zip(arguments, keys, strict=True):
         if key.endswith("+") and _parsed(argument.replace("+=", "=", 1)) is not None:
             cure = f"Sweep whole lists: {key[:-1]}=[a],[a,b]."
-            yield ConfigError(f"{argument}: what is added to a list is not swept", where=COMMAND_LINE, cure=cure)
+            yield refused(f"{argument}: what is added to a list is not swept", cure)
     for override in swept:
         key = override.get_key_element().lstrip("+~")
         if override.is_delete():
-            yield ConfigError(f"{override.input_line}: a removal takes no values to sweep", where=COMMAND_LINE)
+            yield refused(f"{override.input_line}: a removal takes no values to sweep")
         elif keys.count(key) > 1:
             cure = "Give all its values at once."
-            yield ConfigError(f"{key} is swept, and given again", where=COMMAND_LINE, cure=cure)
+            yield refused(f"{key} is swept, and given again", cure)
 
 
 def _values(override: Override, options: Callable[[str], Sequence[str] | None]) -> list[Any]:
     """All values of a swept override, plain; duplicates refused."""
     line, sweep = override.input_line, override.value()
     if isinstance(sweep, IntervalSweep):
-        raise ConfigError(
-            f"{line}: an interval has no end of values",
-            where=COMMAND_LINE,
-            cure="List them (a,b,c), or use range(START,STOP,STEP).",
-        )
+        raise refused(f"{line}: an interval has no end of values", "List them (a,b,c), or use range(START,STOP,STEP).")
     if isinstance(sweep, Glob):
         values = _globbed(override, sweep, options(override.key_or_group))
     elif isinstance(sweep, RangeSweep):
         values = _range(sweep, line or "")
     else:
         assert isinstance(sweep, ChoiceSweep)
-        values = [Override._convert_value(value) for value in sweep.list]
+        values = [_plain(value) for value in sweep.list]
     if not values:
-        raise ConfigError(f"{line} gives no value at all", where=COMMAND_LINE)
+        raise refused(f"{line} gives no value at all")
     texts = [text_of(value) for value in values]
     twice = sorted({text for text in texts if texts.count(text) > 1})
     if twice:
-        raise ConfigError(f"{line} gives {', '.join(twice)} twice", where=COMMAND_LINE, cure="Name each value once.")
+        raise refused(f"{line} gives {', '.join(twice)} twice", "Name each value once.")
     if getattr(sweep, "shuffle", False):
         # The same command gives the same order again.
         random.Random(line).shuffle(values)
     return values
 
 
+def _plain(value: Any) -> Any:
+    """A parsed value without the quotes in it."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return {_plain(key): _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def _globbed(override: Override, glob: Glob, known: Sequence[str] | None) -> list[Any]:
     """The options of a group that fit; `*` does not cross a `/`."""
     line = override.input_line
     if known is None:
-        raise ConfigError(
+        raise refused(
             f"{line}: glob() chooses among the options of a group, and {override.key_or_group} is none",
-            where=COMMAND_LINE,
-            cure="List the values: a,b,c.",
+            "List the values: a,b,c.",
         )
 
     def fits(name: str, patterns: Sequence[str]) -> bool:
@@ -192,7 +195,7 @@ def _globbed(override: Override, glob: Glob, known: Sequence[str] | None) -> lis
 
     found = [name for name in known if fits(name, glob.include) and not fits(name, glob.exclude)]
     if not found:
-        raise ConfigError(f"{line} fits nothing", where=COMMAND_LINE, cure=f"There are: {', '.join(known) or 'none'}.")
+        raise refused(f"{line} fits nothing", f"There are: {', '.join(known) or 'none'}.")
     return found
 
 
@@ -202,11 +205,11 @@ def _range(sweep: RangeSweep, line: str) -> list[Any]:
     assert sweep.stop is not None
     ends = (sweep.start, sweep.stop, sweep.step)
     if not all(math.isfinite(end) for end in ends) or sweep.step == 0:
-        raise ConfigError(f"{line} has no end", where=COMMAND_LINE, cure="range(START,STOP,STEP) leaves out STOP.")
+        raise refused(f"{line} has no end", "range(START,STOP,STEP) leaves out STOP.")
     start, stop, step = (Decimal(repr(end)) for end in ends)
     count = max(0, math.ceil((stop - start) / step))
     if count > MOST_JOBS:
-        raise ConfigError(f"{line} gives {count:,} values", where=COMMAND_LINE, cure=f"At most {MOST_JOBS:,}.")
+        raise refused(f"{line} gives {count:,} values", f"At most {MOST_JOBS:,}.")
     whole = all(isinstance(end, int) for end in ends)
     numbers = [start + index * step for index in range(count)]
     return [int(number) if whole else float(number) for number in numbers]

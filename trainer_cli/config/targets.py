@@ -16,11 +16,9 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from hydra._internal.target_policy import _authorize_target_name, _get_resolved_target_name_for_check
-from hydra.errors import InstantiationException
-
+from trainer_cli.config.hydra_compat import is_blocked
 from trainer_cli.config.suggest import did_you_mean
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import Code, ConfigError
 
 OURS = "trainer_cli"
 COMPONENTS = tuple(
@@ -107,7 +105,7 @@ def check_path(path: Any, where: str) -> None:
     """Refuse what is no dotted name, and a name that Hydra blocks."""
     parts = path.split(".") if isinstance(path, str) else []
     if len(parts) < 2 or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
-        raise ConfigError(f"_target_ {path!r} is no dotted name", where=where, cure="Write package.module.Name.")
+        raise _wrong(f"_target_ {path!r} is no dotted name", where, "Write package.module.Name.")
     _check_blocked(path, path, where)
 
 
@@ -144,8 +142,8 @@ def check_allowed(found: object, path: str, where: str, trust: Trust) -> None:
     """Refuse what is neither class nor function, what Hydra blocks, and what no trusted package made."""
     if not (inspect.isclass(found) or inspect.isroutine(found)):
         kind = "a module" if isinstance(found, ModuleType) else f"of type {type(found).__name__}"
-        raise ConfigError(f"_target_ {path} is {kind}, but it must be a class or a function", where=where)
-    _check_blocked(_get_resolved_target_name_for_check(found), path, where)
+        raise _wrong(f"_target_ {path} is {kind}, but it must be a class or a function", where)
+    _check_blocked(found, path, where)
     if trust.anybody:
         return
     for owner in _owners(found):
@@ -154,11 +152,8 @@ def check_allowed(found: object, path: str, where: str, trust: Trust) -> None:
         if not trust.takes(owner, module):
             raise _untrusted(path, name, where)
         if not _made_in(owner, module):
-            raise ConfigError(
-                f"_target_ {path} claims to be {name}, but {module} did not make it; the config comes from disk",
-                where=where,
-                cure="Name it where it is made.",
-            )
+            what = f"_target_ {path} claims to be {name}, but {module} did not define it; the config comes from disk"
+            raise _wrong(what, where, "Name it where it is defined.")
 
 
 def import_from(project: Path) -> None:
@@ -183,14 +178,16 @@ def project_packages(project: Path) -> Iterator[str]:
 def absent(path: str, where: str, what: str, part: str, names: Iterable[str]) -> ConfigError:
     """The error for a part of a path that is not there, with the nearest name that is."""
     public = [name for name in names if not name.startswith("_")]
-    return ConfigError(f"_target_ {path}: {what}", where=where, cure=did_you_mean(part, public).strip() or None)
+    return _wrong(f"_target_ {path}: {what}", where, did_you_mean(part, public).strip() or None)
 
 
-def _check_blocked(name: str, path: str, where: str) -> None:
-    try:
-        _authorize_target_name(name, path, "")
-    except InstantiationException:
-        raise ConfigError(f"_target_ {path} is blocked, since it can run or destroy anything", where=where) from None
+def _check_blocked(target: Any, path: str, where: str) -> None:
+    if is_blocked(target):
+        raise _wrong(f"_target_ {path} is blocked, since it can run or destroy anything", where)
+
+
+def _wrong(what: str, where: str, hint: str | None = None) -> ConfigError:
+    return ConfigError(what, location=where, code=Code.target, hint=hint)
 
 
 def _owners(found: object) -> Iterator[object]:
@@ -249,13 +246,13 @@ def _import(name: str, path: str, where: str) -> ModuleType:
             raise
         if "." in name:
             raise
-        cure = did_you_mean(name, sys.modules) or " Install it, or mend the name."
-        raise ConfigError(f"_target_ {path}: there is no package {name!r}", where=where, cure=cure.strip()) from None
+        hint = did_you_mean(name, sys.modules) or " Install it, or mend the name."
+        raise _wrong(f"_target_ {path}: there is no package {name!r}", where, hint.strip()) from None
     except SyntaxError as error:
         problem = f"{error.filename}:{error.lineno}: {error.msg}"
-        raise ConfigError(f"_target_ {path} cannot be imported: {problem}", where=where) from None
+        raise _wrong(f"_target_ {path} cannot be imported: {problem}", where) from None
     except SystemExit:
-        raise ConfigError(f"_target_ {path}: importing {name} ends the process", where=where) from None
+        raise _wrong(f"_target_ {path}: importing {name} ends the process", where) from None
     except Exception as error:
         error.add_note(f"while importing {name} for _target_ {path} ({where})")
         raise
@@ -277,9 +274,8 @@ def _submodule(module: ModuleType, above: str, part: str, path: str, where: str)
 def _untrusted(path: str, found: str, where: str) -> ConfigError:
     really = "" if found == path else f" is {found}, which"
     package = found.partition(".")[0]
-    return ConfigError(
+    what = (
         f"_target_ {path}{really} comes from a config on disk and is not in trainer_cli's components, "
-        "torch's modules, optimizers and schedulers, or this project",
-        where=where,
-        cure=f"If you trust the config and the package, add trust=[{package}].",
+        "torch's modules, optimizers and schedulers, or this project"
     )
+    return _wrong(what, where, f"If you trust the config and the package, add trust=[{package}].")

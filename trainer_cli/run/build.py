@@ -24,12 +24,11 @@ from trainer_cli.config.arguments import (
     no_node,
     optimizers,
 )
-from trainer_cli.config.overrides import raise_all
-from trainer_cli.config.parameters import live_parameters, misfits
 from trainer_cli.config.schema import ParallelStrategy, TrainConfig
+from trainer_cli.config.signatures import call_parameters, misfits
 from trainer_cli.config.targets import Trust, component
 from trainer_cli.data.adapt import as_loader
-from trainer_cli.errors import ConfigError, TrainError
+from trainer_cli.errors import ConfigError, TrainError, raise_all
 from trainer_cli.parallel.single import Single
 from trainer_cli.trainer.optimizers import make_optimizer, parameters_of
 from trainer_cli.trainer.precision import Precision
@@ -85,8 +84,8 @@ class Builder:
         if getattr(source, "train", None) is None:
             raise ConfigError(
                 f"the object that data makes ({type(source).__name__}) has no 'train'",
-                where="data",
-                cure="Give it a Dataset or DataLoader named train, and one or a mapping of them named val.",
+                location="data",
+                hint="Give it a Dataset or DataLoader named train, and one or a mapping of them named val.",
             )
         seed = self.config.seed
         train = as_loader(source.train, shuffle=True, seed=seed, **settings)
@@ -105,7 +104,7 @@ class Builder:
                 if not hasattr(source, key):
                     raise ConfigError(
                         f"model.{key} is to come from the data, but {type(source).__name__} has no '{key}'",
-                        where=f"model.{key}",
+                        location=f"model.{key}",
                     )
                 node[key] = getattr(source, key)
         model: nn.Module = self.make(node, "model")
@@ -246,7 +245,7 @@ class Builder:
         positional = [*first, *self.make(list(node.get("_args_", [])), f"{where}._args_")]
         named = {str(key): self.make(value, f"{where}.{key}") for key, value in node.items() if key not in SPECIAL}
         late = bool(node.get("_partial_"))
-        takes = live_parameters(target)
+        takes = call_parameters(target)
         if takes is not None:
             name = getattr(target, "__name__", str(node["_target_"]))
             raise_all(list(misfits(where, name, takes, positional, named, first=len(first), late=late)))
@@ -260,7 +259,7 @@ class Builder:
                 error.where = f"{where}.{key}" if key in named else where
             raise
         except (ValueError, TypeError, FileNotFoundError) as error:
-            raise ConfigError(f"{node['_target_']} refused its arguments: {error}", where=where) from error
+            raise ConfigError(f"{node['_target_']} refused its arguments: {error}", location=where) from error
 
     def _callbacks(self) -> dict[str, Any]:
         """All but the one that saves."""
@@ -279,8 +278,8 @@ class Builder:
         if not isinstance(made, CheckpointerCallback):
             raise ConfigError(
                 f"{where} is a {type(made).__name__}, but under this name belongs a subclass of CheckpointerCallback",
-                where=where,
-                cure="Give your callback another name.",
+                location=where,
+                hint="Give your callback another name.",
             )
         return made
 
@@ -299,9 +298,9 @@ class Builder:
         if "metrics" in _parameters(getattr(target, "step", None)):
             raise ConfigError(
                 f"scheduler {node['_target_']} needs a metric at each step, and schedules here follow the step alone",
-                where=where,
+                location=where,
             )
-        takes = live_parameters(target)
+        takes = call_parameters(target)
         if takes is None:
             return
         named = {str(key): 1 if in_steps(value) else value for key, value in node.items() if key not in SPECIAL}
@@ -346,5 +345,5 @@ def _fields(section: Any) -> dict[str, Any]:
 
 
 def _parameters(target: Any) -> list[str]:
-    takes = live_parameters(target) if callable(target) else None
+    takes = call_parameters(target) if callable(target) else None
     return [one.name for one in takes or () if one.by_name]

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer_cli.config import locate
+from trainer_cli.config import search_path
 from trainer_cli.config.compose import Composed, compose, from_yaml
-from trainer_cli.config.origins import DEFAULT, label
+from trainer_cli.config.overrides import unquoted
+from trainer_cli.config.provenance import DEFAULT, label
 from trainer_cli.config.sweep import text_of
-from trainer_cli.config.words import unquoted
 from trainer_cli.errors import UserError
 
 _LISTED = 8
@@ -40,12 +40,13 @@ def refuse_shipped_default(composed: Composed) -> None:
     Raises:
         UserError: no experiment is chosen; it lists the project's.
     """
-    shipped = locate.shipped_configs(locate.PACKAGE)
-    if shipped is None or any(path[0] == "experiment" and one.label for path, one in composed.origins.choices.items()):
+    shipped = search_path.shipped_configs(search_path.PACKAGE)
+    choices = composed.provenance.choices.items()
+    if shipped is None or any(path[0] == "experiment" and one.label for path, one in choices):
         return
     here, shipped = Path.cwd().resolve(), shipped.resolve()
     own_dirs = [folder for folder in composed.config_dirs if folder != shipped]
-    experiments = list(locate.options(own_dirs, "experiment"))
+    experiments = list(search_path.options(own_dirs, "experiment"))
     if not experiments or any(_is_own(composed, section, label(shipped, here)) for section in ("model", "data")):
         return
     listed = ", ".join(f"experiment={name}" for name in experiments[:_LISTED])
@@ -59,7 +60,7 @@ def refuse_shipped_default(composed: Composed) -> None:
 
 def _is_own(composed: Composed, section: str, shipped: str) -> bool:
     """Whether the command line or a file of the user's chose, holds or sets the component of a section."""
-    choice = composed.origins.choices.get((section,))
-    places = [composed.origins.exact((section, "_target_")).place]
+    choice = composed.provenance.choices.get((section,))
+    places = [composed.provenance.exact((section, "_target_")).place]
     places += [] if choice is None else [choice.origin.place, choice.label]
     return any(place and place != DEFAULT and not place.startswith(f"{shipped}/") for place in places)

@@ -22,7 +22,7 @@ from trainer_cli.errors import CheckpointError, TrainError
 if TYPE_CHECKING:
     import numpy as np
 
-    from trainer_cli.config.difference import Change
+    from trainer_cli.config.diff import Change
 
     Array = np.ndarray[Any, Any]
 
@@ -239,7 +239,7 @@ def _float8(code: str) -> Array:
 def _config_changes(first: Content, second: Content) -> tuple[list[Change], str | None]:
     # Hydra would take most of the time of an answer that does not need it.
     from trainer_cli.config.compose import from_yaml
-    from trainer_cli.config.difference import diff
+    from trainer_cli.config.diff import diff
 
     texts = {content.path: content.config() for content in (first, second)}
     if lacking := [str(path) for path, text in texts.items() if text is None]:

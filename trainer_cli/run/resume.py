@@ -12,9 +12,9 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.integrity import catalog_of, newest_intact, why_damaged
 from trainer_cli.config.compose import Composed, diff, to_yaml
-from trainer_cli.config.difference import Change, changes_outside, line_of_digests
-from trainer_cli.config.origins import Origins
-from trainer_cli.config.resumable import why_may_change
+from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
+from trainer_cli.config.fields import why_may_change
+from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.schema import CheckpointConfig, LoopConfig, Newer
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.run.rundir import RunDir, RunStatus
@@ -44,7 +44,7 @@ def frozen(composed: Composed, run_id: str) -> str:
 
 def changes_since(run: RunDir, stored: Composed, composed: Composed) -> list[Change]:
     """What differs from the config that a run was trained with."""
-    return [*diff(stored.raw, composed.raw), *changes_outside(run.read_config(), composed.raw, run.run_id)]
+    return [*diff(stored.raw, composed.raw), *changed_env_values(run.read_config(), composed.raw, run.run_id)]
 
 
 def holds_training(run: RunDir, folder: Path) -> bool:
@@ -52,7 +52,7 @@ def holds_training(run: RunDir, folder: Path) -> bool:
     return bool(catalog_of(folder).names()) or run.read_summary().get("status") == RunStatus.finished
 
 
-def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: Path, origins: Origins) -> None:
+def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: Path, provenance: Provenance) -> None:
     """Pass what may change on a resume (config/resumable.py and `allowed`); with one change that may not, refuse all.
 
     Raises:
@@ -64,12 +64,12 @@ def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: P
         return
     verdicts.sort(key=lambda verdict: verdict[1] is not None)
     rows = [
-        (f"may change ({why})" if why else "refused", one.key, one.values, str(one.origin(origins) or ""))
+        (f"may change ({why})" if why else "refused", one.key, one.values, str(one.origin(provenance) or ""))
         for one, why in verdicts
     ]
     raise ConfigError(
         f"the config differs from the one that {run_dir} was trained with:\n{_table(rows)}\n",
-        cure=(
+        hint=(
             f"To go on all the same, add 'resume_allow=[{','.join(refused)}]'. To train this as another run, add "
             f"name=OTHER, and ckpt={run_dir}@latest to begin it with the weights of this one."
         ),

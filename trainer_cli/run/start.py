@@ -11,7 +11,7 @@ from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, from_yaml
-from trainer_cli.config.difference import Change
+from trainer_cli.config.diff import Change
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.run.resume import (
     changes_since,
@@ -59,11 +59,11 @@ class Done:
 def refuse_no_optimizer(composed: Composed) -> None:
     """Refuse a config that can only be evaluated, before anything is made for it."""
     if not composed.config.optimizer:
-        choice = composed.origins.choices.get(("optimizer",))
+        choice = composed.provenance.choices.get(("optimizer",))
         raise ConfigError(
             "optimizer is null, but nothing trains without",
-            where=choice.origin.place if choice is not None and not choice.label else composed.where("optimizer"),
-            cure="Choose one with optimizer=NAME; `train list optimizer` shows them.",
+            source=choice.origin.place if choice is not None and not choice.label else composed.where("optimizer"),
+            hint="Choose one with optimizer=NAME; `train list optimizer` shows them.",
         )
 
 
@@ -90,7 +90,7 @@ def of_existing(
     attempt = len(run.attempts) + 1
     catalog = Catalog(storage(folder, run_id=run_id, attempt=attempt))
     if holds_training(run, folder):
-        refuse_changes(changes, config.resume_allow, run.path, composed.origins)
+        refuse_changes(changes, config.resume_allow, run.path, composed.provenance)
     summary = run.read_summary()
     ended = not reopens(stored.config.loop, config.loop)
     if config.resume in ("auto", "must") and ended:

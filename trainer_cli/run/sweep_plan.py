@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_cli.config import check, locate
-from trainer_cli.config.compose import Composed, compose, from_yaml
-from trainer_cli.config.frozen import freeze, run_dir_of
-from trainer_cli.config.overrides import COMMAND_LINE, raise_all
-from trainer_cli.config.place import Place
+from trainer_cli.config import search_path
+from trainer_cli.config.compose import Composed, compose, freeze, from_yaml
+from trainer_cli.config.overrides import COMMAND_LINE
+from trainer_cli.config.provenance import whole_values
 from trainer_cli.config.sweep import Job, jobs
-from trainer_cli.config.walk import whole_values
-from trainer_cli.errors import ConfigError, TrainError, UserError
+from trainer_cli.config.validation import contents
+from trainer_cli.errors import ConfigError, TrainError, UserError, raise_all
 from trainer_cli.run.compose_fit import refuse_shipped_default
 from trainer_cli.run.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes, reopens
 from trainer_cli.run.rundir import RunDir, RunStatus
@@ -50,10 +49,10 @@ def plan(
     Raises:
         ConfigError: every mistake of every job, with the values that it is about; or jobs that do not differ.
     """
-    place = Place.of(config_dir, config_name, cwd)
+    search = search_path.SearchPath.of(config_dir, config_name, cwd)
 
     def options(group: str) -> list[str] | None:
-        return list(locate.options(place.dirs, group)) if locate.is_group(place.dirs, group) else None
+        return list(search_path.options(search.dirs, group)) if search_path.is_group(search.dirs, group) else None
 
     planned: list[Planned] = []
     mistakes: dict[str, list[tuple[Job, TrainError]]] = {}
@@ -96,12 +95,12 @@ def _planned(job: Job, composed: Composed) -> Planned:
             where="resume",
             cure="Leave resume= out: the same command again goes on.",
         )
-    for path, text in whole_values(check.contents(composed.raw)):
+    for path, text in whole_values(contents(composed.raw)):
         if "${now:" in str(text):
             raise ConfigError(
                 f"{'.'.join(path)} is '{text}', another at each start, so a sweep could not be resumed",
-                where=composed.where(".".join(path)),
-                cure="Leave the time out: each job has a directory of its own.",
+                source=composed.where(".".join(path)),
+                hint="Leave the time out: each job has a directory of its own.",
             )
     end = f"sweep/{job.key}"
     run = RunDir(Path(config.run_dir) / end)
@@ -109,11 +108,11 @@ def _planned(job: Job, composed: Composed) -> Planned:
     if run.exists_as_run():
         stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
         if holds_training(run, folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)):
-            refuse_changes(changes_since(run, stored, composed), config.resume_allow, run.path, composed.origins)
+            refuse_changes(changes_since(run, stored, composed), config.resume_allow, run.path, composed.provenance)
         reopened = reopens(stored.config.loop, config.loop)
     else:
         composed.check_targets()
-    frozen = freeze(composed, f"{run_dir_of(composed).rstrip('/')}/{end}")
+    frozen = freeze(composed, end)
     return Planned(job, run, Path(config.run_dir), frozen, reopened, config.logging.level)
 
 
@@ -137,6 +136,6 @@ def _refuse_equal(planned: Sequence[Planned]) -> None:
         if other is not one.job:
             raise ConfigError(
                 f"{_reported(other)} and {_reported(one.job)} give the same config",
-                where=COMMAND_LINE,
-                cure="Sweep a key that nothing else sets.",
+                source=COMMAND_LINE,
+                hint="Sweep a key that nothing else sets.",
             )

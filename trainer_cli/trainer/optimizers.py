@@ -99,21 +99,21 @@ def parameters_of(
             if not found:
                 raise ConfigError(
                     f"{where}.{optimizer}.params: '{pattern}' matches no trained parameter of the model",
-                    where=where,
-                    cure=f"Its parameters are named like {', '.join(trained[:4])}.",
+                    location=where,
+                    hint=f"Its parameters are named like {', '.join(trained[:4])}.",
                 )
             for name in found:
                 if owner.setdefault(name, optimizer) != optimizer:
-                    raise ConfigError(f"{name} is in two optimizers, {owner[name]} and {optimizer}", where=where)
+                    raise ConfigError(f"{name} is in two optimizers, {owner[name]} and {optimizer}", location=where)
     rest = [name for name, given in chosen.items() if given is None]
     if len(rest) > 1:
-        raise ConfigError(f"{where}: {' and '.join(rest)} have no params", where=where, cure="Leave out one alone.")
+        raise ConfigError(f"{where}: {' and '.join(rest)} have no params", location=where, hint="Leave out one alone.")
     left = [name for name in trained if name not in owner]
     if left and not rest and len(chosen) > 1:
         raise ConfigError(
             f"no optimizer has the parameter {left[0]}",
-            where=where,
-            cure="Leave out params of one optimizer, which then has what no other has; or set requires_grad to False.",
+            location=where,
+            hint="Leave out params of one optimizer, which then has what no other has; or set requires_grad to False.",
         )
     owner |= dict.fromkeys(left, rest[0]) if rest else {}
     return {name: [each for each in trained if owner.get(each) == name] for name in chosen}
@@ -157,13 +157,13 @@ def parameter_groups(
     """
     for pattern, settings in patterns.items():
         if not isinstance(settings, Mapping):
-            raise ConfigError(f"param_groups: '{pattern}' must hold optimizer settings", where="param_groups")
+            raise ConfigError(f"param_groups: '{pattern}' must hold optimizer settings", location="param_groups")
         if not any(matches(name, pattern) for name, _ in model.named_parameters()):
             names = [name for name, _ in model.named_parameters()]
             raise ConfigError(
                 f"param_groups: '{pattern}' matches no parameter of the model",
-                where="param_groups",
-                cure=f"Its parameters are named like {', '.join(names[:4])}.",
+                location="param_groups",
+                hint=f"Its parameters are named like {', '.join(names[:4])}.",
             )
     groups: list[tuple[list[tuple[str, Any]], list[Any]]] = []
     for name, parameter in model.named_parameters():
@@ -195,7 +195,7 @@ def refuse_unknown_settings(optimizer: Any, name: str, takes: Collection[str], p
             if key not in known:
                 where = f"param_groups.{pattern}.{key}"
                 cure = did_you_mean(key, known).strip() or f"It has: {', '.join(known)}."
-                raise ConfigError(f"{name} has no setting '{key}'", where=where, cure=cure)
+                raise ConfigError(f"{name} has no setting '{key}'", location=where, hint=cure)
 
 
 def argument_names(kind: Callable[..., Any]) -> list[str]:

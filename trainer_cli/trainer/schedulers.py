@@ -60,8 +60,8 @@ def schedule_settings(
             raise ConfigError(
                 f"the schedule needs the number of steps, and loop.max_duration={loop.settings.max_duration} "
                 "does not tell it",
-                where=where,
-                cure=f"Give loop.max_duration in steps, or set {where}.total_steps.",
+                location=where,
+                hint=f"Give loop.max_duration in steps, or set {where}.total_steps.",
             )
         found["total_steps"] = loop.total_steps
     return found
@@ -77,7 +77,7 @@ def _steps(value: Any, where: str, steps_per_epoch: int | None) -> Any:
         return value
     steps = duration.steps(steps_per_epoch)
     if steps is None:
-        raise ConfigError(f"{where} is {value}, which is not a number of steps", where=where)
+        raise ConfigError(f"{where} is {value}, which is not a number of steps", location=where)
     return steps
 
 

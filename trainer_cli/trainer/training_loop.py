@@ -128,7 +128,7 @@ class TrainingLoop:
         try:
             return self.cadence(interval)
         except ValueError as error:
-            raise ConfigError(str(error), where=f"checkpoint.{key}") from None
+            raise ConfigError(str(error), location=f"checkpoint.{key}") from None
 
     def length(self, train_loader: Any) -> int | None:
         """Optimizer steps in `max_duration`, where known beforehand."""

@@ -1,4 +1,4 @@
-"""Where each value of a composed config was said: file and line, the command line, or nowhere (a default)."""
+"""Where each value of a composed config was set: file and line, the command line, or nowhere (a default)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import yaml
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config.overrides import COMMAND_LINE, KeyPath, line_of, path_of
-from trainer_cli.config.walk import whole_values
+from trainer_cli.config.fields import KeyPath
+from trainer_cli.config.overrides import COMMAND_LINE, line_of, path_of
 
 DEFAULT = "default"
 MERGE = "tag:yaml.org,2002:merge"
 
 
 class Source(NamedTuple):
-    """A YAML document, the section it was put into, and which keys of it count: all below `only`, none below `but`."""
+    """A YAML document, the section it was merged into, and which keys of it count: those below `only`, not `but`."""
 
     label: str
     node: yaml.Node | None
@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What an override sets. A mapping is merged; `added` says that the value went to the end of a list."""
+    """What an override sets. A mapping is merged; `added`: the value was added to the end of a list."""
 
     path: KeyPath
     line: str
@@ -42,7 +42,7 @@ class Given(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """A place, and in more words what was said there."""
+    """Where a value was set, and the words there."""
 
     place: str
     words: str = ""
@@ -52,7 +52,7 @@ class Origin(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """An option of a group: who chose it, and the label of its file (empty for none)."""
+    """An option of a group: where it was chosen, and the label of its file (empty for none)."""
 
     origin: Origin
     label: str = ""
@@ -62,23 +62,23 @@ class _Setting(NamedTuple):
     origin: Origin
     is_mapping: bool
     text: str = ""
-    """A single value without quotes as it stands in its file, or all that an override sets."""
+    """A single value without quotes as it is written in its file, or all that an override sets."""
 
 
 @dataclass(slots=True)
-class Origins:
-    """What a config was made of, in the order in which later ones win. Read only when somebody asks."""
+class Provenance:
+    """What a config was composed from, in the order of merging. The YAML is walked at the first question."""
 
     sources: list[Source]
     given: list[Given] = field(default_factory=list)
     choices: Mapping[KeyPath, Choice] = field(default_factory=dict)
-    """Section -> the option of its group that was chosen; what goes to the root of the tree under its group."""
+    """Section -> the option of its group that was chosen; what is merged into the tree's root under its group."""
     _settings: dict[KeyPath, _Setting] | None = None
 
-    def of(self, key: KeyPath) -> str:
+    def source(self, key: KeyPath) -> str:
         """`file:line`, `command line` or `default`: of the key, of one below it, or of the nearest above.
 
-        A component that only its group's file speaks of stands where its target does, else where its option was chosen.
+        A component that only its group's file sets has the line of its target, else that of the choice.
         """
         if any(_below(given.path, key) for given in self.given):
             return COMMAND_LINE
@@ -88,11 +88,11 @@ class Origins:
                 return found.origin.place
         if found := settings.get((*key, "_target_")):
             return found.origin.place
-        above = (self.choices.get(key[:length]) for length in range(len(key), 0, -1))
-        return next((choice.origin.place for choice in above if choice is not None), DEFAULT)
+        choice = self._chosen_above(key)
+        return choice.origin.place if choice is not None else DEFAULT
 
     def exact(self, key: KeyPath) -> Origin:
-        """What set this very value: itself, or a value above it that is no mapping; else who chose its group."""
+        """What set this very value: itself, or a value above it that is no mapping; else the choice of its group."""
         settings = self._read()
         for length in range(len(key), 0, -1):
             found = settings.get(key[:length])
@@ -102,30 +102,34 @@ class Origins:
         return choice.origin if choice is not None else Origin(DEFAULT)
 
     def written(self, key: KeyPath, number: float) -> str:
-        """A number as it stands where it was said: `1_0` for 10. Written plainly where that cannot be told."""
+        """A number as it is written where it was set: `1_0` for 10. Plainly where its text is not known."""
         settings, plain = self._read(), str(number).lower()
-        said = next((settings[key[:length]] for length in range(len(key), 0, -1) if key[:length] in settings), None)
-        if said is None or not said.text:
+        found = next((settings[key[:length]] for length in range(len(key), 0, -1) if key[:length] in settings), None)
+        if found is None or not found.text:
             return plain
-        if said.origin.place != COMMAND_LINE:
-            return said.text
-        found = [word for word in re.findall(r"[-+.\w]+", said.text) if _reads_as(word, number)]
-        return plain if plain in found else next(iter(found), plain)
+        if found.origin.place != COMMAND_LINE:
+            return found.text
+        words = [word for word in re.findall(r"[-+.\w]+", found.text) if _reads_as(word, number)]
+        return plain if plain in words else next(iter(words), plain)
 
     def gone(self, key: KeyPath) -> Origin | None:
         """What took a value away: `~key`, or the choice of another option above it."""
         if any(given.path == key for given in self.given):
             return self.exact(key)
-        above = (self.choices.get(key[:length]) for length in range(len(key), 0, -1))
-        return next((choice.origin for choice in above if choice is not None), None)
+        choice = self._chosen_above(key)
+        return choice.origin if choice is not None else None
 
     def chosen(self, section: KeyPath, values: Mapping[Any, Any]) -> Origin | None:
-        """Who chose the option that a section's values come from; None where none of them does."""
+        """Where the option was chosen that a section's values come from; None where none of them does."""
         choice = self.choices.get(section)
         if choice is None or not choice.label:
             return None
         places = (self.exact((*section, *path)).place for path, _ in whole_values(values))
         return choice.origin if any(place.startswith(f"{choice.label}:") for place in places) else None
+
+    def _chosen_above(self, key: KeyPath) -> Choice | None:
+        above = (self.choices.get(key[:length]) for length in range(len(key), 0, -1))
+        return next((choice for choice in above if choice is not None), None)
 
     def _read(self) -> dict[KeyPath, _Setting]:
         if self._settings is None:
@@ -142,8 +146,7 @@ class Origins:
     def _give(self, path: KeyPath, value: Any, given: Given) -> None:
         is_mapping = isinstance(value, Mapping)
         origin = Origin(COMMAND_LINE, given.line)
-        assert self._settings is not None
-        before = self._settings.get(path)
+        before = self._read().get(path)
         if given.added and before is not None:
             origin = Origin(COMMAND_LINE, f"{given.line}, after {before.origin}")
         self._set(path, _Setting(origin, is_mapping, given.line.partition("=")[2]))
@@ -152,17 +155,26 @@ class Origins:
                 self._give((*path, str(key)), item, given)
 
     def _set(self, path: KeyPath, setting: _Setting) -> None:
-        """A mapping is merged with what is there; anything else takes its place."""
-        assert self._settings is not None
+        """A mapping is merged with what is there; anything else replaces it."""
+        settings = self._read()
         if not setting.is_mapping:
-            for below in [other for other in self._settings if len(other) > len(path) and _below(other, path)]:
-                del self._settings[below]
-        self._settings[path] = setting
+            for below in [other for other in settings if len(other) > len(path) and _below(other, path)]:
+                del settings[below]
+        settings[path] = setting
 
 
 def label(path: Path, cwd: Path) -> str:
-    """The path as a person in `cwd` would write it."""
+    """The path relative to `cwd` where it is below it."""
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+
+
+def whole_values(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value of a tree that is no mapping, with its path; a list is one value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from (((str(key), *path), leaf) for path, leaf in whole_values(value))
+        else:
+            yield (str(key),), value
 
 
 def _reads_as(word: str, number: float) -> bool:

@@ -1,7 +1,7 @@
-"""Where YAML is found: the folder that the user names, the project's own, then the one that ships.
+"""Find configs: in the folder that the user names, the project's own, then the one that ships.
 
-A file in an earlier folder stands before one of the same name in a later folder. A config is a file that can be read
-as one: not hidden (an editor's lock or backup is), no folder, and links lead to it as they lead Hydra.
+A file in an earlier folder takes the place of one of the same name in a later folder. A config is a `.yaml` file that
+is not hidden; links are followed.
 """
 
 from __future__ import annotations
@@ -9,13 +9,47 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from trainer_cli.errors import ConfigError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PROJECT = "trainer-cli"
 FOLDER = "configs"
+
+
+class SearchPath(NamedTuple):
+    """Where one composition searches: folders in order, the current folder, the project's root, the primary config."""
+
+    dirs: list[Path]
+    cwd: Path
+    root: Path
+    primary: str
+
+    @classmethod
+    def of(cls, config_dir: Path | None, config_name: str, cwd: Path | None) -> SearchPath:
+        """The search path of a command.
+
+        Raises:
+            ConfigError: no such folder, or no config in it.
+        """
+        here = (cwd or Path.cwd()).resolve()
+        dirs = config_dirs(config_dir, here, PACKAGE)
+        if config_dir is not None and next(configs(dirs[0]), None) is None:
+            raise ConfigError(f"{config_dir} holds no configs: no .yaml in it or below it", source="--config-dir")
+        primary = config_name.removesuffix(".yaml")
+        dirs += [folder for folder in _own_search_path(find(dirs, primary), here) if folder not in dirs]
+        return cls(dirs, here, project_root(config_dir, here), primary)
+
+    def is_group(self, name: str) -> bool:
+        """Whether a group has this name."""
+        return is_group(self.dirs, name)
+
+    def listed(self) -> str:
+        """The folders, for a message."""
+        return " or ".join(str(folder) for folder in self.dirs)
 
 
 def config_dirs(explicit: Path | None, cwd: Path, package: Path) -> list[Path]:
@@ -25,7 +59,7 @@ def config_dirs(explicit: Path | None, cwd: Path, package: Path) -> list[Path]:
         ConfigError: for an explicit folder that is none, and where there is no folder at all.
     """
     if explicit is not None and not (cwd / explicit).is_dir():
-        raise ConfigError(f"{explicit} is not a folder", where="--config-dir")
+        raise ConfigError(f"{explicit} is not a folder", source="--config-dir")
     candidates = [] if explicit is None else [cwd / explicit]
     candidates.append(cwd / FOLDER)
     shipped = shipped_configs(package)
@@ -37,7 +71,7 @@ def config_dirs(explicit: Path | None, cwd: Path, package: Path) -> list[Path]:
         if folder.is_dir() and folder not in found:
             found.append(folder)
     if not found:
-        raise ConfigError("there is no folder of configs", cure="Name one with --config-dir.")
+        raise ConfigError("there is no folder of configs", hint="Name one with --config-dir.")
     return found
 
 
@@ -108,7 +142,7 @@ def options(dirs: Sequence[Path], group: str) -> dict[str, Path]:
 
 def description(path: Path) -> str:
     """The first comment line of a file that is no instruction to Hydra (`@package`) or an editor, or nothing."""
-    # Composing tells what is wrong with a file that cannot be read.
+    # Composing reports a file that cannot be read.
     with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             text = line.strip()
@@ -120,9 +154,45 @@ def description(path: Path) -> str:
     return ""
 
 
+def search_folders(path: Any, cwd: Path) -> Iterator[Path]:
+    """The folders, existing or not, that an entry of `hydra.searchpath` stands for."""
+    from omegaconf import OmegaConf  # Completion lists configs without it.
+    from omegaconf.errors import OmegaConfBaseException
+
+    with suppress(OmegaConfBaseException):
+        path = OmegaConf.create([path])[0]  # ${oc.env:NAME}
+    scheme, separator, rest = str(path).rpartition("://")
+    if scheme == "pkg":
+        yield from _folders_of(rest.replace("/", "."))
+    elif scheme == "file" or not separator:
+        yield (cwd / rest).resolve()
+
+
+def _own_search_path(primary: Path | None, cwd: Path) -> Iterator[Path]:
+    """The folders that a primary config adds by `hydra.searchpath`. Mistakes in the file are reported later."""
+    from trainer_cli.config.yaml_reader import read_file  # It imports OmegaConf.
+
+    config = read_file(primary, "").values if primary is not None else None
+    hydra = config.get("hydra") if isinstance(config, dict) else None
+    paths = hydra.get("searchpath") if isinstance(hydra, dict) else None
+    for path in paths if isinstance(paths, list) else ():
+        yield from search_folders(path, cwd)
+
+
+def _folders_of(package: str) -> Iterator[Path]:
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):
+        return
+    places = spec.submodule_search_locations if spec is not None else None
+    yield from map(Path, places or ())
+
+
 def _below(folder: str, above: str, real: str, trail: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Where each config below a folder stands, and its name. `trail` has the real paths of the folders that led here:
-    a link back to one of them is not followed."""
+    """The folder of each config below a folder, and its name.
+
+    `trail` has the real paths of the folders above: a link back to one of them is not followed.
+    """
     files, folders = _entries(folder)
     yield from ((above, name) for name in files)
     for name, is_link in folders.items():
@@ -133,9 +203,9 @@ def _below(folder: str, above: str, real: str, trail: frozenset[str]) -> Iterato
 
 
 def _entries(folder: str) -> tuple[list[str], dict[str, bool]]:
-    """The configs of a folder, without `.yaml`, and its folders, each with whether it is a link; hidden ones left out.
+    """The configs of a folder, without `.yaml`, and its folders, each with whether it is a link.
 
-    What cannot be looked at is not there: a link to nothing, a folder without permission.
+    What is hidden or cannot be read is left out: a link to nothing, a folder without permission.
     """
     files: list[str] = []
     folders: dict[str, bool] = {}
@@ -157,8 +227,7 @@ def _entries(folder: str) -> tuple[list[str], dict[str, bool]]:
 def _is_checkout(folder: Path) -> bool:
     try:
         text = (folder / "pyproject.toml").read_text(encoding="utf-8")
-        # Only where there is something to read: it would take longer than the question.
-        import tomllib
+        import tomllib  # Slow to import, and rarely needed.
 
         project = tomllib.loads(text).get("project", {})
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A YAML file, read once and by bytes: what cannot be read is told with its line, what can is scanned for traps."""
+"""Read a YAML file: report what is not YAML with its line, and scan the rest for values that mislead."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
 from yaml.reader import Reader
 
-from trainer_cli.config import traps
+from trainer_cli.config import yaml_traps
+from trainer_cli.config.hydra_compat import get_yaml_loader
 from trainer_cli.config.suggest import nearest
-from trainer_cli.config.traps import DEEPEST
-from trainer_cli.errors import ConfigError
+from trainer_cli.config.yaml_traps import DEEPEST
+from trainer_cli.errors import Code, ConfigError
 
 LARGEST_BYTES = 1 << 20
 _INDENT = 400
@@ -49,7 +49,7 @@ class Reading:
 
     def add(self, what: str, where: str, cure: str, *, breaks: bool = False) -> None:
         """Note a mistake."""
-        self.mistakes.append(ConfigError(what, where=where, cure=cure or None))
+        self.mistakes.append(ConfigError(what, source=where, code=Code.yaml, hint=cure or None))
         self.broken = self.broken or breaks
 
 
@@ -100,7 +100,7 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
             cure = "A key is followed by a colon and a space." if glued else ""
             reading.add(f"the file is {kind}, but it must be a mapping of keys to values", where, cure, breaks=True)
             return reading
-        for trap in traps.scan(node, written=written):
+        for trap in yaml_traps.scan(node, written=written):
             reading.add(trap.what, f"{name}:{trap.line}", trap.cure, breaks=trap.breaks)
         if not reading.broken:
             reading.values = loader.construct_document(node)
@@ -118,7 +118,7 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
 
 
 def _refused(what: str, where: str | None, cure: str) -> Reading:
-    return Reading(mistakes=[ConfigError(what, where=where, cure=cure or None)], broken=True)
+    return Reading(mistakes=[ConfigError(what, source=where, code=Code.yaml, hint=cure or None)], broken=True)
 
 
 def _line(before: str) -> int:
@@ -126,7 +126,7 @@ def _line(before: str) -> int:
 
 
 def _too_deep(text: str) -> int:
-    """The line where a text nests so deep that the parser itself, written in C, might not survive it; else 0."""
+    """The line where a text nests so deep that the parser in C could overflow its stack; else 0."""
     depth = 0
     for number, line in enumerate(text.split("\n"), start=1):
         start = re.match(r"(?: |- |\? )*", line)
@@ -140,7 +140,7 @@ def _too_deep(text: str) -> int:
 
 
 def _header(reading: Reading, name: str) -> None:
-    """The `# @package` above everything else; one that stands elsewhere would be a mere comment."""
+    """The `# @package` above everything else; elsewhere it would be a comment without effect."""
     above = True
     for number, line in enumerate(reading.text.split("\n"), start=1):
         found = _HEADER.fullmatch(line)
@@ -162,7 +162,7 @@ def _header(reading: Reading, name: str) -> None:
 
 @cache
 def _loaders() -> tuple[type[Any], type[Any]]:
-    """OmegaConf's own loader, and one in C that resolves plain values as it does; where there is none in C, twice."""
+    """OmegaConf's own loader, and one in C that resolves plain values as it does (the first again if there is none)."""
     careful = get_yaml_loader()
     if not yaml.__with_libyaml__:
         return careful, careful
@@ -170,14 +170,10 @@ def _loaders() -> tuple[type[Any], type[Any]]:
     return careful, quick
 
 
-def _loader(text: str) -> Any:
-    return _loaders()[0](text)
-
-
 def _compose(text: str) -> tuple[yaml.Node | None, Any]:
-    """The document, and the loader to construct it. The loader in C is quick, OmegaConf's has the say on mistakes.
+    """The document, and the loader to construct it: the loader in C is faster, OmegaConf's own reports mistakes.
 
-    The one in C takes tabs where the other, which reads a file again to tell its lines, does not.
+    The one in C also accepts tabs that OmegaConf's refuses.
     """
     careful, quick = _loaders()
     loader = (careful if "\t" in text else quick)(text)

@@ -1,4 +1,4 @@
-"""What is wrong with an argument that Hydra's grammar cannot read, told as a cure in plain words."""
+"""How to write an override that Hydra's grammar cannot read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from trainer_cli.config.words import closes_at_end
+from trainer_cli.config.overrides import closes_at_end
 
 _PLAIN = re.compile(r"[\w\-./:%+*@?|$]*", re.ASCII)
 _OPENS = re.compile(r"[\[{]|(?:range|choice|interval|glob|sort|shuffle|int|float|str|bool|tag)\(")
@@ -17,8 +17,8 @@ _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _QUOTED_KEY = re.compile(r"([{,]\s*)(?:'([^'\\]*)'|\"([^\"\\]*)\")(\s*:)")
 
 
-def cure_of(argument: str) -> str:
-    """How an argument would be written that could be read."""
+def hint_for(argument: str) -> str:
+    """The hint for an argument that cannot be read."""
     key, equals, value = argument.partition("=")
     if not equals:
         return (

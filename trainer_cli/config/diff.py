@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from trainer_cli.config import check
-from trainer_cli.config.origins import Origin, Origins
-from trainer_cli.config.overrides import KeyPath
-from trainer_cli.config.resumable import why_may_change
-from trainer_cli.config.walk import whole_values
+from trainer_cli.config.fields import KeyPath, why_may_change
+from trainer_cli.config.kinds import in_yaml
+from trainer_cli.config.provenance import Origin, Provenance, whole_values
+from trainer_cli.config.validation import completed, contents
 
 _RESOLVER = "${oc.env:"
 _LINE = "# digests of values from the environment: "
@@ -56,14 +54,14 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         return f"{self.key}: {self.values}"
 
-    def origin(self, origins: Origins) -> Origin | None:
+    def origin(self, provenance: Provenance) -> Origin | None:
         """What set the new value, or took the old one away; None where that cannot be said."""
-        return origins.gone(self.path) if self.new is ABSENT else origins.exact(self.path)
+        return provenance.gone(self.path) if self.new is ABSENT else provenance.exact(self.path)
 
 
 def diff(old: DictConfig, new: DictConfig) -> list[Change]:
     """Which unresolved values differ, in each section the vanished ones last. Defaults do not show."""
-    before, after = (check.contents(check.completed(config)) for config in (old, new))
+    before, after = (completed(contents(config)) for config in (old, new))
     return list(_changes(before, after, ()))
 
 
@@ -79,9 +77,7 @@ def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterato
 
 def shown(value: Any) -> str:
     """A value in YAML's one-line style."""
-    if isinstance(value, Absent):
-        return str(value)
-    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...")
+    return str(value) if isinstance(value, Absent) else in_yaml(value)
 
 
 def line_of_digests(raw: DictConfig, salt: str) -> str:
@@ -90,7 +86,7 @@ def line_of_digests(raw: DictConfig, salt: str) -> str:
     return f"{_LINE}{json.dumps(found, ensure_ascii=False)}\n" if found else ""
 
 
-def changes_outside(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
+def changed_env_values(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
     """Which values from the environment differ from the digests in a frozen config, though their text is the same."""
     before: Any = {}
     for line in frozen.splitlines():
@@ -105,7 +101,7 @@ def changes_outside(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
 
 def _digests(raw: DictConfig, salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
     """Path, digest and text of each value that an environment variable has a part in, where a change of it matters."""
-    for path, text in whole_values(check.contents(raw)):
+    for path, text in whole_values(contents(raw)):
         if _RESOLVER not in str(text) or why_may_change(".".join(path)) is not None:
             continue
         node: Any = raw

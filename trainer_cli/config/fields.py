@@ -1,0 +1,182 @@
+"""Every key of the config with its type, default and meaning, read from config/schema.py, and what a resume may change.
+
+All values of a run's config stay as they are, but for the keys in MAY_CHANGE: any other change would make it another
+training.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.config import schema
+from trainer_cli.config.globs import alternatives, matches
+from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.errors import Code, ConfigError
+
+KeyPath = tuple[str, ...]
+
+OPEN = ("model", "data", "optimizer", "scheduler", "step", "param_groups", "callbacks", "loggers")
+"""Keys below which any others may stand."""
+MAY_CHANGE: Mapping[str, str] = {
+    "name": "a name, no part of the training",
+    "run_dir": "where the run is kept",
+    "device": "where it trains",
+    "resume": "how to start",
+    "resume_allow": "how to start",
+    "ckpt": "is used only while the run has no checkpoint",
+    "load.*": "is used only while the run has no checkpoint",
+    "trust": "whose code may be built",
+    "validate.*": "is used by `train validate` only",
+    "loop.max_duration": "where the run ends",
+    "loop.hard_stop": "where the run ends",
+    "loop.max_time": "when this process stops",
+    "loop.eval_*": "evaluation does not change the training",
+    "loop.log_interval": "what is recorded",
+    "logging.*": "what is printed",
+    "loggers": "what is recorded",
+    "loggers.*": "what is recorded",
+    "checkpoint.*": "what is saved and kept, when and where",
+    "data.num_workers": "samples do not depend on who loads them",
+    "data.persistent_workers": "samples do not depend on who loads them",
+    "data.worker_timeout": "samples do not depend on who loads them",
+}
+"""Glob of config keys -> why they may change."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Described:
+    """A key, or a section, whose `kind` is then its dataclass. `rules` are those that its field was declared with."""
+
+    path: KeyPath
+    section: type
+    kind: Any
+    default: Any
+    rules: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The path with dots."""
+        return ".".join(self.path)
+
+    @property
+    def is_section(self) -> bool:
+        """Whether further keys stand below it, and no others can."""
+        return dataclasses.is_dataclass(self.kind)
+
+    @property
+    def meaning(self) -> str:
+        """The docstring under the field, or that of the section's class."""
+        return (
+            _meanings()[self.kind.__name__][""]
+            if self.is_section
+            else _meanings()[self.section.__name__][self.path[-1]]
+        )
+
+    @property
+    def may_change(self) -> str | None:
+        """Why it may change on a resume, or None."""
+        return None if self.is_section else why_may_change(self.key)
+
+
+@cache
+def fields() -> tuple[Described, ...]:
+    """Every key in the order of the YAML, each section before its keys."""
+    return tuple(_fields(schema.TrainConfig, ()))
+
+
+@cache
+def sections() -> Mapping[KeyPath, type]:
+    """Path -> dataclass of each section, the whole config under `()`."""
+    return {(): schema.TrainConfig, **{one.path: one.kind for one in fields() if one.is_section}}
+
+
+def defaults() -> dict[str, Any]:
+    """The schema's defaults as plain values, made anew."""
+    values: dict[str, Any] = {}
+    for one in fields():
+        above = values
+        for part in one.path[:-1]:
+            above = above[part]
+        default = one.default
+        above[one.path[-1]] = {} if one.is_section else default.copy() if isinstance(default, list | dict) else default
+    return values
+
+
+def unknown_key(path: KeyPath) -> tuple[KeyPath, list[str]] | None:
+    """The part of `path` that no section has, and the keys that it has instead; None where there is none."""
+    for depth, key in enumerate(path):
+        section = sections().get(path[:depth])
+        if section is None:
+            return None
+        known = [one.name for one in dataclasses.fields(section)]
+        if key not in known:
+            return path[: depth + 1], known
+    return None
+
+
+def why_may_change(key: str, allowed: Iterable[str] = ()) -> str | None:
+    """Why a key may change on a resume, or None. `allowed` are further globs; a section stands for all below it."""
+    for pattern, reason in MAY_CHANGE.items():
+        if fnmatchcase(key, pattern):
+            return reason
+    for pattern in allowed:
+        if key == pattern or key.startswith(f"{pattern}.") or matches(key, pattern):
+            return "resume_allow"
+    return None
+
+
+def allowed_mistakes(allowed: Iterable[str]) -> Iterator[ConfigError]:
+    """The keys and globs of `resume_allow` that match no key: a misspelt one would allow nothing, in silence."""
+    for pattern in allowed:
+        if not any(map(_may_match, alternatives(pattern))):
+            hint = did_you_mean(pattern, [one.key for one in fields()]).strip()
+            what = f"resume_allow names {pattern!r}, and there is no such key"
+            hint = hint or "It takes keys, sections and globs of them."
+            yield ConfigError(what, location="resume_allow", code=Code.unknown_key, hint=hint)
+
+
+def _may_match(pattern: str) -> bool:
+    glob = re.search(r"[*?\[]", pattern)
+    if glob is None:
+        parts = tuple(pattern.split("."))
+        return all(parts) and unknown_key(parts) is None
+    # A star matches dots too, so that one above an open section's dot may match anything below it.
+    start = pattern[: glob.start()]
+    return any(
+        fnmatchcase(one.key, pattern)
+        or (one.key in OPEN and (f"{one.key}.".startswith(start) or start.startswith(f"{one.key}.")))
+        for one in fields()
+    )
+
+
+def _fields(section: type, path: KeyPath) -> Iterator[Described]:
+    for one in dataclasses.fields(section):
+        here, default = (*path, one.name), None
+        if not dataclasses.is_dataclass(one.type):
+            made = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+            default = made.value if isinstance(made, Enum) else made
+        yield Described(here, section, one.type, default, one.metadata)
+        if isinstance(one.type, type) and dataclasses.is_dataclass(one.type):
+            yield from _fields(one.type, here)
+
+
+@cache
+def _meanings() -> dict[str, dict[str, str]]:
+    """Class -> field -> the docstring under it; the class's own under the empty name."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(Path(schema.__file__).read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = {"": ast.get_docstring(node) or ""}
+            for statement, below in zip(node.body, node.body[1:], strict=False):
+                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                    text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
+                    found[node.name][statement.target.id] = " ".join(text.split())
+    return found

@@ -1,0 +1,144 @@
+"""All uses of private names of Hydra 1.3 and OmegaConf 2.3, each with its reason; other modules use the public API.
+
+- `create_defaults_list` and `ConfigRepository` compute the defaults list. Hydra's public `compose` does that too, but
+  does not return the list, from which the source of every value is known; and it takes twice the time, for settings
+  of Hydra's own and a search for plugins.
+- `Override._value` tells a text in quotes from one without.
+- `_authorize_target_name` and `_get_resolved_target_name_for_check` are Hydra's list of blocked targets.
+- `get_yaml_loader` reads plain values as OmegaConf does: `1e3` is a number, a date is a text.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from hydra import version
+from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.defaults_list import create_defaults_list
+from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import setup_globals
+from hydra.errors import InstantiationException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+from omegaconf._utils import get_yaml_loader
+
+__all__ = ["SCHEMA", "Configs", "Loaded", "Merged", "defaults_list", "get_yaml_loader"]
+
+SCHEMA = "train_schema"
+"""Name under which the schema is listed first in a primary config's defaults."""
+
+
+class Merged(NamedTuple):
+    """An entry of the final defaults list: a config, and the dotted package it is merged into (empty: the root)."""
+
+    name: str
+    package: str
+
+
+class Loaded(NamedTuple):
+    """A config: its values, with the defaults list, and its `# @package`."""
+
+    values: dict[Any, Any]
+    package: str | None
+
+
+class Configs(Protocol):
+    """The configs that a composition may choose from, by their names without `.yaml`."""
+
+    def load(self, name: str) -> Loaded | None:
+        """A config, or None if there is none of this name."""
+
+    def is_group(self, name: str) -> bool:
+        """Whether there is such a group."""
+
+    def options(self, group: str) -> list[str]:
+        """The names of a group's configs."""
+
+
+def defaults_list(configs: Configs, primary: str, overrides: list[Override]) -> list[Merged]:
+    """The configs to merge, in order: those that the primary config and the overrides (of groups) choose.
+
+    Raises:
+        HydraException: a choice that cannot be made; its message names it.
+        RecursionError: a defaults list that leads back to its own file.
+    """
+    version.setbase("1.3")
+    setup_globals()
+    repository = _Repository(_Source(configs))
+    listed = create_defaults_list(repository, primary, overrides, prepend_hydra=False, skip_missing=False)
+    return [
+        Merged(one.config_path or "", "" if one.package == "_global_" else one.package or "") for one in listed.defaults
+    ]
+
+
+def value_in_quotes(override: Override) -> Any:
+    """The value with the quotes that it was given in."""
+    return override._value
+
+
+def is_blocked(target: Any) -> bool:
+    """Whether Hydra refuses to call a target: a dotted path, or an object."""
+    from hydra._internal.target_policy import _authorize_target_name, _get_resolved_target_name_for_check
+
+    name = target if isinstance(target, str) else _get_resolved_target_name_for_check(target)
+    try:
+        _authorize_target_name(name, name, "")
+    except InstantiationException:
+        return True
+    return False
+
+
+class _Source(ConfigSource):
+    def __init__(self, configs: Configs) -> None:
+        super().__init__("main", f"{self.scheme()}://")
+        self._configs = configs
+
+    @staticmethod
+    def scheme() -> str:
+        return "train"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        loaded = self._configs.load(config_path.removesuffix(".yaml")) or Loaded({}, None)
+        # A copy, for Hydra takes the defaults list out of it.
+        config = OmegaConf.create(loaded.values)
+        return ConfigResult(provider=self.provider, path=self.path, config=config, header={"package": loaded.package})
+
+    def is_group(self, config_path: str) -> bool:
+        return self._configs.is_group(config_path)
+
+    def is_config(self, config_path: str) -> bool:
+        name = config_path.removesuffix(".yaml")
+        return name == SCHEMA or self._configs.load(name) is not None
+
+    def available(self) -> bool:
+        return True
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return self._configs.options(config_path)
+
+
+class _Repository(ConfigRepository):
+    """Hydra's repository of configs, with one source, each config of which is loaded once."""
+
+    def __init__(self, source: ConfigSource) -> None:
+        self.sources = [source]
+        self._loaded: dict[str, ConfigResult | None] = {}
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        if config_path not in self._loaded:
+            found = self._loaded[config_path] = super().load_config(config_path)
+            entries = found.defaults_list or [] if found is not None else []
+            # `experiment: null` chooses nothing, and does not make the choice of the command line a second one.
+            entries[:] = [entry for entry in entries if "/" in config_path or not _no_experiment(entry)]
+            if not all(entry.is_override() for entry in entries) and not any(entry.is_self() for entry in entries):
+                # A file's own values are merged last. Hydra does so too, but warns.
+                entries.append(ConfigDefault(path="_self_"))
+        return self._loaded[config_path]
+
+
+def _no_experiment(entry: InputDefault) -> bool:
+    if not isinstance(entry, GroupDefault) or entry.override:
+        return False
+    return entry.group is not None and entry.group.lstrip("/") == "experiment" and entry.value is None

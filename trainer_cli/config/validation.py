@@ -1,0 +1,283 @@
+"""Check a composed config against the schema: every mistake at once, each with its key, its source and a hint.
+
+Values are plain and may hold interpolations, which are resolved here. A key whose value is wrong gets its default, so
+that all else can still be checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from enum import EnumMeta
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trainer_cli.config import schema
+from trainer_cli.config.fields import OPEN, KeyPath, defaults
+from trainer_cli.config.hydra_errors import why_unresolved
+from trainer_cli.config.kinds import IN_QUOTES, MISSING, Kind, kind_of, shown
+from trainer_cli.config.overrides import COMMAND_LINE, as_text, no_such_key
+from trainer_cli.config.provenance import Provenance
+from trainer_cli.config.schema import TrainConfig
+from trainer_cli.errors import Code, ConfigError
+
+NODE = "a node with `_target_`, or null"
+_BY_NAME = ("param_groups", "callbacks", "loggers")
+_NO_VALUE = object()
+_TRUTH = dict.fromkeys(("true", "yes", "on", "y", "1"), True) | dict.fromkeys(("false", "no", "off", "n", "0"), False)
+
+
+def contents(config: DictConfig) -> dict[str, Any]:
+    """A config as plain values, unresolved."""
+    values = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values over the schema's defaults."""
+    return merged(defaults(), values)
+
+
+def merged(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Plain values merged as OmegaConf does: mappings key by key, all else replaced, but nothing by `???`."""
+    full = dict(below)
+    for key, value in above.items():
+        known = below.get(key)
+        if isinstance(value, Mapping):
+            full[key] = merged(known if isinstance(known, Mapping) else {}, value)
+        elif key not in below or value != MISSING:
+            full[key] = value
+    return full
+
+
+def validate(
+    values: Mapping[str, Any], provenance: Provenance, *, missing_ok: bool = False
+) -> tuple[TrainConfig, list[ConfigError]]:
+    """The config, interpolations resolved, and all mistakes in it. `missing_ok`: values may still be `???`."""
+    validation = _Validation(values, provenance, missing_ok)
+    config = validation.section(TrainConfig, values, OmegaConf.create(dict(values)))
+    assert isinstance(config, TrainConfig)
+    return config, validation.mistakes
+
+
+def leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Every single value, with its path; those of lists too."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, str(index)))
+    else:
+        yield path, value
+
+
+class _Validation:
+    """One pass over a config. `_wrong` has the paths of the mistakes: each path is reported once."""
+
+    def __init__(self, values: Mapping[str, Any], provenance: Provenance, missing_ok: bool) -> None:
+        self.mistakes: list[ConfigError] = []
+        self._values = values
+        self._provenance = provenance
+        self._missing_ok = missing_ok
+        self._wrong: set[KeyPath] = set()
+
+    def section(self, section: type, values: Mapping[Any, Any], node: Any, path: KeyPath = ()) -> Any:
+        """A section as its dataclass; `node` has the same values, and resolves interpolations."""
+        before = len(self.mistakes)
+        known = {one.name: one for one in dataclasses.fields(section)}
+        for name in map(str, values):
+            if name not in known:
+                here = (*path, name)
+                self.mistakes.append(no_such_key(here, [*known], self._provenance.source(here)))
+        given: dict[str, Any] = {}
+        for name, one in known.items():
+            if name not in values:
+                continue
+            here, value = (*path, name), values[name]
+            if not (isinstance(one.type, type) and dataclasses.is_dataclass(one.type)):
+                if (found := self._value(one, value, node, here)) is not _NO_VALUE:
+                    given[name] = found
+            elif isinstance(value, Mapping):
+                given[name] = self.section(one.type, value, node[name], here)
+            else:
+                hint = f"Set its keys, such as {'.'.join(here)}.{dataclasses.fields(one.type)[0].name}."
+                self._refuse(here, value, "a section: a mapping of keys to values, never null", hint)
+        if path and len(self.mistakes) > before:
+            return section()  # What its values contradict cannot be said.
+        try:
+            return section(**given)
+        except ConfigError as error:
+            self._add(tuple((error.location or "").split(".")), error)
+            return section()
+
+    def _value(self, one: dataclasses.Field[Any], value: Any, node: Any, path: KeyPath) -> Any:
+        """The resolved value of one key, of its type; _NO_VALUE where it is wrong or still to be given."""
+        if isinstance(value, str) and value == MISSING:
+            self._not_given(path)
+            return _NO_VALUE
+        kind = kind_of(one.type)
+        if path[0] in (*OPEN, "ckpt"):
+            self._check_shape(path[0], value)
+        resolved = self._resolved(value, node, one.name, path)
+        if kind is not None and path not in self._wrong:
+            resolved = self._converted(kind, value, resolved, path)
+            for mistake in kind.mistakes(resolved, ".".join(path)):
+                self._add_of_type(path, mistake, kind, resolved)
+        if path not in self._wrong:
+            try:
+                schema.check_field(one, ".".join(path), resolved)
+            except ConfigError as error:
+                self._add(path, error)
+        if path in self._wrong:
+            return _NO_VALUE
+        return one.type[resolved] if isinstance(one.type, EnumMeta) else resolved
+
+    def _resolved(self, value: Any, node: Any, key: Any, path: KeyPath) -> Any:
+        """A value without interpolations. What is wrong in a mapping or a list is left out of it."""
+        if isinstance(value, Mapping):
+            inner = node[key]
+            found = {k: self._resolved(item, inner, k, (*path, str(k))) for k, item in value.items()}
+            return {k: item for k, item in found.items() if (*path, str(k)) not in self._wrong}
+        if isinstance(value, list):
+            inner = node[key]
+            items = [self._resolved(item, inner, index, (*path, str(index))) for index, item in enumerate(value)]
+            return [item for index, item in enumerate(items) if (*path, str(index)) not in self._wrong]
+        if isinstance(value, str) and "${" in value:
+            try:
+                value = node[key]
+                value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            except (OmegaConfBaseException, RecursionError) as error:
+                known = [".".join(path) for path, _ in leaves(self._values, ())]
+                what, hint = why_unresolved(error, value, known)
+                self._tell(path, f"{'.'.join(path)}: {what}", hint, code=Code.unresolved)
+                node[key] = None  # What refers to it is no mistake of its own.
+                return None
+            for below, leaf in leaves(value, path):
+                self._check_number(below, leaf)
+            return value
+        if isinstance(value, str) and value == MISSING:
+            self._not_given(path)
+        self._check_number(path, value)
+        return value
+
+    def _converted(self, kind: Kind, value: Any, resolved: Any, path: KeyPath) -> Any:
+        """Whole numbers as texts or fractions where these are wanted; texts of interpolations as what is wanted."""
+        if isinstance(resolved, list):
+            written = value if isinstance(value, list) and len(value) == len(resolved) else resolved
+            item = kind.item
+            if item is None:
+                return resolved
+            return [
+                self._converted(item, one, found, (*path, str(index)))
+                for index, (one, found) in enumerate(zip(written, resolved, strict=True))
+            ]
+        if type(resolved) is int and "int" not in kind.names:
+            if "float" in kind.names:
+                return float(resolved)
+            if "str" in kind.names:
+                self._check_written(path, resolved)
+                return str(resolved)
+        if isinstance(resolved, str) and resolved is not value and "str" not in kind.names:
+            for name, convert in (("int", int), ("float", float), ("bool", lambda text: _TRUTH[text.lower()])):
+                if name in kind.names:
+                    with suppress(ValueError, KeyError):
+                        return convert(resolved)
+            if not kind.admits(resolved):
+                self._tell(path, f"{'.'.join(path)}: {value} comes to {resolved!r}, but it must be {kind}")
+        return resolved
+
+    def _check_written(self, path: KeyPath, number: int) -> None:
+        """Refuse a number for a text if it is not written as the number is: `1_0`."""
+        text, key, source = self._provenance.written(path, number), ".".join(path), self._provenance.source(path)
+        if text == str(number):
+            return
+        if source == COMMAND_LINE:
+            assign = "" if path[-1].isdecimal() else f"{key}="
+            what = f"{key}: {text} is read as the number {number}"
+            hint = f"Write {assign}{number}, or {assign}{as_text(text)} for the text."
+        else:
+            what = f"{key}: {text} is read by YAML as the number {number}"
+            hint = f"Write {number}, or '{text}' in quotes."
+        self._tell(path[:-1] if path[-1].isdecimal() else path, what, hint, source=source)
+
+    def _check_shape(self, key: str, value: Any) -> None:
+        """Refuse what can be no component, or no mapping of them."""
+        if isinstance(value, str) and "${" in value:
+            return
+        if key == "ckpt":
+            texts = value if isinstance(value, list) else [value]
+            if value is not None and not all(isinstance(text, str) for text in texts):
+                self._refuse((key,), value, "a path, a glob or a list of them")
+            return
+        if not value and key in ("model", "data") and not self._missing_ok:
+            what = f"{key} is {'null' if value is None else 'empty'}, but nothing runs without"
+            hint = f"Choose one with {key}=NAME; `train list {key}` shows them."
+            self._tell((key,), what, hint, source=self._provenance.exact((key,)).place, code=Code.not_given)
+        if key not in _BY_NAME and value is not None and not isinstance(value, Mapping):
+            hint = f"Choose one with {key}=NAME, in a file by '- override /{key}: NAME' in its defaults list."
+            self._refuse((key,), value, NODE, hint)
+        for path, name in _odd_keys(value, (key,)):
+            odd = "null" if name is None else str(name).lower()
+            what = f"{'.'.join(path)} has the key {odd}, but keys are texts"
+            self._tell(path, what, f"Put it in quotes: '{odd}'.", code=Code.wrong_type)
+        if key in (*_BY_NAME, "scheduler") and isinstance(value, Mapping) and "_target_" not in value:
+            for name, node in value.items():
+                fits = isinstance(node, Mapping) or (node is None and key != "param_groups")
+                if not fits and not (isinstance(node, str) and "${" in node):
+                    self._refuse((key, str(name)), node, "a mapping of settings" if key == "param_groups" else NODE)
+
+    def _check_number(self, path: KeyPath, value: Any) -> None:
+        key = ".".join(path)
+        if isinstance(value, float) and not math.isfinite(value):
+            self._tell(path, f"{key} is {value}, but it must be finite")
+        elif isinstance(value, int) and abs(value) >= 2**63:
+            number = str(value) if abs(value) < 10**24 else "a number of too many digits"
+            self._tell(path, f"{key} is {number}, but it must fit into 64 bits")
+
+    def _not_given(self, path: KeyPath) -> None:
+        if not self._missing_ok:
+            key = ".".join(path)
+            self._tell(path, f"{key} must be given", f"Add {key}=VALUE to the command line.", code=Code.not_given)
+
+    def _add_of_type(self, path: KeyPath, mistake: ConfigError, kind: Kind, value: Any) -> None:
+        """Report a wrong type; the hint on quotes depends on where the value was written."""
+        source = self._provenance.source(path)
+        hint = mistake.hint
+        if hint == IN_QUOTES and source == COMMAND_LINE:
+            hint = f"Write {'.'.join(path)}={as_text(self._provenance.written(path, value))} if a text is meant."
+        self._tell(path, mistake.message, hint or "", code=mistake.code)
+
+    def _refuse(self, path: KeyPath, value: Any, kind: str, hint: str = "") -> None:
+        self._tell(path, f"{'.'.join(path)} is {shown(value)}, but it must be {kind}", hint, code=Code.wrong_type)
+
+    def _add(self, path: KeyPath, error: ConfigError) -> None:
+        self._tell(path, error.message, error.hint or "", code=error.code)
+
+    def _tell(
+        self, path: KeyPath, what: str, hint: str = "", *, source: str = "", code: Code = Code.wrong_value
+    ) -> None:
+        """Report a mistake, once for each key."""
+        if path not in self._wrong:
+            self._wrong.add(path)
+            source = source or self._provenance.source(path)
+            self.mistakes.append(
+                ConfigError(what, location=".".join(path), source=source, code=code, hint=hint or None)
+            )
+
+
+def _odd_keys(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Keys that no text can name. A whole number may be one, for a mapping that is an argument."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, bool) or not isinstance(key, str | int):
+                yield path, key
+            yield from _odd_keys(item, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _odd_keys(item, (*path, str(index)))
