@@ -47,8 +47,9 @@ class TrainError(Exception):
 
     def __str__(self) -> str:
         text = self.what.rstrip()
-        # A message that names its key needs only the source of the value.
-        named = self.where is not None and self.source is not None and self.where in self.what
+        # A message about its key needs only the source of the value.
+        where = self.where or ""
+        named = self.source is not None and (self.what.startswith(where) or f"'{where}'" in self.what)
         if place := ", ".join(part for part in (None if named else self.where, self.source) if part):
             text = f"{text.rstrip('.')} ({place})"
         if self.what.endswith("\n"):

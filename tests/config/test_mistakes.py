@@ -415,7 +415,7 @@ CASES = [
     Case(
         "group's file that names its group",
         ["model=mine"],
-        "model has no _target_ (model.model, configs/model/mine.yaml:1). Leave out 'model:' and indent the rest less: what a group's file says goes to model by itself.",
+        "model has no _target_ (model.model, configs/model/mine.yaml:1). Leave out 'model:' and indent the rest less: a group's file is merged into model already.",
         {"model/mine.yaml": "model:\n  _target_: torch.nn.Linear\n"},
     ),
     Case(

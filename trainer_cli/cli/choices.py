@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from trainer_cli.config import search_path
-from trainer_cli.config.provenance import whole_values
+from trainer_cli.config.fields import whole_values
 
 if TYPE_CHECKING:
     from trainer_cli.config.fields import Described

@@ -99,10 +99,10 @@ def no_node(value: Any, where: str) -> ConfigError:
 
 
 def no_target(node: Mapping[Any, Any], where: str) -> ConfigError:
-    """The error for a component whose node does not say what to make."""
+    """The error for a component whose node has no target."""
     name = where.rpartition(".")[2]
     if is_node(node.get(name)):
-        hint = f"Leave out '{name}:' and indent the rest less: what a group's file says goes to {where} by itself."
+        hint = f"Leave out '{name}:' and indent the rest less: a group's file is merged into {where} already."
     elif (meant := nearest("_target_", map(str, node))) is not None:
         hint = f"Write '_target_' for '{meant}'."
     else:
@@ -151,7 +151,7 @@ def is_node(value: Any) -> bool:
 
 
 class _Checker:
-    """Goes through a config's components; the errors have a location and no source yet.
+    """Check a config's components; the errors have a location and no source yet.
 
     `roots` null: import the targets. Otherwise only look for their files, in these folders first.
     """

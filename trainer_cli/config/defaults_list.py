@@ -96,7 +96,7 @@ def choices(
         for name, file in files.items()
         for group, option, line, is_override in _listed(read(file), name.rpartition("/")[0])
     ]
-    # An override stands before what it overrides; of several the first wins, as in Hydra.
+    # An override comes before what it overrides; of several the first counts, as in Hydra.
     entries.sort(key=lambda entry: not entry.is_override)
     groups = [override for override in overrides if search.is_group(override.key_or_group)]
     # experiment=x was rewritten to +experiment=x.
@@ -111,7 +111,7 @@ def choices(
         by = _who(one.name, written, entries)
         if by is not None:
             found[section] = Choice(by, label(file, search.cwd))
-    # What is left chose nothing: null, or ~group.
+    # The rest chose nothing: null, or ~group.
     for override in groups:
         found.setdefault(_path(override.key_or_group), Choice(Origin(COMMAND_LINE, line_of(override))))
     for entry in entries:

@@ -1,6 +1,6 @@
 """Which values differ between two configs, and what set the new ones.
 
-Values of environment variables are not written down: a digest of each shows that it changed, without its content.
+Values of environment variables are stored as digests, which show a change without the content.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from trainer_cli.config.fields import KeyPath, why_may_change
+from trainer_cli.config.fields import KeyPath, whole_values, why_may_change
 from trainer_cli.config.kinds import in_yaml
-from trainer_cli.config.provenance import Origin, Provenance, whole_values
+from trainer_cli.config.provenance import Origin, Provenance
 from trainer_cli.config.validation import completed, contents
 
 _RESOLVER = "${oc.env:"
@@ -55,7 +55,7 @@ class Change(NamedTuple):
         return f"{self.key}: {self.values}"
 
     def origin(self, provenance: Provenance) -> Origin | None:
-        """What set the new value, or took the old one away; None where that cannot be said."""
+        """What set the new value, or took the old one away; None where it is not known."""
         return provenance.gone(self.path) if self.new is ABSENT else provenance.exact(self.path)
 
 

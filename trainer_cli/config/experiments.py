@@ -13,22 +13,22 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config.fields import KeyPath
+from trainer_cli.config.fields import KeyPath, whole_values
 from trainer_cli.config.overrides import line_of, refused
-from trainer_cli.config.provenance import Provenance, whole_values
+from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.search_path import find
 from trainer_cli.config.yaml_reader import Reading
 from trainer_cli.errors import Code, ConfigError
 
 COMPONENTS = ("model", "data", "optimizer", "scheduler")
 _MAKES_IT = (("_target_",), ("dtype",))
-"""Keys that make an option what it is: with another of these it is another option's, whatever else stays."""
+"""Keys that identify an option: with another value of these it is another option."""
 
 
 def own_nodes(
     values: dict[str, Any], documents: Sequence[Mapping[str, Any]], given: Iterable[KeyPath], chosen: Iterable[str]
 ) -> dict[str, Any]:
-    """The composed values without the leavings of default choices.
+    """The composed values without what is left of default choices.
 
     `documents` are the contents of the experiments, in the order of merging; `given` the keys, and `chosen` the
     groups, that the command line names.
@@ -40,14 +40,14 @@ def own_nodes(
         whole = next((index for index, node in enumerate(nodes) if _is_whole(section, node)), None)
         if whole is None or section in choices or not isinstance(result.get(section), Mapping):
             continue
-        meant = {key for node in nodes[whole:] for key in node}
-        meant |= {path[1] for path in given if path[:1] == (section,) and len(path) > 1}
-        result[section] = {key: value for key, value in result[section].items() if key in meant}
+        kept = {key for node in nodes[whole:] for key in node}
+        kept |= {path[1] for path in given if path[:1] == (section,) and len(path) > 1}
+        result[section] = {key: value for key, value in result[section].items() if key in kept}
     return result
 
 
 def _is_whole(section: str, node: Mapping[str, Any]) -> bool:
-    """Whether a node says all of a component: it has a target, or names several schedulers that have."""
+    """Whether a node is a whole component: it has a target, or names several schedulers that have one."""
     named = [part for part in node.values() if isinstance(part, Mapping) and "_target_" in part]
     several = section == "scheduler" and bool(named) and all(part is None or part in named for part in node.values())
     return "_target_" in node or several
@@ -71,7 +71,7 @@ def overruled(
 ) -> Iterator[ConfigError]:
     """A mistake for each of the command line's `choices` that the composed `values` do not show.
 
-    `given` are the keys that the command line sets. What goes to the tree's root, as experiments do, is not looked at.
+    `given` are the keys that the command line sets. Options merged into the tree's root are left out.
     """
     for override in choices:
         group, option = override.key_or_group, None if override.is_delete() else override.value()

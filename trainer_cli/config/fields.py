@@ -143,6 +143,27 @@ def allowed_mistakes(allowed: Iterable[str]) -> Iterator[ConfigError]:
             yield ConfigError(what, location="resume_allow", code=Code.unknown_key, hint=hint)
 
 
+def whole_values(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value of a tree that is no mapping, with its path; a list is one value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from (((str(key), *path), leaf) for path, leaf in whole_values(value))
+        else:
+            yield (str(key),), value
+
+
+def leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Every single value, with its path; those of lists too."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, str(index)))
+    else:
+        yield path, value
+
+
 def _may_match(pattern: str) -> bool:
     glob = re.search(r"[*?\[]", pattern)
     if glob is None:

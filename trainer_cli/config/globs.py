@@ -1,4 +1,4 @@
-"""Globs with alternatives: `a{b,c}d` stands for `abd` and `acd`."""
+"""Globs with alternatives: `a{b,c}d` matches `abd` and `acd`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 
 def alternatives(pattern: str) -> Iterator[str]:
-    """The patterns without braces that a pattern stands for, in the order in which they are written."""
+    """The patterns without braces that a pattern means, in the order written."""
     match = re.search(r"\{([^{}]*,[^{}]*)\}", pattern)
     if match is None:
         yield pattern
@@ -18,5 +18,5 @@ def alternatives(pattern: str) -> Iterator[str]:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a whole name fits a glob, upper and lower case told apart."""
+    """Whether a whole name matches a glob; case counts."""
     return any(fnmatchcase(name, alternative) for alternative in alternatives(pattern))

@@ -46,7 +46,6 @@ _DYNAMIC = re.compile(
     r"|sys\.modules",
     re.M,
 )
-_DEFINED = re.compile(r"^(?:class|def|async def)\s+(\w+)|^(\w+)\s*(?::[^=\n]+)?=|^from\s.*\simport\s+(\w+)", re.M)
 
 
 def missing(path: str, roots: Iterable[Path]) -> Missing | None:
@@ -80,26 +79,31 @@ def _may_define(module: _Module, name: str, *, last: bool) -> bool:
         # torch sets some of its names dynamically, but no package that its source does not mention.
         return last or not name.islower()
     starred = [_absolute(module, found[1]) for found in _STAR.finditer(source)]
-    if _DYNAMIC.search(_STAR.sub("", source)) or not _is_python(source):
+    if _DYNAMIC.search(_STAR.sub("", source)) or _tree(source) is None:
         return True
     return any(_may_define(one, name, last=last) if one is not None else True for one in starred)
 
 
-def _is_python(source: str) -> bool:
+def _tree(source: str) -> ast.Module | None:
     try:
-        ast.parse(source)
+        return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False  # Importing it reports the error with its line.
-    return True
+        return None  # Importing it reports the error with its line.
 
 
 def _defined(module: _Module) -> Iterator[str]:
-    source = module.source or ""
-    for found in _DEFINED.finditer(source):
-        yield next(group for group in found.groups() if group)
-    for found in _STAR.finditer(source):
-        if (one := _absolute(module, found[1])) is not None:
-            yield from _defined(one)
+    """The names at the top level of a module, for suggestions."""
+    tree = _tree(module.source or "")
+    for node in tree.body if tree is not None else ():
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            if (one := _absolute(module, "." * node.level + (node.module or ""))) is not None:
+                yield from _defined(one)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
 
 
 def _absolute(module: _Module, name: str) -> _Module | None:

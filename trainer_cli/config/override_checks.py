@@ -9,10 +9,10 @@ from hydra.core.override_parser.types import Override, QuotedString
 
 from trainer_cli.config.fields import OPEN, KeyPath, sections, unknown_key
 from trainer_cli.config.hydra_compat import value_in_quotes
+from trainer_cli.config.override_syntax import as_text
 from trainer_cli.config.overrides import (
     COMMAND_LINE,
     CommandLine,
-    as_text,
     line_of,
     no_option,
     no_such_key,

@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 
 from trainer_cli.config.fields import KeyPath
 from trainer_cli.config.hydra_compat import value_in_quotes
+from trainer_cli.config.override_syntax import closes_at_end, hint_for, split_at_commas, unquoted
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.yaml_traps import DEEPEST, PYTHONS_NULL, instead_of, looks_like_number
 from trainer_cli.errors import Code, ConfigError, raise_all
@@ -178,8 +179,6 @@ def _patterns(value: str, argument: str) -> tuple[list[str], bool]:
 
 
 def _unreadable(argument: str) -> ConfigError:
-    from trainer_cli.config.override_hints import hint_for  # Needed for mistakes only.
-
     what = f"cannot read the override {argument!r}" if "=" in argument else f"{argument!r} is no override"
     return refused(what, hint_for(argument))
 
@@ -190,43 +189,3 @@ def _sweep(argument: str) -> ConfigError:
     instead = f"For a number write '{key}={instead_of(value, number)}', for" if number is not None else "For"
     instead += f" a list write '{key}=[{value}]', for a text '{key}=\"{value}\"', or -m to run each (train fit -m)."
     return refused(f"{argument!r} gives several values, but one run takes one", instead)
-
-
-def as_text(text: str) -> str:
-    """A text in the quotes that make it one: a pair for the shell, and one for the parser."""
-    return f"'\"{text}\"'"
-
-
-def unquoted(text: str) -> str:
-    """A text without the one pair of quotes around it, where it has one."""
-    quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" and text[0] not in text[1:-1]
-    return text[1:-1] if quoted else text
-
-
-def split_at_commas(text: str) -> list[str]:
-    """Split at commas that stand in no bracket, brace or quote."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter in "[{":
-            depth += 1
-        elif letter in "]}":
-            depth -= 1
-        if letter == "," and depth == 0 and not quote:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
-
-
-def closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens the text is the one that ends it: `[a,b]`, but not `[ab]*[cd]`."""
-    depth = 0
-    for index, letter in enumerate(text):
-        depth += (letter in "[{") - (letter in "]}")
-        if depth == 0:
-            return index == len(text) - 1
-    return False

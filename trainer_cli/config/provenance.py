@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config.fields import KeyPath
+from trainer_cli.config.fields import KeyPath, whole_values
 from trainer_cli.config.overrides import COMMAND_LINE, line_of, path_of
 
 DEFAULT = "default"
@@ -166,15 +166,6 @@ class Provenance:
 def label(path: Path, cwd: Path) -> str:
     """The path relative to `cwd` where it is below it."""
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
-
-
-def whole_values(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value of a tree that is no mapping, with its path; a list is one value."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from (((str(key), *path), leaf) for path, leaf in whole_values(value))
-        else:
-            yield (str(key),), value
 
 
 def _reads_as(word: str, number: float) -> bool:

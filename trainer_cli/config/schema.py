@@ -235,7 +235,7 @@ class PrecisionConfig:
         if self.clip_norm is not None and self.clip_value is not None:
             raise ConfigError(
                 "precision.clip_norm and precision.clip_value are both set",
-                location="precision.clip_value",
+                location="precision.clip_norm",
                 hint="Set one of them to null.",
             )
 
@@ -285,7 +285,7 @@ class CheckpointConfig:
     """Permanent checkpoints at multiples of this stay, whatever max_checkpoints says."""
     keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     newer: Newer = Newer.refuse
-    """What becomes of newer checkpoints when resume= goes back to an older one: refuse (to go back) or trash (them)."""
+    """What happens to newer checkpoints when resume= names an older one: refuse (to resume) or trash (them)."""
     folder: Optional[str] = checked(
         partial(_check_folder, instead="Write null for `checkpoints/` in the run directory.")
     )
@@ -348,7 +348,7 @@ class ParallelConfig:
 
 @dataclass(kw_only=True, slots=True)
 class LoggingConfig:
-    """What is said, and how."""
+    """What is printed, and how."""
 
     level: LogLevel = LogLevel.info
     """Messages from this level on: debug, info, warning or error."""

@@ -39,7 +39,7 @@ from trainer_cli.config.overrides import read, refused
 from trainer_cli.errors import ConfigError, raise_all
 
 MOST_JOBS = 10_000
-"""More than this is a slip of the pen."""
+"""More than this is a mistake."""
 LONGEST_KEY = 120
 _DIGEST = re.compile(r"-[0-9a-f]{12}$")
 _RUN_DIR = "run_dir"

@@ -1,8 +1,8 @@
-"""What a `_target_` may name: found by its path, judged by what it turns out to be.
+"""Import the class or function that a `_target_` names, if it may be used.
 
 The user's own config may name any class or function that Hydra does not block. A recovered config (from a run
-directory or a checkpoint) is data from disk. Before anything is imported its path must begin with a trusted package;
-every module on the way must be one; and the object found must have been made in one, so that no alias leads out.
+directory or a checkpoint) is data from disk: before anything is imported, its path must begin with a trusted package;
+every module on the path must be trusted; and the object found must be defined in a trusted package, whatever its alias.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _TORCH_BASES = {
     ("torch.optim.optimizer", "Optimizer"),
     ("torch.optim.lr_scheduler", "LRScheduler"),
 }
-# What is passed on the way to a component, and trusted for nothing else.
+# Packages that the path to a component passes, trusted for nothing else.
 _PASSAGES = (OURS, f"{OURS}.trainer", TORCH, "torch.nn")
 
 
 class Trust(NamedTuple):
-    """Whose targets may run: `packages` wherever they lie, and what lies in `project`. Both null: anybody's."""
+    """Which targets may run: those of `packages`, and those in the folder `project`. Both None: all of them."""
 
     packages: frozenset[str] | None = None
     project: Path | None = None
@@ -47,7 +47,7 @@ class Trust(NamedTuple):
         return cls(frozenset(extra), project)
 
     @property
-    def anybody(self) -> bool:
+    def unrestricted(self) -> bool:
         """Whether the config is the user's own."""
         return self.packages is None
 
@@ -62,21 +62,21 @@ class Trust(NamedTuple):
         return self.project is not None and top in project_packages(self.project)
 
     def holds(self, module: str) -> bool:
-        """Whether what a module defines is trusted, for being a trusted package's or the project's."""
+        """Whether a module belongs to a trusted package or to the project."""
         top = module.partition(".")[0]
         if self.packages is None or top in self.packages:
             return True
-        return self.project is not None and top not in (OURS, TORCH) and _lies_in(self.project, module)
+        return self.project is not None and top not in (OURS, TORCH) and _is_in(self.project, module)
 
     def passes(self, module: ModuleType) -> bool:
         """Whether names may be looked up in a module."""
         name = module.__name__
         if sys.modules.get(name) is not module:
-            return self.anybody
+            return self.unrestricted
         return name in _PASSAGES or self.holds(name) or _within(name, (*COMPONENTS, *TORCH_CLASSES))
 
     def takes(self, owner: object, module: str) -> bool:
-        """Whether a class or function that was made in a module may run."""
+        """Whether a class or function that is defined in a module may run."""
         if self.holds(module):
             return True
         public = not any(part.startswith(("_", "<")) for part in str(getattr(owner, "__qualname__", "_")).split("."))
@@ -139,25 +139,25 @@ def check_name(path: str, where: str, trust: Trust) -> None:
 
 
 def check_allowed(found: object, path: str, where: str, trust: Trust) -> None:
-    """Refuse what is neither class nor function, what Hydra blocks, and what no trusted package made."""
+    """Refuse what is neither class nor function, what Hydra blocks, and what no trusted package defines."""
     if not (inspect.isclass(found) or inspect.isroutine(found)):
         kind = "a module" if isinstance(found, ModuleType) else f"of type {type(found).__name__}"
         raise _wrong(f"_target_ {path} is {kind}, but it must be a class or a function", where)
     _check_blocked(found, path, where)
-    if trust.anybody:
+    if trust.unrestricted:
         return
     for owner in _owners(found):
         module = str(getattr(owner, "__module__", None) or "")
         name = f"{module}.{getattr(owner, '__qualname__', path)}".lstrip(".")
         if not trust.takes(owner, module):
             raise _untrusted(path, name, where)
-        if not _made_in(owner, module):
+        if not _defined_in(owner, module):
             what = f"_target_ {path} claims to be {name}, but {module} did not define it; the config comes from disk"
             raise _wrong(what, where, "Name it where it is defined.")
 
 
 def import_from(project: Path) -> None:
-    """Put the project's root first on `sys.path`, so that its own classes import without being installed."""
+    """Put the project's root first on `sys.path`, so that its classes need not be installed."""
     root = str(project)
     if sys.path[:1] != [root]:
         sys.path.insert(0, root)
@@ -176,7 +176,7 @@ def project_packages(project: Path) -> Iterator[str]:
 
 
 def absent(path: str, where: str, what: str, part: str, names: Iterable[str]) -> ConfigError:
-    """The error for a part of a path that is not there, with the nearest name that is."""
+    """The error for a part of a path that does not exist, with the nearest name that does."""
     public = [name for name in names if not name.startswith("_")]
     return _wrong(f"_target_ {path}: {what}", where, did_you_mean(part, public).strip() or None)
 
@@ -201,33 +201,33 @@ def _owners(found: object) -> Iterator[object]:
         yield owner if inspect.isclass(owner) else type(owner)
 
 
-def _made_in(owner: object, module: str) -> bool:
-    """Whether a module made what claims to come from it: its own function's names live there, or it holds it."""
-    home = sys.modules.get(module)
-    if home is None:
+def _defined_in(owner: object, module: str) -> bool:
+    """Whether an object is defined in a module: a function by its globals, anything else by its qualified name."""
+    loaded = sys.modules.get(module)
+    if loaded is None:
         return False
     if isinstance(owner, FunctionType):
         behind = inspect.unwrap(owner)
-        return isinstance(behind, FunctionType) and behind.__globals__ is vars(home)
-    held: object = home
+        return isinstance(behind, FunctionType) and behind.__globals__ is vars(loaded)
+    found: object = loaded
     for part in str(getattr(owner, "__qualname__", "")).split("."):
-        held = getattr(held, "__dict__", {}).get(part)
-    if inspect.isclass(owner) and held is not owner:
-        # Made inside a function, so that the module does not hold it; its methods still live there.
-        return any(isinstance(own, FunctionType) and own.__globals__ is vars(home) for own in vars(owner).values())
-    return held is owner
+        found = getattr(found, "__dict__", {}).get(part)
+    if inspect.isclass(owner) and found is not owner:
+        # Defined inside a function, so that only its methods show the module.
+        return any(isinstance(one, FunctionType) and one.__globals__ is vars(loaded) for one in vars(owner).values())
+    return found is owner
 
 
-def _lies_in(project: Path, module: str) -> bool:
-    """Whether a module that is imported lies in a project's own top-level package, and in no environment in it."""
+def _is_in(project: Path, module: str) -> bool:
+    """Whether an imported module is in a top-level package of the project, and not in an environment inside it."""
     loaded = sys.modules.get(module)
     file = getattr(loaded, "__file__", None)
     places = [file] if file else list(getattr(loaded, "__path__", ()))
     top = module.partition(".")[0]
-    homes = [root / name for root in (project, project / "src") for name in (top, f"{top}.py")]
-    homes += [home.resolve() for home in homes]
+    folders = [root / name for root in (project, project / "src") for name in (top, f"{top}.py")]
+    folders += [folder.resolve() for folder in folders]
     return bool(places) and all(
-        any(Path(place).is_relative_to(home) or Path(place).resolve().is_relative_to(home) for home in homes)
+        any(one.is_relative_to(folder) for one in (Path(place), Path(place).resolve()) for folder in folders)
         for place in places
     )
 
@@ -237,7 +237,7 @@ def _within(module: str, packages: tuple[str, ...]) -> bool:
 
 
 def _import(name: str, path: str, where: str) -> ModuleType:
-    """A module; an error in it is the user's own, with a note which target asked for it."""
+    """Import a module; an error in it gets a note which target needs it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -259,7 +259,7 @@ def _import(name: str, path: str, where: str) -> ModuleType:
 
 
 def _submodule(module: ModuleType, above: str, part: str, path: str, where: str) -> ModuleType:
-    # By an alias (`mine.np.random`) nothing is imported: what the module holds already is all there is.
+    # Through an alias (`mine.np.random`) nothing is imported.
     if not hasattr(module, "__path__") or module.__name__ != above:
         raise absent(path, where, f"module {above} has no {part!r}", part, dir(module))
     try:

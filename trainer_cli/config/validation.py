@@ -17,10 +17,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import schema
-from trainer_cli.config.fields import OPEN, KeyPath, defaults
+from trainer_cli.config.fields import OPEN, KeyPath, defaults, leaves
 from trainer_cli.config.hydra_errors import why_unresolved
 from trainer_cli.config.kinds import IN_QUOTES, MISSING, Kind, kind_of, shown
-from trainer_cli.config.overrides import COMMAND_LINE, as_text, no_such_key
+from trainer_cli.config.override_syntax import as_text
+from trainer_cli.config.overrides import COMMAND_LINE, no_such_key
 from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.errors import Code, ConfigError
@@ -65,18 +66,6 @@ def validate(
     return config, validation.mistakes
 
 
-def leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Every single value, with its path; those of lists too."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from leaves(item, (*path, str(key)))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from leaves(item, (*path, str(index)))
-    else:
-        yield path, value
-
-
 class _Validation:
     """One pass over a config. `_wrong` has the paths of the mistakes: each path is reported once."""
 
@@ -109,7 +98,7 @@ class _Validation:
                 hint = f"Set its keys, such as {'.'.join(here)}.{dataclasses.fields(one.type)[0].name}."
                 self._refuse(here, value, "a section: a mapping of keys to values, never null", hint)
         if path and len(self.mistakes) > before:
-            return section()  # What its values contradict cannot be said.
+            return section()  # Values that contradict each other can be checked only among right ones.
         try:
             return section(**given)
         except ConfigError as error:

@@ -37,13 +37,13 @@ _CURES = (
 
 @dataclass(slots=True)
 class Reading:
-    """What a file says, and the mistakes in it. One that is `broken` has no values that could be used."""
+    """The values of a file, and the mistakes in it. One that is `broken` has no values."""
 
     text: str = ""
     values: Any = None
     package: str | None = None
     node: yaml.Node | None = None
-    """The document as YAML's own tree, which knows its lines."""
+    """The document as YAML's node tree, which has line numbers."""
     mistakes: list[ConfigError] = field(default_factory=list)
     broken: bool = False
 
@@ -54,7 +54,7 @@ class Reading:
 
 
 def read_file(path: Path, name: str, *, written: bool = False) -> Reading:
-    """Read a file that messages call `name`. `written`: by a program, so that texts like numbers are meant."""
+    """Read a file that messages call `name`. `written`: by a program."""
     try:
         size = path.stat().st_size
         data = path.read_bytes() if size <= LARGEST_BYTES else b""

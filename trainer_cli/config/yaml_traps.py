@@ -1,4 +1,4 @@
-"""What YAML reads as something else than a person meant, found on the tree of a file that could be read.
+"""Find values that YAML reads as something else than they look like, in a file that could be parsed.
 
 `12:30:45` is a number to YAML, `014` another one than it seems, `no` is false, `0o14` and `None` are texts, and of a
 key that stands twice the last one counts. Each is refused here, with its line and what to write instead.
@@ -36,7 +36,7 @@ class Trap(NamedTuple):
 
 
 def scan(document: yaml.MappingNode, *, written: bool = False) -> list[Trap]:
-    """The traps in a file. `written`: by a program, so that texts like numbers are meant."""
+    """The traps in a file. `written`: by a program, which quotes nothing that looks like a number by mistake."""
     walk = _Walk(written)
     walk.mapping(document, (), 0)
     return walk.found
@@ -56,7 +56,7 @@ def why_no_interpolation(text: str) -> str | None:
 
 
 def looks_like_number(text: str) -> float | None:
-    """The number that a person would see in a text, or None."""
+    """The number that a text looks like, or None."""
     plain = text
     if re.fullmatch(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
         plain = text.replace(",", "")
@@ -177,7 +177,7 @@ class _Walk:
 
 
 def _shown(node: yaml.ScalarNode) -> str:
-    """What a plain value is to YAML, in words."""
+    """What YAML reads a plain value as, in words."""
     loader = yaml.SafeLoader("")
     try:
         value = loader.construct_object(node)
@@ -189,7 +189,7 @@ def _shown(node: yaml.ScalarNode) -> str:
 
 
 def instead_of(text: str, number: float) -> str:
-    """A number as it is written without doubt."""
+    """A number as it should be written."""
     if not math.isfinite(number):
         return "a finite number"
     return str(int(number) if number == int(number) and not re.search(r"[.eE]", text) else number)
@@ -202,7 +202,7 @@ def _instead(text: str, number: float) -> str:
 
 
 def _clock(text: str) -> str:
-    """Sexagesimal digits as durations that they may have been meant as."""
+    """The durations that sexagesimal digits look like."""
     parts = [str(int(part)) for part in text.replace("_", "").split(":")]
     if len(parts) == 3:
         return "{}h{}m{}s".format(*parts)

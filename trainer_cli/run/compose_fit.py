@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainer_cli.config import search_path
 from trainer_cli.config.compose import Composed, compose, from_yaml
-from trainer_cli.config.overrides import unquoted
+from trainer_cli.config.override_syntax import unquoted
 from trainer_cli.config.provenance import DEFAULT, label
 from trainer_cli.config.sweep import text_of
 from trainer_cli.errors import UserError

@@ -53,7 +53,7 @@ def holds_training(run: RunDir, folder: Path) -> bool:
 
 
 def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: Path, provenance: Provenance) -> None:
-    """Pass what may change on a resume (config/resumable.py and `allowed`); with one change that may not, refuse all.
+    """Pass what may change on a resume (config/fields.py and `allowed`); with one change that may not, refuse all.
 
     Raises:
         ConfigError: with a table of the changes and where each new value comes from, and the ways out.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from trainer_cli.config import search_path
 from trainer_cli.config.compose import Composed, compose, freeze, from_yaml
+from trainer_cli.config.fields import whole_values
 from trainer_cli.config.overrides import COMMAND_LINE
-from trainer_cli.config.provenance import whole_values
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.config.validation import contents
 from trainer_cli.errors import ConfigError, TrainError, UserError, raise_all

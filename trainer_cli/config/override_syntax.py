@@ -1,4 +1,4 @@
-"""How to write an override that Hydra's grammar cannot read."""
+"""How values are written on the command line, and the hint for an override that Hydra's grammar cannot read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,50 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from trainer_cli.config.overrides import closes_at_end
-
 _PLAIN = re.compile(r"[\w\-./:%+*@?|$]*", re.ASCII)
 _OPENS = re.compile(r"[\[{]|(?:range|choice|interval|glob|sort|shuffle|int|float|str|bool|tag)\(")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _QUOTED_KEY = re.compile(r"([{,]\s*)(?:'([^'\\]*)'|\"([^\"\\]*)\")(\s*:)")
+
+
+def as_text(text: str) -> str:
+    """A text in the quotes that make it one: a pair for the shell, and one for the parser."""
+    return f"'\"{text}\"'"
+
+
+def unquoted(text: str) -> str:
+    """A text without the one pair of quotes around it, where it has one."""
+    quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" and text[0] not in text[1:-1]
+    return text[1:-1] if quoted else text
+
+
+def split_at_commas(text: str) -> list[str]:
+    """Split at commas that stand in no bracket, brace or quote."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        if letter == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def closes_at_end(text: str) -> bool:
+    """Whether the bracket that opens the text is the one that ends it: `[a,b]`, but not `[ab]*[cd]`."""
+    depth = 0
+    for index, letter in enumerate(text):
+        depth += (letter in "[{") - (letter in "]}")
+        if depth == 0:
+            return index == len(text) - 1
+    return False
 
 
 def hint_for(argument: str) -> str:
