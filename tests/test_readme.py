@@ -68,7 +68,7 @@ def test_what_explains_the_config_and_looks_after_checkpoints_runs_as_it_stands(
     assert "pinned: runs/digits_mlp/checkpoints/step" in shown
 
 
-def test_the_mistakes_shown_are_told_as_shown(tmp_path: Path) -> None:
+def test_the_mistakes_shown_are_reported_as_shown(tmp_path: Path) -> None:
     command = _block("loop.max_step=3").strip().replace("train ", "", 1).split()
     done = subprocess.run(
         [sys.executable, "-m", "trainer_cli", *command],

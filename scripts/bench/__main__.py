@@ -56,13 +56,13 @@ def main() -> int:
     if before is None:
         return 0
     comparison = compare(before, tables, args.tolerance)
-    print(told(comparison))
+    print(message(comparison))
     if comparison.compared == 0:
         return 2
     return 1 if comparison.slower else 0
 
 
-def told(comparison: Comparison) -> str:
+def message(comparison: Comparison) -> str:
     """What got slower, and faster, and what could not be said."""
     lines = [f"## Compared with the earlier result: {comparison.compared} figures", ""]
     lines += [f"- slower: {change}" for change in comparison.slower]

@@ -144,7 +144,7 @@ def test_one_that_is_needed_is_not_skipped() -> None:
         timing.interleaved({"ours": fails}, 1, needed=["ours"])
 
 
-def test_a_failed_process_is_told_by_its_last_words_without_paths() -> None:
+def test_a_failed_process_is_reported_by_its_last_words_without_paths() -> None:
     with pytest.raises(timing.Skipped, match=r"^failed: OSError: no … there$"):
         timing.run([sys.executable, "-c", "raise OSError('no /some/where/else there')"])
 

@@ -41,7 +41,7 @@ def manifest(folder: Path, step: int) -> Any:
     return json.loads((folder / f"step{step}" / "manifest.json").read_text())
 
 
-def test_every_file_of_tensors_is_laid_out_alike_whenever_metrics_were_told_last(tmp_path: Path) -> None:
+def test_every_file_of_tensors_is_laid_out_alike_whenever_metrics_were_reported_last(tmp_path: Path) -> None:
     """Else weights that live where saves are written from would have to move."""
     attempt(tmp_path, 7, save_interval=1, pre_train_checkpoint=False)
     headers = set()
@@ -365,7 +365,7 @@ def test_wrong_settings_are_refused(tmp_path: Path, settings: dict[str, Any], er
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_removal_that_fails_is_told_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_removal_that_fails_is_reported_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Stubborn(Callback):
         """Makes one removal fail, as a full or read-only disk would."""
 

@@ -130,7 +130,7 @@ def test_an_evaluation_that_was_broken_off_ends_the_run_when_it_is_made_up(tmp_p
     assert logs[0].stream == logs[1].stream
 
 
-def test_a_run_that_it_ended_is_finished_until_it_is_told_to_be_longer_or_more_patient(tmp_path: Path) -> None:
+def test_a_run_that_it_ended_is_finished_until_it_is_reported_to_be_longer_or_more_patient(tmp_path: Path) -> None:
     scores = (3, 1, 2, 2, 2, 0.5, 2, 2, 2)
     assert _fit(scores, _stopping(), tmp_path)[1].step == 4
     for _ in range(2):

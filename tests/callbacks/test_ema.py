@@ -157,7 +157,7 @@ def test_a_fork_averages_from_the_weights_it_begins_with(tmp_path: Path) -> None
     assert same(first.callbacks["ema"].state_dict()["average"], average)
 
 
-def test_one_that_is_new_on_a_resume_is_told_and_begins_with_the_weights(
+def test_one_that_is_new_on_a_resume_is_reported_and_begins_with_the_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer(Noisy, checkpoint=CheckpointerCallback(tmp_path), settings={"max_duration": 4}).fit(loader())

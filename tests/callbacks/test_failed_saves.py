@@ -78,10 +78,10 @@ def test_any_error_while_a_checkpoint_is_written_is_a_failed_save(
     assert steps(tmp_path / "a") == [2]
     made = fit(tmp_path / "b", disk=FailsIn(4, error), save_async=save_async, on_save_error="warn")
     assert (made.progress.step, steps(tmp_path / "b")) == (8, [2, 6, 8])
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(told) == 1
-    assert f"{tmp_path}/b/step4" in told[0]
-    assert "The training goes on (failure 1" in told[0]
+    message = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(message) == 1
+    assert f"{tmp_path}/b/step4" in message[0]
+    assert "The training goes on (failure 1" in message[0]
 
 
 @pytest.mark.parametrize("error", ERRORS[1:3], ids=lambda error: type(error).__name__)

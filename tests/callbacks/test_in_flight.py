@@ -128,7 +128,7 @@ def test_a_resume_from_what_was_saved_behind_is_as_if_there_had_been_no_stop(tmp
 
 
 class Notes(Callback):
-    """Writes down what is told of commits, in which thread, and how far the training was."""
+    """Writes down what is reported of commits, in which thread, and how far the training was."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, bool]] = []
@@ -138,7 +138,7 @@ class Notes(Callback):
         self.seen.append((path.name, trainer.progress.step, threading.current_thread() is threading.main_thread()))
 
 
-def test_each_commit_is_told_once_in_order_by_the_main_thread_at_a_steps_end(tmp_path: Path) -> None:
+def test_each_commit_is_reported_once_in_order_by_the_main_thread_at_a_steps_end(tmp_path: Path) -> None:
     notes = Notes()
     fit(tmp_path, notes)
     assert [name for name, _, _ in notes.seen] == [f"step{step}" for step in range(10)]
@@ -298,7 +298,7 @@ class Full(Disk):
         super().fsync(fd)
 
 
-def test_a_failed_save_ends_the_training_or_is_told_and_counts_no_more(
+def test_a_failed_save_ends_the_training_or_is_reported_and_counts_no_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(SaveError, match=r"No space left on device.*step2"):

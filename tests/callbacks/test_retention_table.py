@@ -98,7 +98,7 @@ BEST = {"metric": METRIC, "mode": "min", "count": 1}
         ({"save_interval": None, "ephemeral_save_interval": 3, "save_final": False}, [[0, 4], [0, 7], [0, 9], [0, 12]]),
     ],
 )
-def test_what_is_left_after_each_attempt_told_by_hand(
+def test_what_is_left_after_each_attempt_reported_by_hand(
     root: Path, rules: dict[str, Any], after: list[list[int] | None]
 ) -> None:
     for found, wanted in zip(played(root, rules)[1], after, strict=True):

@@ -1,4 +1,4 @@
-"""Attempts at a training that is not there: the real callback on a real disk, and the oracle, told the same."""
+"""Attempts at a training that is not there: the real callback on a real disk, and the oracle, message the same."""
 
 from __future__ import annotations
 

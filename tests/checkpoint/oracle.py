@@ -1,4 +1,4 @@
-"""What must be saved, and what must lie on the disk: the rules told a second time, as plainly as they can be.
+"""What must be saved, and what must lie on the disk: the rules message a second time, as plainly as they can be.
 
 Nothing is shared with the code that is judged: lengths are read by hand, counts are whole numbers, each rule is a
 loop over all there is. `past` lists what may be seen on the disk, one after the other, while one thing happens: the

@@ -78,7 +78,7 @@ def test_no_name_has_to_follow_our_pattern(checkpointer, tmp_path):
 
 
 @pytest.mark.parametrize("name", [".hidden", "a\nb"])
-def test_names_that_cannot_be_are_told_so(checkpointer, tmp_path, name):
+def test_names_that_cannot_be_are_reported_so(checkpointer, tmp_path, name):
     with pytest.raises(CheckpointError, match="cannot be the name"):
         checkpointer.load(tmp_path / name)
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_saved_leaves_nothing(checkpointer, tmp_path):
 
 
 @pytest.mark.parametrize("act", ["load", "manifest", "verify"])
-def test_no_checkpoint_is_told_with_its_path(checkpointer, tmp_path, act):
+def test_no_checkpoint_is_reported_with_its_path(checkpointer, tmp_path, act):
     (tmp_path / "file").touch()
     for path in (tmp_path / "step9", tmp_path / "no" / "where", tmp_path / "file"):
         with pytest.raises(CheckpointError, match=f"there is no checkpoint .{path}"):
@@ -182,7 +182,7 @@ def test_new_tensors_go_to_the_device_that_was_asked_for(checkpointer, tmp_path)
     assert same(dict(checkpointer.load(tmp_path / "step1", default_map_location="cpu")), small_state())
 
 
-def test_another_format_is_told_apart(tmp_path):
+def test_another_format_is_reported_apart(tmp_path):
     class Foreign:
         name = "archive"
 

@@ -85,21 +85,21 @@ def operations(act: Callable[[Path, Disk], None], root: Path) -> list[str]:
     return disk.operations
 
 
-def check_all_is_well(root: Path, told: str) -> None:
+def check_all_is_well(root: Path, message: str) -> None:
     """What the next attempt finds, and that it can go on."""
     entries = {entry.name: entry for entry in Catalog(LocalStorage(root)).entries()}
-    assert entries["step1"].valid, told
+    assert entries["step1"].valid, message
     reader = checkpointer_on(Disk(), attempt=2)
-    assert same(dict(reader.load(root / "step1")), small_state(1)), told
+    assert same(dict(reader.load(root / "step1")), small_state(1)), message
     second = entries.get("step2")
-    if second is not None and second.valid and "save_over_damaged" not in told:
-        assert same(dict(reader.load(root / "step2")), small_state(2)), told
+    if second is not None and second.valid and "save_over_damaged" not in message:
+        assert same(dict(reader.load(root / "step2")), small_state(2)), message
     LocalStorage(root, run_id="run", attempt=2).sweep()
     left = [hidden for name in os.listdir(root) if (hidden := parse_hidden(name)) is not None]
-    assert all(hidden.kind is Hidden.quarantined for hidden in left), (told, left)
+    assert all(hidden.kind is Hidden.quarantined for hidden in left), (message, left)
     save(root, 2, Disk(), attempt=2)
-    assert same(dict(reader.load(root / "step2")), small_state(2)), told
-    assert same(dict(reader.load(root / "step1")), small_state(1)), told
+    assert same(dict(reader.load(root / "step2")), small_state(2)), message
+    assert same(dict(reader.load(root / "step1")), small_state(1)), message
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["once", "for good"])
@@ -110,20 +110,20 @@ def test_an_error_at_any_operation_loses_nothing(memory_path, act, number, persi
     assert len(planned) > 10
     for at, operation in enumerate(planned, start=1):
         root = prepared(memory_path / f"at{at}")
-        told = f"{act.__name__}: operation {at}, {operation}"
+        message = f"{act.__name__}: operation {at}, {operation}"
         disk = faulty(at, number=number, persistent=persistent)
         try:
             act(root, disk)
         except SaveError as error:
             text = str(error)
-            assert os.strerror(number) in text, told
-            assert str(root / "step2") in text, told
-            assert number == errno.ENOSPC or "bytes" not in text, told
-            assert "Older checkpoints are intact" in text, told
+            assert os.strerror(number) in text, message
+            assert str(root / "step2") in text, message
+            assert number == errno.ENOSPC or "bytes" not in text, message
+            assert "Older checkpoints are intact" in text, message
         except OSError:
-            assert act is remove_second, told
-        assert disk.struck, told
-        check_all_is_well(root, told)
+            assert act is remove_second, message
+        assert disk.struck, message
+        check_all_is_well(root, message)
 
 
 @pytest.mark.parametrize("fault", [Fault.kill, Fault.tear])
@@ -134,12 +134,12 @@ def test_a_kill_at_any_operation_loses_nothing(memory_path, act, fault):
         if fault is Fault.tear and not operation.startswith("write"):
             continue  # the same as a kill at the next one
         root = prepared(memory_path / f"at{at}")
-        told = f"{act.__name__}: {fault} at operation {at}, {operation}"
-        assert killed(act, root, faulty(at, fault)), told
-        check_all_is_well(root, told)
+        message = f"{act.__name__}: {fault} at operation {at}, {operation}"
+        assert killed(act, root, faulty(at, fault)), message
+        check_all_is_well(root, message)
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what an open file holds is not told")
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what an open file holds is not reported")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("act", [save_second, remove_second])
 def test_a_power_cut_at_any_operation_loses_nothing(memory_path, act, seed):
@@ -188,7 +188,7 @@ def test_a_slow_disk_changes_nothing(memory_path):
     assert same(dict(checkpointer_on(Disk()).load(root / "step2")), small_state(2))
 
 
-def test_a_full_disk_keeps_what_is_there_and_tells_what_is_needed(memory_path):
+def test_a_full_disk_keeps_what_is_there_and_reports_what_is_needed(memory_path):
     planned = operations(save_second, memory_path / "planned")
     root = prepared(memory_path / "root")
     disk = faulty(1 + planned.index("write file"), number=errno.ENOSPC, persistent=True)

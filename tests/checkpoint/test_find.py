@@ -62,7 +62,7 @@ def test_where_there_is_none_it_says_where_it_looked(folder: Path, wanted: dict,
     assert str(folder) in str(error.value)
 
 
-def test_a_folder_that_is_not_there_and_an_unclear_question_are_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_and_an_unclear_question_are_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no such folder"):
         latest_checkpoint(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="either step or epoch"):

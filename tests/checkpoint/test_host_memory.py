@@ -46,7 +46,7 @@ def test_the_memory_that_can_be_had_is_known_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "groups", "left"),
+    ("message", "groups", "left"),
     [
         ("0::/\n", {"": ("900", 500, 100)}, [500]),
         ("0::/job/step\n", {"job": ("700", 300, 0), "job/step": ("max", 300, 0)}, [400]),
@@ -59,7 +59,7 @@ def test_the_memory_that_can_be_had_is_known_here() -> None:
          "no file of groups", "no group"],
 )  # fmt: skip
 def test_the_limits_of_every_group_above_the_process_count(
-    tmp_path: Path, told: str, groups: dict[str, tuple[str, int, int]], left: list[int]
+    tmp_path: Path, message: str, groups: dict[str, tuple[str, int, int]], left: list[int]
 ) -> None:
     for path, (most, now, cached) in groups.items():
         folder = tmp_path / "root" / path
@@ -67,6 +67,6 @@ def test_the_limits_of_every_group_above_the_process_count(
         (folder / "memory.max").write_text(f"{most}\n")
         (folder / "memory.current").write_text(f"{now}\n")
         (folder / "memory.stat").write_text(f"anon 7\ninactive_file {cached}\n")
-    (tmp_path / "own").write_text(told)
+    (tmp_path / "own").write_text(message)
     found = list(_of_the_groups(tmp_path / "root", tmp_path / "own"))
     assert sorted(set(found), reverse=True) == left

@@ -166,7 +166,7 @@ def test_an_optimizer_that_does_not_fit_is_refused_in_one_table_and_untouched():
         restore_optimizer(model, torch.optim.SGD([model.emb.weight]), capture_optimizer(model, optimizer))
 
 
-def test_everything_that_does_not_fit_is_told_in_one_table_and_nothing_is_loaded():
+def test_everything_that_does_not_fit_is_reported_in_one_table_and_nothing_is_loaded():
     model, other = Net(), Net(width=6, seed=1)
     state = capture_model(other)
     state["norm.running_mean"] = torch.zeros(4, dtype=torch.float64)
@@ -188,7 +188,7 @@ def test_everything_that_does_not_fit_is_told_in_one_table_and_nothing_is_loaded
     assert same(capture_model(model), before)
 
 
-def test_without_strict_other_names_are_told_but_other_shapes_are_still_refused(caplog):
+def test_without_strict_other_names_are_reported_but_other_shapes_are_still_refused(caplog):
     model = Net()
     state = capture_model(Net(seed=1))
     state["more"] = state.pop("unused")
@@ -285,7 +285,7 @@ def test_random_generators_go_on_where_they_were(tmp_path):
     assert draw() == expected
 
 
-def test_random_states_of_missing_gpus_are_told(caplog):
+def test_random_states_of_missing_gpus_are_reported(caplog):
     state = capture_rng()
     state["cuda"] = [torch.zeros(16, dtype=torch.uint8)] * (torch.cuda.device_count() + 1)
     if torch.cuda.is_available():

@@ -282,7 +282,7 @@ def test_reasons_tell_why():
     }
 
 
-def test_what_is_kept_is_told_from_the_newest_and_what_goes_from_the_oldest_on():
+def test_what_is_kept_is_reported_from_the_newest_and_what_goes_from_the_oldest_on():
     there, rules = saved("p3", "p1", "p5", "p2", "p4"), RetentionRules(max_checkpoints=2)
     assert list(why_keep(there, rules)) == ["step5", "step4"]
     assert list(why_remove(there, rules)) == ["step1", "step2", "step3"]

@@ -118,7 +118,7 @@ class StorageContract:
             put(storage, "step1", a=b"second")
         assert storage.peek("step1", "a") == b"first"
 
-    def test_what_is_not_there_is_told_so(self, storage):
+    def test_what_is_not_there_is_reported_so(self, storage):
         assert storage.peek("step1", "a") is None
         assert storage.sizes("step1") == {}
         assert not storage.is_pinned("step1")
@@ -395,7 +395,7 @@ class TestLocalStorage(StorageContract):
         assert storage.peek("step1", "a") == b"far"
         assert not storage.remove("step1")
         assert not storage.remove("step1")
-        assert caplog.text.count("symbolic link") == 1, "told once"
+        assert caplog.text.count("symbolic link") == 1, "message once"
         assert elsewhere.peek("step1", "a") == b"far"
 
     def test_a_partial_folder_is_cleared_away(self, storage):
@@ -404,7 +404,7 @@ class TestLocalStorage(StorageContract):
         assert storage.clear("step7")
         assert list(storage.root.iterdir()) == []
 
-    def test_bytes_are_freed_behind_and_a_failure_is_told_once_and_tried_again(self, tmp_path, caplog):
+    def test_bytes_are_freed_behind_and_a_failure_is_reported_once_and_tried_again(self, tmp_path, caplog):
         waiting: list[Any] = []
         disk = FaultyDisk()
         storage = LocalStorage(tmp_path, disk=disk, run_id="r", attempt=1, later=waiting.append)
@@ -460,7 +460,7 @@ class TestLocalStorage(StorageContract):
         with pytest.raises(OSError, match="too large"):
             storage.peek("step1", "manifest.json")
 
-    def test_what_cannot_be_cleared_away_is_told_and_left_for_the_next_attempt(self, tmp_path, caplog):
+    def test_what_cannot_be_cleared_away_is_reported_and_left_for_the_next_attempt(self, tmp_path, caplog):
         disk = FaultyDisk()
         storage = LocalStorage(tmp_path, disk=disk, run_id="r", attempt=1)
         put(storage, "step1", a=b"a")

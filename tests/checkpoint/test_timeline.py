@@ -21,7 +21,7 @@ from trainer_cli.checkpoint.policy import (
     why_remove,
     why_save,
 )
-from trainer_cli.checkpoint.timeline import Setting, Timeline, foresee
+from trainer_cli.checkpoint.timeline import Simulation, Timeline, simulate
 from trainer_cli.config.schema import Removal
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.intervals import Interval, StepCounts, epoch_steps, first_step
@@ -29,7 +29,7 @@ from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.stopping import Limits, Stop, why_stop
 
 
-def naive(setting: Setting, step_counts: StepCounts) -> dict[str, Any]:
+def naive(setting: Simulation, step_counts: StepCounts) -> dict[str, Any]:
     """The same by brute force: every batch counted, every step asked, every checkpoint judged each time."""
     saved, last, planned = list(setting.saved), setting.last_saved_step, Timeline()
 
@@ -111,7 +111,7 @@ def _plain(planned: Timeline) -> dict[str, Any]:
     }
 
 
-def anything(seed: int) -> tuple[Setting, StepCounts]:
+def anything(seed: int) -> tuple[Simulation, StepCounts]:
     """A training with rules of every kind, from its beginning or from the middle of an earlier one."""
     chance = random.Random(seed)
     batch_size, samples = chance.randint(1, 9), chance.randint(9, 60)
@@ -135,7 +135,7 @@ def anything(seed: int) -> tuple[Setting, StepCounts]:
     best = BestRule("val/loss", count=2) if chance.random() < 0.3 else None
     fixed = frozenset(chance.sample(range(40), chance.randint(0, 3)))
     save_interval = cadence("7st", "1ep", "1.5ep", "50sp", "3000tok", "5s")
-    setting = Setting(
+    setting = Simulation(
         limits=Limits(
             Interval(Duration.parse(chance.choice(["30st", "57st", "3ep", "2.6ep", "300sp"])), whole.steps_per_epoch),
             cadence("19st", "1.2ep", "140sp", "6s"),
@@ -190,7 +190,7 @@ def test_the_events_are_those_of_a_training_that_asks_at_every_step(seed: int) -
     end = why_stop(setting.limits, step_counts.start, process_s=0.0, stop_request=None)
     if end is not None:
         return
-    assert _plain(foresee(setting, step_counts)) == naive(setting, step_counts)
+    assert _plain(simulate(setting, step_counts)) == naive(setting, step_counts)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -201,40 +201,40 @@ def test_the_counts_of_any_step_are_those_of_counting_up_to_it(seed: int) -> Non
 
 
 def test_the_most_on_the_disk_is_while_what_is_replaced_is_still_there() -> None:
-    setting = Setting(
+    setting = Simulation(
         limits=Limits(Interval(Duration.parse(10))),
         save=SaveRules(save_interval=Interval(Duration.parse(2))),
         retention=RetentionRules(max_checkpoints=2),
         saved=(Saved("old", 0, Kind.permanent, pinned=True, progress=Progress()),),
         last_saved_step=0,
     )
-    planned = foresee(setting, StepCounts(), size=lambda step: 100 + step, sizes={"old": 7})
+    planned = simulate(setting, StepCounts(), size=lambda step: 100 + step, sizes={"old": 7})
     assert planned.peak is not None
     assert (planned.peak.step, planned.peak.count, planned.peak.size_bytes) == (10, 4, 7 + 106 + 108 + 110)
     assert list(planned.kept) == ["step10", "step8", "old"]
 
 
-def test_an_end_that_cannot_be_told_is_not_told() -> None:
-    setting = Setting(
+def test_an_end_that_cannot_be_reported_is_not_reported() -> None:
+    setting = Simulation(
         limits=Limits(Interval(Duration.parse("1e9tok"))), save=SaveRules(save_interval=Interval(Duration.parse(2)))
     )
-    planned = foresee(setting, StepCounts())
+    planned = simulate(setting, StepCounts())
     assert planned.end is None
     assert [one.step for one in planned.saves] == [0]
-    planned = foresee(setting, StepCounts(step_tokens=1e8))
+    planned = simulate(setting, StepCounts(step_tokens=1e8))
     assert planned.end is not None
     assert [one.step for one in planned.saves] == [0, 2, 4, 6, 8, 10]
 
 
-def test_a_rule_that_cannot_be_told_is_left_out_and_the_others_are_not() -> None:
-    setting = Setting(
+def test_a_rule_that_cannot_be_reported_is_left_out_and_the_others_are_not() -> None:
+    setting = Simulation(
         limits=Limits(Interval(Duration.parse(10)), max_time_s=1.0),
         save=SaveRules(
             save_interval=Interval(Duration.parse("90s")), ephemeral_save_interval=Interval(Duration.parse(4))
         ),
         eval_interval=Interval(Duration.parse("3sp")),
     )
-    planned = foresee(setting, StepCounts())
+    planned = simulate(setting, StepCounts())
     assert [(one.step, one.reason) for one in planned.saves] == [
         (0, "before the first step"), (4, "every 4 steps, ephemeral"), (8, "every 4 steps, ephemeral"),
         (10, "end of training"),
@@ -244,7 +244,7 @@ def test_a_rule_that_cannot_be_told_is_left_out_and_the_others_are_not() -> None
 
 def test_a_run_of_a_million_steps_asks_only_where_something_happens() -> None:
     asked = []
-    setting = Setting(
+    setting = Simulation(
         limits=Limits(Interval(Duration.parse("64000000sp"), 1000)),
         save=SaveRules(
             save_interval=Interval(Duration.parse("1ep"), 1000),
@@ -254,7 +254,7 @@ def test_a_run_of_a_million_steps_asks_only_where_something_happens() -> None:
         eval_interval=Interval(Duration.parse("1ep"), 1000),
     )
     step_counts = StepCounts(epoch_batches=1000, steps_per_epoch=1000, batch_size=64, epoch_samples=64000)
-    planned = foresee(setting, step_counts, name=lambda at: asked.append(at.step) or f"step{at.step}")  # type: ignore[func-returns-value]
+    planned = simulate(setting, step_counts, name=lambda at: asked.append(at.step) or f"step{at.step}")  # type: ignore[func-returns-value]
     assert planned.end is not None
     assert planned.end.step == 1_000_000
     assert len(asked) == len(planned.saves) < 5000
@@ -271,10 +271,10 @@ def test_more_saves_than_are_to_be_foreseen_end_the_foresight() -> None:
         stop_request=None,
     )
     step_counts = replace(step_counts, start=Progress())
-    planned = foresee(everything, step_counts, most_saves=5)
+    planned = simulate(everything, step_counts, most_saves=5)
     assert planned.cut
     assert len(planned.saves) == 6
-    assert not foresee(everything, step_counts, most_saves=5000).cut
+    assert not simulate(everything, step_counts, most_saves=5000).cut
 
 
 @pytest.mark.parametrize("holds_from", [0, 1, 2, 3, 8, 1000, 10**15])
@@ -285,7 +285,7 @@ def test_the_first_step_is_found(holds_from: int) -> None:
 
 def test_a_run_that_had_ended_when_it_was_killed_only_says_so() -> None:
     last = Saved("step4", 4, Kind.ephemeral, progress=Progress(step=4))
-    setting = Setting(
+    setting = Simulation(
         limits=Limits(Interval(Duration.parse(10))),
         save=SaveRules(save_interval=Interval(Duration.parse(2))),
         saved=(last,),
@@ -293,7 +293,7 @@ def test_a_run_that_had_ended_when_it_was_killed_only_says_so() -> None:
         loaded=True,
         stop_request=Stop("no better for 3 epochs", finished=True),
     )
-    planned = foresee(setting, StepCounts(start=Progress(step=4)))
+    planned = simulate(setting, StepCounts(start=Progress(step=4)))
     assert planned.end is not None
     assert (planned.end.step, planned.stop, planned.saves) == (4, setting.stop_request, [])
     assert planned.kept == {"step4": "final"}

@@ -36,7 +36,7 @@ def test_jobs_run_in_order(worker: WriterThread) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("full"), MemoryError(), RuntimeError("CUDA error")], ids=repr)
-def test_a_job_that_fails_tells_its_own_future_alone(worker: WriterThread, error: Exception) -> None:
+def test_a_job_that_fails_reports_its_own_future_alone(worker: WriterThread, error: Exception) -> None:
     def fail() -> None:
         raise error
 

@@ -452,7 +452,7 @@ def test_verify_looks_again_where_all_were_removed_meanwhile(
     assert said.err.count("passed over") == 3
 
 
-def test_what_a_removal_left_midway_is_passed_over_by_verify_and_told_by_ls(ckpt: Ckpt) -> None:
+def test_what_a_removal_left_midway_is_passed_over_by_verify_and_reported_by_ls(ckpt: Ckpt) -> None:
     os.rename(f"{FINE}/step10/manifest.json", f"{FINE}/step10/.removed.fine")
     said = ckpt("verify", FINE)
     assert (said.code, said.out.splitlines()[-1]) == (0, "2 of 2 sound")
@@ -461,7 +461,7 @@ def test_what_a_removal_left_midway_is_passed_over_by_verify_and_told_by_ls(ckpt
     assert [one["state"] for one in ckpt("ls", FINE, "--json").json] == ["being removed", "valid", "valid"]
 
 
-def test_diff_tells_config_shapes_and_relative_changes(ckpt: Ckpt) -> None:
+def test_diff_reports_config_shapes_and_relative_changes(ckpt: Ckpt) -> None:
     said = ckpt("diff", "runs/fine@step10", "runs/fine@step20", "--json")
     assert said.code == 0
     assert said.json == {
@@ -481,7 +481,7 @@ def test_diff_tells_config_shapes_and_relative_changes(ckpt: Ckpt) -> None:
     assert "1 of 3 common tensors are the same" in out
 
 
-def test_diff_of_strangers_tells_what_only_one_has(ckpt: Ckpt) -> None:
+def test_diff_of_strangers_reports_what_only_one_has(ckpt: Ckpt) -> None:
     found = ckpt("diff", "runs/odd@step1", "runs/fine@step30", "--json").json
     assert found["only_second"] == [
         "model/layers.0.bias",
@@ -590,8 +590,8 @@ def test_prune_goes_by_the_settings_of_a_run_with_a_saver_of_its_own(
 ) -> None:
     node = f"callbacks:\n  checkpoint:\n    _target_: mine.Saver\n    {own}\n"
     with_rules(root, "fine", config("fine", "1") + node)
-    told = ckpt("prune", "runs/fine", "--dry-run", "--json").json
-    assert told == {"would_be_removed": [f"{FINE}/{name}" for name in goes], "left": {}}
+    message = ckpt("prune", "runs/fine", "--dry-run", "--json").json
+    assert message == {"would_be_removed": [f"{FINE}/{name}" for name in goes], "left": {}}
 
 
 def test_prune_counts_on_no_checkpoint_that_is_not_sound(ckpt: Ckpt, root: Path) -> None:
@@ -651,7 +651,7 @@ def test_a_run_that_shares_its_folder_names_its_own_checkpoints_alone(ckpt: Ckpt
     assert left == ["store/second-5", "store/second-20", "store/second-40"], "the folder itself names all"
 
 
-def test_what_the_disk_refuses_is_told_without_a_traceback(ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_disk_refuses_is_reported_without_a_traceback(ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Any, *_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied", os.fspath(path))
 

@@ -31,16 +31,16 @@ def changes(lines: list[str]) -> dict[str, tuple[str, str]]:
     return {text.partition(": ")[0]: (text.partition(": ")[2].strip(), by.strip()) for text, _, by in rows}
 
 
-def test_diff_with_other_overrides_tells_both_and_where_the_new_values_come_from(printed: Printed) -> None:
+def test_diff_with_other_overrides_reports_both_and_where_the_new_values_come_from(printed: Printed) -> None:
     lines = printed("experiment=digits", "optimizer.lr=0.5", "--diff=+experiment=digits_mlp seed=7")
     assert lines[:2] == ["# from: +experiment=digits_mlp seed=7", "# to: experiment=digits optimizer.lr=0.5"]
-    told = changes(lines)
-    assert told["optimizer.lr"] == ("0.003 -> 0.5", "command line: optimizer.lr=0.5")
-    assert told["seed"][0] == "7 -> 0"
-    assert told["name"] == ("digits_mlp -> digits", "command line: experiment=digits")
-    value, by = told["model.channels"]
+    message = changes(lines)
+    assert message["optimizer.lr"] == ("0.003 -> 0.5", "command line: optimizer.lr=0.5")
+    assert message["seed"][0] == "7 -> 0"
+    assert message["name"] == ("digits_mlp -> digits", "command line: experiment=digits")
+    value, by = message["model.channels"]
     assert (value, by.rpartition("/")[2]) == ("(not set) -> [16, 32, 64]", "cnn.yaml:5")
-    value, by = told["model.hidden"]
+    value, by = message["model.hidden"]
     assert (value, by.rpartition("/")[2]) == ("[128] -> (not set)", "digits.yaml:5: model=cnn")
 
 
@@ -109,7 +109,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("other", BAD)
-def test_what_cannot_be_compared_with_is_told(
+def test_what_cannot_be_compared_with_is_reported(
     other: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", f"--diff={other}"]) in (2, 3)
@@ -126,13 +126,13 @@ def test_an_interpolation_is_shown_with_what_it_comes_to_and_a_secret_is_not(
     lines = printed("name=${oc.env:TOKEN}", "seed=3", "model.classes=${seed}", "--provenance")
     # One would lead to the secret by way of the other.
     assert "hunter2" not in "\n".join(lines)
-    told = {line.strip().partition(":")[0]: line.partition("  # ")[2] for line in lines}
-    assert told["run_dir"] == "default"
-    assert told["classes"] == "command line: model.classes=${seed} (3)"
-    assert told["style"].endswith("default.yaml:5 (auto)")
+    message = {line.strip().partition(":")[0]: line.partition("  # ")[2] for line in lines}
+    assert message["run_dir"] == "default"
+    assert message["classes"] == "command line: model.classes=${seed} (3)"
+    assert message["style"].endswith("default.yaml:5 (auto)")
 
 
-def test_provenance_tells_first_which_experiment_was_chosen(printed: Printed) -> None:
+def test_provenance_reports_first_which_experiment_was_chosen(printed: Printed) -> None:
     lines = printed("experiment=digits", "model=mlp", "--provenance")
     assert lines[0] == "# command line: experiment=digits"
     (model,) = [line for line in lines if line.startswith("model:")]

@@ -54,14 +54,14 @@ def test_provenance_names_file_and_line(project: Path, capsys: pytest.CaptureFix
 
 
 def test_diff_shows_only_what_the_overrides_change(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = [
+    message = [
         line.partition("  #")[0].strip() for line in printed(capsys, "config", "experiment=odd", "--diff").splitlines()
     ]
-    assert told[-2:] == ["name: default -> odd", "loop.max_duration: 10ep -> 3ep"]
+    assert message[-2:] == ["name: default -> odd", "loop.max_duration: 10ep -> 3ep"]
     assert printed(capsys, "config", "--diff") == "no difference\n"
 
 
-def test_fields_tells_every_key_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fields_reports_every_key_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "config", "--fields")
     assert set(yaml.safe_load(out)) == {field.name for field in dataclasses.fields(TrainConfig)}
     keys = [line for line in out.splitlines() if not line.startswith("#") and not line.endswith(":")]
@@ -91,17 +91,19 @@ def test_list_shows_ours_first_and_marked(project: Path, capsys: pytest.CaptureF
         assert [row for row in rows if row.startswith("*")] == rows[:1]
 
 
-def test_list_of_a_group_tells_the_file_of_each_option(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_a_group_reports_the_file_of_each_option(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "list", "model")
     assert "  mlp: configs/model/mlp.yaml\n" in out
     assert re.search(r"^  gpt: /.*configs/model/gpt.yaml$", out, re.MULTILINE)
 
 
-def test_list_of_a_section_tells_its_keys_as_they_can_be_set(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_a_section_reports_its_keys_as_they_can_be_set(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = printed(capsys, "list", "loop")
-    told = [line.split()[0] for line in out.partition("\nkeys\n")[2].splitlines()]
-    assert [one.partition("=")[0] for one in told] == [f"loop.{one.name}" for one in dataclasses.fields(LoopConfig)]
-    assert printed(capsys, "config", *told)
+    message = [line.split()[0] for line in out.partition("\nkeys\n")[2].splitlines()]
+    assert [one.partition("=")[0] for one in message] == [f"loop.{one.name}" for one in dataclasses.fields(LoopConfig)]
+    assert printed(capsys, "config", *message)
     assert "\nkeys\n" not in printed(capsys, "list", "model")
 
 
@@ -142,7 +144,7 @@ def test_every_shipped_option_has_a_description(capsys: pytest.CaptureFixture[st
     assert all(len(line.split()) > 1 for line in rows), rows
 
 
-def test_an_unknown_group_is_told_with_the_nearest(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_group_is_reported_with_the_nearest(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "optimiser"]) == 2
     assert "Did you mean 'optimizer'?" in capsys.readouterr().err
 

@@ -24,35 +24,35 @@ SECRETS = {
 
 def facts(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, dict[str, object]]:
     assert main(["env", "--json", *flags]) == 0
-    told: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)
-    return told
+    message: dict[str, dict[str, object]] = json.loads(capsys.readouterr().out)
+    return message
 
 
-def test_it_tells_versions_devices_paths_and_listed_variables(
+def test_it_reports_versions_devices_paths_and_listed_variables(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import torch
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    told = facts(capsys)
+    message = facts(capsys)
     # Some builds tell of a device after a version that is installed without it.
-    assert told["versions"]["torch"] in (torch.__version__, torch.__version__.partition("+")[0])
-    assert told["torch"]["threads"] == torch.get_num_threads()
-    assert told["torch"]["devices"][0] == "cpu"  # type: ignore[index]
-    assert told["paths"]["configs"][0] == str(made / "configs")  # type: ignore[index]
-    assert told["paths"]["project_root"] == str(made)
-    assert told["variables"]["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert message["versions"]["torch"] in (torch.__version__, torch.__version__.partition("+")[0])
+    assert message["torch"]["threads"] == torch.get_num_threads()
+    assert message["torch"]["devices"][0] == "cpu"  # type: ignore[index]
+    assert message["paths"]["configs"][0] == str(made / "configs")  # type: ignore[index]
+    assert message["paths"]["project_root"] == str(made)
+    assert message["variables"]["CUDA_VISIBLE_DEVICES"] == "3,5"
 
 
 def test_people_read_the_same_facts(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = facts(capsys)
+    message = facts(capsys)
     assert main(["env"]) == 0
     rows = {tuple(line.split(None, 1)) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
-    assert ("torch", str(told["versions"]["torch"])) in rows
+    assert ("torch", str(message["versions"]["torch"])) in rows
     assert ("current", str(made)) in rows
 
 
-def test_no_secret_is_told(made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_secret_is_reported(made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     remote = "https://me:ghp_secret@github.com/me/repo"
@@ -66,17 +66,17 @@ def test_no_secret_is_told(made: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         assert "HF_TOKEN" not in out
 
 
-def test_a_home_directory_is_not_told(
+def test_a_home_directory_is_not_reported(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOME", str(made.parent))
     monkeypatch.setenv("PYTHONPATH", f"{made}:/elsewhere")
-    told = facts(capsys)
-    assert told["paths"]["current"] == "~/shapes"
-    assert told["variables"]["PYTHONPATH"] == "~/shapes:/elsewhere"
+    message = facts(capsys)
+    assert message["paths"]["current"] == "~/shapes"
+    assert message["variables"]["PYTHONPATH"] == "~/shapes:/elsewhere"
 
 
-def test_a_torch_that_does_not_import_is_told_and_no_error(
+def test_a_torch_that_does_not_import_is_reported_and_no_error(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -85,11 +85,11 @@ def test_a_torch_that_does_not_import_is_told_and_no_error(
     )
 
 
-def test_configs_that_cannot_be_found_are_told_and_no_error(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configs_that_cannot_be_found_are_reported_and_no_error(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nowhere is not a folder" in str(facts(capsys, "--config-dir", "nowhere")["paths"]["configs"])
 
 
-def test_the_git_commit_of_the_project_is_told(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_git_commit_of_the_project_is_reported(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
     for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "first"]):
         subprocess.run(["git", *command], cwd=made, check=True)

@@ -127,10 +127,10 @@ def test_how_a_sweep_starts_its_jobs_is_no_part_of_the_command_line(capsys: pyte
         assert main(argv) == 0
     assert main(["fit", "--frozen", "x.yaml"]) == 2
     assert main(["jobs"]) == 2
-    told = capsys.readouterr()
-    assert "train fit has no flag --frozen." in told.err
-    assert "_job" not in told.out + told.err
-    assert "frozen" not in told.out
+    message = capsys.readouterr()
+    assert "train fit has no flag --frozen." in message.err
+    assert "_job" not in message.out + message.err
+    assert "frozen" not in message.out
 
 
 def test_windows_is_pointed_to_wsl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,8 +230,8 @@ def test_a_current_folder_that_is_gone_is_one_message(
         folder.rmdir()
         assert (main(argv), main([*argv, "--help"])) == (2, 2 if "=" in argv[0] else 0)
     said = capsys.readouterr().err.splitlines()
-    told = 'Go to another; or, where it was made anew, into that: cd "$PWD".'
-    assert said[0] == f"train: error: the current folder is gone (/work/gone). {told}"
+    message = 'Change to another folder, or, if it was made again: cd "$PWD".'
+    assert said[0] == f"train: error: the current folder is gone (/work/gone). {message}"
     assert not any("Traceback" in line for line in said)
 
 

@@ -132,11 +132,11 @@ def test_what_is_right_is_let_through(root: Path, sections: dict[str, Any]) -> N
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_key(root: Path, sections: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_reported_with_its_key(root: Path, sections: dict[str, Any], message: str) -> None:
     assert any(message in error for error in wrong(root, **sections)), wrong(root, **sections)
 
 
-def test_all_of_it_is_told_at_once(root: Path) -> None:
+def test_all_of_it_is_reported_at_once(root: Path) -> None:
     assert len(wrong(root, model={**NET, "a": 1, "width": "x"}, optimizer={**SGD, "b": 1}, data={**DATA, "c": 1})) == 4
 
 
@@ -153,15 +153,15 @@ def test_mistakes_have_their_place_and_stand_beside_others(project: Path, write:
     write("model/mlp.yaml", "_target_: mine.Modle\nhidden: [64]\n")
     with pytest.raises(ConfigError) as caught:
         compose(["optimizer.lr=fast", "loop.grad_accum_steps=0"])
-    told = str(caught.value)
-    assert "module mine has no 'Modle' (model._target_, configs/model/mlp.yaml:1)" in told
-    assert "loop.grad_accum_steps is 0" in told
+    message = str(caught.value)
+    assert "module mine has no 'Modle' (model._target_, configs/model/mlp.yaml:1)" in message
+    assert "loop.grad_accum_steps is 0" in message
     with pytest.raises(ConfigError) as caught:
         compose(["optimizer.lr=fast", "model=cnn"]).check_targets()
     assert str(caught.value) == "optimizer.lr is 'fast', but it must be a number (command line)."
 
 
-def test_a_missing_argument_is_told_where_the_target_stands(project: Path, write: Write) -> None:
+def test_a_missing_argument_is_reported_where_the_target_stands(project: Path, write: Write) -> None:
     (project / "mine.py").write_text(
         (project / "mine.py").read_text() + "class Deep:\n    def __init__(self, width, depth): ...\n"
     )

@@ -230,7 +230,7 @@ def test_a_mistake_is_one_line_with_what_where_and_cure(project: Path, overrides
         ),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_file_is_told_with_file_and_line(
+def test_a_mistake_in_a_file_is_reported_with_file_and_line(
     project: Path, write: Write, file: str, text: str, expected: str
 ) -> None:
     write(file, text)
@@ -238,7 +238,7 @@ def test_a_mistake_in_a_file_is_told_with_file_and_line(
     assert expected in message
 
 
-def test_independent_mistakes_are_told_together(project: Path) -> None:
+def test_independent_mistakes_are_reported_together(project: Path) -> None:
     message = said("loop.max_step=3", "optimizr=sgd", "model=rnn")
     assert "3 mistakes" in message
     assert all(word in message for word in ("loop.max_step", "optimizr", "rnn"))
@@ -263,7 +263,7 @@ def test_everything_that_ships_composes(tmp_path: Path, monkeypatch: pytest.Monk
             assert compose([f"{group}={option}"], missing_ok=True).config is not None, f"{group}={option}"
 
 
-def test_a_primary_config_without_the_schema_is_told_how_to_begin(project: Path, write: Write) -> None:
+def test_a_primary_config_without_the_schema_is_reported_how_to_begin(project: Path, write: Write) -> None:
     write("bare.yaml", "foo: 1\n")
     assert "'- train_schema' first" in said("seed=1", config_name="bare")
     assert "Did you mean 'config'?" in said(config_name="confg")
@@ -339,7 +339,7 @@ def test_a_config_of_the_version_before_is_read(project: Path) -> None:
         compose(["experiment=small", "checkpoint.writer=process"])
 
 
-def test_a_mistake_in_a_recovered_config_is_told_with_file_and_line(project: Path) -> None:
+def test_a_mistake_in_a_recovered_config_is_reported_with_file_and_line(project: Path) -> None:
     file = project / "config.yaml"
     file.write_text("name: x\nloop:\n  max_step: 3\n")
     with pytest.raises(ConfigError, match=r"'loop.max_step' \(config.yaml:3\)"):
@@ -351,7 +351,7 @@ def test_a_mistake_in_a_recovered_config_is_told_with_file_and_line(project: Pat
         from_yaml(project / "nowhere.yaml")
 
 
-def test_a_mistake_on_top_of_a_recovered_config_is_told_too(project: Path) -> None:
+def test_a_mistake_on_top_of_a_recovered_config_is_reported_too(project: Path) -> None:
     text = to_yaml(compose([]))
     for override in ("loop.max_step=3", "model.hiden=3", "optimizer=adamv", "seed=x"):
         with pytest.raises(ConfigError, match="command line"):

@@ -1,4 +1,4 @@
-"""Values from environment variables: a change is seen, and no value is told."""
+"""Values from environment variables: a change is seen, and no value is message."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def raw(monkeypatch: pytest.MonkeyPatch) -> DictConfig:
     return OmegaConf.create(CONFIG)
 
 
-def test_only_values_that_matter_are_remembered_and_none_is_told(raw: DictConfig) -> None:
+def test_only_values_that_matter_are_remembered_and_none_is_reported(raw: DictConfig) -> None:
     line = line_of_digests(raw, "run")
     assert [key in line for key in ("model.dropout", "model.widths", "data.path")] == [True] * 3
-    assert not [told for told in ("0.25", "secret", "loggers", "seed", "twice") if told in line]
+    assert not [message for message in ("0.25", "secret", "loggers", "seed", "twice") if message in line]
     assert line.startswith("# ")
     assert OmegaConf.create(OmegaConf.to_yaml(raw) + line) == raw
     assert line != line_of_digests(raw, "another run")

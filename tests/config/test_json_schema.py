@@ -163,8 +163,8 @@ def test_editor_and_command_take_the_same_values(key: str) -> None:
     for value in VALUES:
         if not is_coerced(one, value):
             in_editor = validator().is_valid(nested(key, value))
-            told = f"{key}: {value!r} is {'taken' if in_editor else 'marked'} by editors, and not by the command"
-            assert in_editor == taken_by_the_command(one, value, schema), told
+            message = f"{key}: {value!r} is {'taken' if in_editor else 'marked'} by editors, and not by the command"
+            assert in_editor == taken_by_the_command(one, value, schema), message
 
 
 @pytest.mark.parametrize("key", [one.key for one in fields() if not one.is_section])

@@ -1317,7 +1317,7 @@ CASES = [
 ]
 
 
-def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def message(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """What a command that is wrong prints, paths of this checkout left out."""
     assert main(arguments if arguments[:1] in (["fit"], ["plan"]) else ["config", *arguments]) == 2
     printed = capsys.readouterr()
@@ -1340,16 +1340,16 @@ def write(files: dict[str, str | bytes]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_mistake_is_told_with_what_where_and_cure(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_reported_with_what_where_and_cure(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     write(case.files)
-    assert told(case.arguments, capsys) == f"train: error: {case.message}\n"
+    assert message(case.arguments, capsys) == f"train: error: {case.message}\n"
 
 
 def test_no_two_cases_are_the_same() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 60
 
 
-def test_fit_tells_mistakes_before_torch_is_imported(tmp_path: Path) -> None:
+def test_fit_reports_mistakes_before_torch_is_imported(tmp_path: Path) -> None:
     write({"experiment/odd.yaml": f"{PACKAGE}loop:\n  max_time: 12:30:45\n", "experiment/bad.yaml": "a: ["})
     commands = [
         ["loop.max_step=3"], ["experiment=odd"], ["experiment=bad"], ["experiment=nope"], ["optimizer.lr=nan"],
@@ -1368,12 +1368,12 @@ def test_fit_tells_mistakes_before_torch_is_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["fit", "plan"])
-def test_all_mistakes_in_arguments_are_told_together_before_anything_is_written(
+def test_all_mistakes_in_arguments_are_reported_together_before_anything_is_written(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([verb, "+model.hiden=3", "optimizer.lr=fast"]) == 2
-    told = capsys.readouterr().err
-    assert "MLP takes no argument 'hiden' (model.hiden, command line). Did you mean 'hidden'?" in told
-    assert "optimizer.lr is 'fast', but it must be a number (command line)" in told
-    assert "Traceback" not in told
+    message = capsys.readouterr().err
+    assert "MLP takes no argument 'hiden' (model.hiden, command line). Did you mean 'hidden'?" in message
+    assert "optimizer.lr is 'fast', but it must be a number (command line)" in message
+    assert "Traceback" not in message
     assert not (tmp_path / "runs").exists()

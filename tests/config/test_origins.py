@@ -203,7 +203,7 @@ def test_what_takes_the_place_of_a_section_is_named_for_all_of_it() -> None:
     assert str(provenance.exact(("model", "x", "y"))) == "b:2"
 
 
-def test_an_item_of_a_list_is_told_with_its_own_line() -> None:
+def test_an_item_of_a_list_is_reported_with_its_own_line() -> None:
     provenance = Provenance([source("a", "steps:\n  - 1\n  - 2\n")])
     assert provenance.source(("steps", "1")) == "a:3"
 

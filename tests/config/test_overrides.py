@@ -49,7 +49,7 @@ def test_experiment_is_appended_to_the_defaults() -> None:
     assert overrides.read(["experiment=x", "+experiment=y"]).lines == ["+experiment=x", "+experiment=y"]
 
 
-def test_every_unreadable_override_is_told_with_a_hint_on_quoting() -> None:
+def test_every_unreadable_override_is_reported_with_a_hint_on_quoting() -> None:
     with pytest.raises(ConfigError) as caught:
         overrides.read(["name=a=b", "seed=1", "digits"])
     message = str(caught.value)

@@ -45,10 +45,10 @@ def test_a_choice_that_the_experiment_writes_over_is_a_mistake(
         compose([experiment, choice])
     said = str(caught.value)
     assert said.startswith(f"{choice} has no effect: configs/experiment/own.yaml:{line} sets {key} (command line). ")
-    assert said.count("\n") == 0, "what is wrong with the mixture is told too"
+    assert said.count("\n") == 0, "what is wrong with the mixture is reported too"
 
 
-def test_several_are_told_together() -> None:
+def test_several_are_reported_together() -> None:
     with pytest.raises(ConfigError, match=r"2 mistakes:\n  - optimizer=adam .*\n  - model=mlp "):
         compose(["+experiment=own", "optimizer=adam", "model=mlp"])
 

@@ -72,7 +72,7 @@ def test_an_annotation_admits_the_plain_values_of_its_types(annotation: str, adm
         ("dict[str, float]", {"a": 1, "b": "c"}, ["x.b is 'c', but it must be a number"]),
         ("Mapping[str, list[int]]", {"a": [1, "b"]}, ["x.a.1 is 'b', but it must be a whole number"]),
         ("list[Literal['fast', 'slow']]", ["fsat"], ["x.0 is 'fsat', but it must be one of fast, slow"]),
-        # What cannot be told is no mistake.
+        # What cannot be reported is no mistake.
         ("list", [1, "x"], []),
         ("list[Any]", [1, "x"], []),
         ("list[Unheard]", [1, "x"], []),
@@ -136,7 +136,7 @@ def wrong(target: Any, named: Mapping[str, Any], *positional: Any, **options: An
         ),
     ],
 )
-def test_arguments_that_do_not_fit_are_told_with_their_key(named: dict[str, Any], expected: list[str]) -> None:
+def test_arguments_that_do_not_fit_are_reported_with_their_key(named: dict[str, Any], expected: list[str]) -> None:
     assert wrong(Model, named) == expected
 
 

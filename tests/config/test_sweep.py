@@ -87,7 +87,7 @@ def test_prefixes_and_packages_stay_with_their_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["seed=1"], "nothing is swept"),
         ([], "leave -m out"),
@@ -110,13 +110,13 @@ def test_prefixes_and_packages_stay_with_their_keys() -> None:
         (["seed=rang(1,2)"], "cannot read the override"),
     ],
 )
-def test_what_cannot_be_swept_is_told_with_a_cure(arguments: list[str], told: str) -> None:
+def test_what_cannot_be_swept_is_reported_with_a_cure(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         jobs(arguments, GROUPS.get)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_independent_mistakes_are_told_together() -> None:
+def test_independent_mistakes_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         jobs(["seed=interval(0,1)", "model=glob(x*)"], GROUPS.get)
     assert "2 mistakes" in str(caught.value)

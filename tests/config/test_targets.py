@@ -69,7 +69,7 @@ def test_a_users_own_config_may_name_any_class_or_function(mine: Path, path: str
         ("mine_pkg.nets", "is a module, but"),
     ],
 )
-def test_a_target_that_is_not_there_or_is_no_factory_is_told(mine: Path, path: str, expected: str) -> None:
+def test_a_target_that_is_not_there_or_is_no_factory_is_reported(mine: Path, path: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         targets.component(path, WHERE, OWN)
     assert expected in str(caught.value)

@@ -1,4 +1,4 @@
-"""An argument that cannot be read is told with what is wrong in it, and what is suggested can be read."""
+"""An argument that cannot be read is reported with what is wrong in it, and what is suggested can be read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from trainer_cli.config.override_syntax import closes_at_end, hint_for
         ("+x.*b={\"lr\":0}", "A name with * stands in braces: '+x={*b:{lr:0}}'."),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_brackets_is_told_and_no_quotes_around_the_whole(argument: str, cure: str) -> None:
+def test_what_is_wrong_in_brackets_is_reported_and_no_quotes_around_the_whole(argument: str, cure: str) -> None:
     (mistake,) = overrides.parsed([argument]).mistakes
     assert mistake.cure == cure
     if ": '" in cure or ': "' in cure:

@@ -1,4 +1,4 @@
-"""The shipped digits: real, small, split once and for all, and told where they come from."""
+"""The shipped digits: real, small, split once and for all, and message where they come from."""
 
 from pathlib import Path
 

@@ -228,8 +228,8 @@ def test_an_error_in_the_dataset_keeps_its_type_and_names_the_sample(workers: in
     loader = Loader(Failing(), 4, shuffle=True, seed=3, num_workers=workers)
     with pytest.raises(FileNotFoundError, match="no such picture") as caught:
         list(loader.iterate(6))
-    told = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
-    assert "while loading sample 5 of epoch 6" in told
+    message = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    assert "while loading sample 5 of epoch 6" in message
 
 
 def test_an_error_in_collating_names_the_samples() -> None:
@@ -255,7 +255,7 @@ def test_a_position_is_taken_up_with_another_batch_size_and_other_workers() -> N
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"seed": 6}, "seed was 6 and is 5"),
         ({"length": 11}, "length was 11 and is 10"),
@@ -265,9 +265,9 @@ def test_a_position_is_taken_up_with_another_batch_size_and_other_workers() -> N
         ({"version": 1, "length": 9}, "version was 1 and is 3; length was 9 and is 10"),
     ],
 )
-def test_a_position_in_other_data_is_refused(changed: dict[str, Any], told: str) -> None:
+def test_a_position_in_other_data_is_refused(changed: dict[str, Any], message: str) -> None:
     loader = Loader(Plain(), shuffle=True, seed=5)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         loader.check_state(loader.state_dict(2, 4) | changed)
 
 
@@ -571,7 +571,7 @@ def test_a_distributed_sampler_hears_the_epoch() -> None:
 
 
 class KeyedSampler(Sampler[int]):
-    """As a DistributedSampler: another order each epoch that it is told."""
+    """As a DistributedSampler: another order each epoch that it is message."""
 
     epoch = 0
 

@@ -135,7 +135,7 @@ def test_weights_become_whole_numbers_by_the_largest_remainder(weights: dict[str
 
 
 @pytest.mark.parametrize(
-    ("weights", "told"),
+    ("weights", "message"),
     [
         ({"small": 1, "large": 1}, "data.sources has small, large, middle, but data.weights has small, large"),
         ({"small": 1, "large": 1, "middle": 0}, "data.weights.middle is 0"),
@@ -146,8 +146,8 @@ def test_weights_become_whole_numbers_by_the_largest_remainder(weights: dict[str
         ({"small": 1e-4, "large": 1, "middle": 1}, "less than one in 1,000"),
     ],
 )
-def test_weights_that_make_no_sense_are_refused(weights: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_weights_that_make_no_sense_are_refused(weights: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         mixed(weights)
 
 

@@ -134,7 +134,7 @@ def test_a_resume_at_any_row_gives_what_going_on_would_have_given() -> None:
     elsewhere.close()
 
 
-def test_lengths_are_learnt_by_reading_once_where_nobody_tells_them() -> None:
+def test_lengths_are_learnt_by_reading_once_where_nobody_reports_them() -> None:
     data = [[1, 2, 3], [4], [5, 6]]
     rows = PackedRows(data, 4)
     assert rows.targets == 3
@@ -164,7 +164,7 @@ def test_packing_takes_every_part_and_attribute_of_its_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "length", "told"),
+    ("source", "length", "message"),
     [
         (SimpleNamespace(train=[[1, 2]]), 0, "data.length is 0"),
         (SimpleNamespace(train=[[1, 2]]), True, "data.length is True"),
@@ -174,8 +174,8 @@ def test_packing_takes_every_part_and_attribute_of_its_source() -> None:
         (SimpleNamespace(), 4, "no dataset with a length"),
     ],
 )
-def test_what_cannot_be_packed_is_refused(source: Any, length: Any, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_what_cannot_be_packed_is_refused(source: Any, length: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         Packing(source, length)
 
 

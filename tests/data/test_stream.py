@@ -183,14 +183,14 @@ def test_other_workers_cannot_take_up_a_position_inside_an_epoch() -> None:
 
 
 @MORE_WORKERS_THAN_CPUS
-def test_other_workers_at_the_end_of_an_epoch_are_told_what_it_means(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_workers_at_the_end_of_an_epoch_are_reported_what_it_means(caplog: pytest.LogCaptureFixture) -> None:
     loader = made(3)
     with caplog.at_level(logging.WARNING):
         loader.check_state(made(2).state_dict(1))
         loader.check_state(made(2).state_dict(1))
-    (told,) = [record.message for record in caplog.records]
-    assert told.startswith("data.num_workers was 2 and is 3: ")
-    assert told.endswith(
+    (message,) = [record.message for record in caplog.records]
+    assert message.startswith("data.num_workers was 2 and is 3: ")
+    assert message.endswith(
         "shares its samples in another way from here on, so the results differ from those of going on with 2"
     )
     assert sum(map(len, loader.iterate(1))) == 37
@@ -207,7 +207,7 @@ def test_no_worker_and_one_are_the_same() -> None:
     ]
 
 
-def test_lengths_are_told_where_they_are_known() -> None:
+def test_lengths_are_reported_where_they_are_known() -> None:
     class Sized(Stream):
         def __len__(self) -> int:
             return self.size
@@ -223,7 +223,7 @@ def test_drop_last_leaves_out_short_batches() -> None:
     assert [len(batch) for batch in made(drop_last=True).iterate(0)] == [4] * 9
 
 
-def test_a_position_is_only_told_where_it_is() -> None:
+def test_a_position_is_only_reported_where_it_is() -> None:
     loader = made()
     next(loader.iterate(0))
     with pytest.raises(ValueError, match="the position is"):

@@ -90,7 +90,7 @@ def test_fingerprints_tell_texts_apart(file: Path) -> None:
     assert Text(str(file), context=8).train.fingerprint != before.train.fingerprint
 
 
-def test_mistakes_are_told_with_a_cure(file: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_with_a_cure(file: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no text at .*absent"):
         Text(str(tmp_path / "absent"))
     (tmp_path / "empty").mkdir()

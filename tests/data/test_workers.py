@@ -408,7 +408,7 @@ class Peculiar(Exception):
         super().__init__(one + two)
 
 
-def test_an_error_that_cannot_travel_is_told_in_words() -> None:
+def test_an_error_that_cannot_travel_is_reported_in_words() -> None:
     class Odd(Numbers):
         def __getitem__(self, index: int) -> int:
             if index == 5:

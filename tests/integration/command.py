@@ -1,4 +1,4 @@
-"""The real command in processes of its own, and a user's project whose model and data wait where they are told."""
+"""The real command in processes of its own, and a user's project whose model and data wait where they are message."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def test_a_config_is_compared_with_that_of_a_run_in_a_sweep(place: Path, below: 
     assert changes == ["seed: 0 -> 1  # command line: seed=1"]
 
 
-def test_a_checkpoint_that_is_not_there_or_whose_config_is_damaged_is_told(place: Path) -> None:
+def test_a_checkpoint_that_is_not_there_or_whose_config_is_damaged_is_reported(place: Path) -> None:
     gone = compared(place, "--diff", "runs/base@step11")
     assert (gone.returncode, gone.stdout) == (3, "")
     assert "there is none (--diff). runs/base/checkpoints holds step0, step10, step20." in gone.stderr

@@ -100,7 +100,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["resume", "+experiment=digits_mlp", "--steps", "3"], "a check of 3 steps proves nothing"),
         (["resume", "+experiment=digit_mlp"], "digits_mlp"),
@@ -109,8 +109,8 @@ def is_alive(pid: int) -> bool:
         ([], "resume"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(
-    arguments: list[str], told: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+def test_mistakes_are_reported_before_anything_runs(
+    arguments: list[str], message: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -256,7 +256,7 @@ def test_a_checkpoint_of_several_processes_says_what_one_cannot_keep(
 
 
 @pytest.mark.parametrize(
-    ("ill", "told"),
+    ("ill", "message"),
     [
         ("killed", "was killed by SIGKILL"),
         ("left", "ended with exit code 3"),
@@ -265,7 +265,7 @@ def test_a_checkpoint_of_several_processes_says_what_one_cannot_keep(
     ],
 )
 def test_an_ill_worker_ends_the_run_with_1_and_loses_nothing_saved(
-    ill: str, told: str, straight: Callable[..., Path], forks: Forks, project: Path, tmp_path: Path
+    ill: str, message: str, straight: Callable[..., Path], forks: Forks, project: Path, tmp_path: Path
 ) -> None:
     kind = "map-style in workers"
     small = (
@@ -274,7 +274,7 @@ def test_an_ill_worker_ends_the_run_with_1_and_loses_nothing_saved(
     )  # fmt: skip
     code, said = ran(forks, project, tmp_path, kind, *small, ILL=ill)
     assert code == 1, said
-    assert told in said
+    assert message in said
     assert ("DataLoader worker" if ill == "raises" else "data worker") in said
     assert ("Traceback" in said) is (ill == "raises")
     saved = checkpoints(tmp_path / "run")

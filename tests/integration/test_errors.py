@@ -27,7 +27,7 @@ from command import (
 from trainer_cli import make_sync_checkpointer
 
 
-def assert_told(result: Result, code: int, *parts: str) -> None:
+def assert_reported(result: Result, code: int, *parts: str) -> None:
     """One message on stderr, with these parts, and the exit code."""
     assert result.code == code, result
     assert "Traceback" not in result.err
@@ -70,7 +70,7 @@ import torch
 
 
 class Model(torch.nn.Module):
-    """Returns what it is told to."""
+    """Returns what it is reported to."""
 
     def __init__(self, returns):
         super().__init__()
@@ -147,10 +147,10 @@ BEFORE_TORCH = {
 
 
 @pytest.mark.parametrize("case", BEFORE_TORCH)
-def test_a_mistake_of_the_command_is_told_at_once_and_nothing_is_written(case: str, tmp_path: Path) -> None:
+def test_a_mistake_of_the_command_is_reported_at_once_and_nothing_is_written(case: str, tmp_path: Path) -> None:
     arguments, *parts = BEFORE_TORCH[case]
     result = train(*arguments, cwd=tmp_path)
-    assert_told(result, 2, *parts)
+    assert_reported(result, 2, *parts)
     assert result.err.startswith("train: error: ")
     assert result.out == ""
     assert list(tmp_path.iterdir()) == []
@@ -181,16 +181,16 @@ BEFORE_THE_RUN = {
 
 
 @pytest.mark.parametrize("case", BEFORE_THE_RUN)
-def test_a_mistake_in_a_component_is_told_before_anything_is_written(case: str, tmp_path: Path) -> None:
+def test_a_mistake_in_a_component_is_reported_before_anything_is_written(case: str, tmp_path: Path) -> None:
     arguments, *parts = BEFORE_THE_RUN[case]
-    assert_told(train("fit", *arguments, cwd=tmp_path), 2, *parts)
+    assert_reported(train("fit", *arguments, cwd=tmp_path), 2, *parts)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
     result = train("fit", *SMALL, "device=cuda", cwd=tmp_path)
-    assert_told(result, 2, "device is cuda, but this machine has none", "It has: cpu.")
+    assert_reported(result, 2, "device is cuda, but this machine has none", "It has: cpu.")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -223,9 +223,9 @@ OF_THE_PROJECT = {
 
 
 @pytest.mark.parametrize("case", OF_THE_PROJECT)
-def test_a_mistake_in_a_users_own_part_is_told(case: str, project: Path, tmp_path: Path) -> None:
+def test_a_mistake_in_a_users_own_part_is_reported(case: str, project: Path, tmp_path: Path) -> None:
     arguments, *parts = OF_THE_PROJECT[case]
-    assert_told(train("fit", *arguments, f"run_dir={tmp_path}/run", cwd=project), 2, *parts)
+    assert_reported(train("fit", *arguments, f"run_dir={tmp_path}/run", cwd=project), 2, *parts)
     if "returns" not in case:  # that shows only in the first step
         assert list(tmp_path.iterdir()) == []
 
@@ -257,15 +257,15 @@ CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("case", CHECKPOINTS)
-def test_a_checkpoint_that_cannot_be_is_told(case: str, base: Path) -> None:
+def test_a_checkpoint_that_cannot_be_is_reported(case: str, base: Path) -> None:
     argument, code, *parts = CHECKPOINTS[case]
-    assert_told(train("validate", argument, cwd=base), code, *parts)
+    assert_reported(train("validate", argument, cwd=base), code, *parts)
     assert not (base / "runs/base/validation").exists()
 
 
 def test_a_run_begins_with_one_checkpoint(base: Path) -> None:
     result = train("fit", *SMALL, "name=fork", "ckpt=runs/base/checkpoints/step*", cwd=base)
-    assert_told(result, 2, "names 3 checkpoints, and a run begins with one")
+    assert_reported(result, 2, "names 3 checkpoints, and a run begins with one")
     assert not (base / "runs/fork").exists()
 
 
@@ -275,7 +275,7 @@ def test_where_every_checkpoint_is_damaged_nothing_is_started_afresh(place: Path
         flip_a_byte(run / "checkpoints" / name / "rank0.safetensors")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     result = train("fit", *SMALL, "name=base", "loop.max_duration=30", cwd=place)
-    assert_told(result, 3, "holds checkpoints, but none is valid", "step0:", "step10:", "step20:", "start another")
+    assert_reported(result, 3, "holds checkpoints, but none is valid", "step0:", "step10:", "step20:", "start another")
     after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert after.keys() == before.keys()
     assert [path.name for path in after if after[path] != before[path]] in ([], ["train.log"])
@@ -289,12 +289,14 @@ def test_where_every_checkpoint_is_damaged_nothing_is_started_afresh(place: Path
         ("resume=runs/nowhere", 2, ["runs/nowhere is neither auto, never, must, a run directory, nor a checkpoint"]),
     ],
 )
-def test_a_way_to_resume_that_cannot_be_is_told(base: Path, argument: str, code: int, parts: list[str]) -> None:
-    assert_told(train("fit", *SMALL, "name=base", argument, cwd=base), code, *parts)
+def test_a_way_to_resume_that_cannot_be_is_reported(base: Path, argument: str, code: int, parts: list[str]) -> None:
+    assert_reported(train("fit", *SMALL, "name=base", argument, cwd=base), code, *parts)
 
 
 def test_a_resume_that_must_be_needs_a_run(tmp_path: Path) -> None:
-    assert_told(train("fit", *SMALL, "resume=must", cwd=tmp_path), 3, "resume=must, but runs/digits_mlp holds no run")
+    assert_reported(
+        train("fit", *SMALL, "resume=must", cwd=tmp_path), 3, "resume=must, but runs/digits_mlp holds no run"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -333,7 +335,7 @@ def test_a_changed_config_is_refused_with_a_table_and_the_ways_out(base: Path) -
     config = (base / "runs/base/config.yaml").read_bytes()
     changes = ["optimizer.lr=0.5", "model.hidden=[8]", "loop.max_duration=30", "data.num_workers=1"]
     result = train("fit", *SMALL, "name=base", *changes, cwd=base)
-    assert_told(
+    assert_reported(
         result,
         2,
         "the config differs from the one that runs/base was trained with",
@@ -375,13 +377,13 @@ def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
     with running("fit", "experiment=mine", cwd=root) as first:
         first.reach("train")
         second = train("fit", "experiment=mine", cwd=root)
-        assert_told(second, 4, "runs/mine is in use by process", str(first.process.pid), "name=")
+        assert_reported(second, 4, "runs/mine is in use by process", str(first.process.pid), "name=")
         train_hold.unlink()
         assert first.end().code == 0
     train_hold = hold(root, "train")
     with running("fit", "experiment=mine", "loop.max_duration=120", cwd=root) as first:
         first.reach("train")
-        assert_told(train("fit", "experiment=mine", cwd=root), 4, "in use by process", str(first.process.pid))
+        assert_reported(train("fit", "experiment=mine", cwd=root), 4, "in use by process", str(first.process.pid))
     assert names(root / "runs/mine/checkpoints") == ["step0", "step16", "step32", "step40"]
 
 
@@ -390,14 +392,14 @@ def test_the_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (run / "checkpoints").mkdir(parents=True)
     (run / "config.yaml").write_text("theirs: 1\n")
     result = train("fit", *SMALL, cwd=tmp_path)
-    assert_told(result, 4, "runs/digits_mlp is not a complete run directory", "checkpoints", "run_dir=")
+    assert_reported(result, 4, "runs/digits_mlp is not a complete run directory", "checkpoints", "run_dir=")
     assert (run / "config.yaml").read_text() == "theirs: 1\n"
     assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.yaml"]
 
 
-def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
-    assert_told(train("fit", *SMALL, cwd=tmp_path), 2, "runs/digits_mlp cannot be made", "run_dir=")
+    assert_reported(train("fit", *SMALL, cwd=tmp_path), 2, "runs/digits_mlp cannot be made", "run_dir=")
 
 
 def test_a_run_whose_output_is_closed_ends_as_any_other(tmp_path: Path) -> None:
@@ -415,7 +417,7 @@ def test_a_full_disk_ends_the_run_and_leaves_older_checkpoints_intact(place: Pat
     before = {name: weights(run / "checkpoints" / name) for name in names(run / "checkpoints")}
     arguments = ["fit", *SMALL, "name=base", "loop.max_duration=30"]
     result = train(*arguments, cwd=place, preexec_fn=small_files_only)
-    assert_told(result, 1, "the checkpoint could not be saved", "File too large", "Older checkpoints are intact.")
+    assert_reported(result, 1, "the checkpoint could not be saved", "File too large", "Older checkpoints are intact.")
     assert {name: weights(run / "checkpoints" / name) for name in names(run / "checkpoints")} == before
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step0", "step10", "step20"]
     assert json.loads((run / "summary.json").read_text())["status"] == "failed"

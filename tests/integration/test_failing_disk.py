@@ -73,7 +73,7 @@ def test_a_disk_that_fails_is_one_error_and_loses_nothing_that_was_committed(
 
 
 @pytest.mark.root
-def test_a_full_disk_is_told_with_what_the_checkpoint_really_takes(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_what_the_checkpoint_really_takes(tmp_path: Path) -> None:
     if mounted(tmp_path, "-t tmpfs none", "true").code != 0:
         pytest.skip("no file system can be mounted here")
     script = 'trap "ls -l disk/run/checkpoints/step20" EXIT; "$@"'

@@ -73,22 +73,22 @@ def test_metrics_that_cannot_be_written_end_the_training_in_one_message(
 
 
 @pytest.mark.parametrize(("device", "why"), DEVICES.items(), ids=["EIO", "ENOSPC"])
-def test_a_log_that_cannot_be_written_is_told_once_and_the_training_goes_on(
+def test_a_log_that_cannot_be_written_is_reported_once_and_the_training_goes_on(
     forks: Forks, tmp_path: Path, device: str, why: str
 ) -> None:
     project = make_project(tmp_path, **{"mine/breaks.py": BREAKS})
     code, messages = broken(forks, project, "train.log", device)
     assert (code, messages) == (
-        0, [f"error: runs/mine/train.log could not be written: {why}. The run goes on without it."],
+        0, [f"error: runs/mine/train.log could not be written: {why}. The run continues without it."],
     )  # fmt: skip
     assert names(project / "runs/mine/checkpoints") == ["step0", "step16", "step32", "step40"]
 
 
-def test_a_log_that_cannot_be_opened_is_told_once_and_the_training_goes_on(forks: Forks, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_opened_is_reported_once_and_the_training_goes_on(forks: Forks, tmp_path: Path) -> None:
     project = make_project(tmp_path)
     assert forks.fit(project, "experiment=mine", "loop.max_duration=8st").code == 0
     (project / "runs/mine/train.log").unlink()
     (project / "runs/mine/train.log").mkdir()
     done = forks.fit(project, "experiment=mine")
     assert done.code == 0, done.err
-    assert done.err.count("train.log could not be written: Is a directory. The run goes on without it.") == 1
+    assert done.err.count("train.log could not be written: Is a directory. The run continues without it.") == 1

@@ -104,8 +104,8 @@ def test_the_command_that_a_run_ends_with_evaluates_its_checkpoints(
     forks: Forks, tmp_path: Path, where: tuple[str, ...]
 ) -> None:
     for _ in range(2):
-        told = forks.fit(tmp_path, *RUN, *where).out
-        command = next(line for line in told.splitlines() if line.startswith("  train validate"))
+        message = forks.fit(tmp_path, *RUN, *where).out
+        command = next(line for line in message.splitlines() if line.startswith("  train validate"))
         evaluated = forks.run(tmp_path, *shlex.split(command)[1:], "trust=[interrupts]")
         assert evaluated.code == 0, evaluated.err
     nothing = forks.fit(tmp_path, *RUN, "run_dir=other", "checkpoint.enabled=false").out

@@ -138,7 +138,7 @@ def test_it_can_be_built(project: Path, tmp_path: Path) -> None:
     assert "shapes/model.py" in zipfile.ZipFile(wheel).namelist()
 
 
-def test_every_class_and_function_of_it_tells_its_purpose(project: Path) -> None:
+def test_every_class_and_function_of_it_reports_its_purpose(project: Path) -> None:
     for name in ("shapes/__init__.py", "shapes/data.py", "shapes/model.py", "tests/test_shapes.py"):
         tree = ast.parse((project / name).read_text())
         assert ast.get_docstring(tree), name

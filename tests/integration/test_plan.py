@@ -32,8 +32,8 @@ class Measure(Callback):
         sizes = [sum(file["size_bytes"] for file in one["files"].values()) for one in manifests]
         own = json.loads((path / "manifest.json").read_text())
         with Path(trainer.run_dir, "..", "..", "saves.jsonl").open("a") as file:
-            told = {"name": path.name, "step": own["step"], "kind": own["kind"], "reason": own["reason"]}
-            file.write(json.dumps({**told, "count": len(sizes), "size_bytes": sum(sizes)}) + "\\n")
+            message = {"name": path.name, "step": own["step"], "kind": own["kind"], "reason": own["reason"]}
+            file.write(json.dumps({**message, "count": len(sizes), "size_bytes": sum(sizes)}) + "\\n")
 '''
 STREAM = '''
 """Points that nobody has counted."""
@@ -139,8 +139,8 @@ def planned(forks: Forks, place: Path, *overrides: str) -> dict[str, Any]:
     done = forks.run(place, "plan", *overrides, "--json")
     assert done.code == 0, done.err
     assert tree(place) == before
-    told: dict[str, Any] = json.loads(done.out)
-    return told
+    message: dict[str, Any] = json.loads(done.out)
+    return message
 
 
 def did(forks: Forks, place: Path, *overrides: str, code: int = 0, **env: str) -> dict[str, Any]:
@@ -186,31 +186,31 @@ def _evaluations(metrics: Path) -> list[int]:
     return [line["step"] for line in lines if "val/loss" in line]
 
 
-def compare(told: dict[str, Any], done: dict[str, Any]) -> None:
-    assert told["end"]["step"] == done["end"]
-    assert told["evaluations"] == done["evaluations"]
-    assert [{key: one[key] for key in done["saves"][0]} for one in told["saves"]] == done["saves"]
-    assert told["removals"] == done["removals"]
-    assert told["kept"] == done["kept"]
-    assert sorted(one["name"] for one in told["kept"]) == done["on_disk"]
+def compare(message: dict[str, Any], done: dict[str, Any]) -> None:
+    assert message["end"]["step"] == done["end"]
+    assert message["evaluations"] == done["evaluations"]
+    assert [{key: one[key] for key in done["saves"][0]} for one in message["saves"]] == done["saves"]
+    assert message["removals"] == done["removals"]
+    assert message["kept"] == done["kept"]
+    assert sorted(one["name"] for one in message["kept"]) == done["on_disk"]
     size_bytes, count = done["peak"]
-    assert told["peak"]["count"] == count
-    assert told["peak"]["size_bytes"] == pytest.approx(size_bytes, rel=0.02)
+    assert message["peak"]["count"] == count
+    assert message["peak"]["size_bytes"] == pytest.approx(size_bytes, rel=0.02)
 
 
 @pytest.mark.parametrize("case", [case for case in CONFIGS if case != "nothing saved"])
 def test_a_run_does_what_its_plan_tells(forks: Forks, place: Path, case: str) -> None:
     overrides = (*BASE, *CONFIGS[case])
-    told = planned(forks, place, *overrides)
-    assert told["does"] == "start"
-    compare(told, did(forks, place, *overrides))
+    message = planned(forks, place, *overrides)
+    assert message["does"] == "start"
+    compare(message, did(forks, place, *overrides))
 
 
-def test_a_run_that_saves_nothing_is_told_as_that(forks: Forks, place: Path) -> None:
+def test_a_run_that_saves_nothing_is_reported_as_that(forks: Forks, place: Path) -> None:
     overrides = (*BASE, *CONFIGS["nothing saved"])
-    told, done = planned(forks, place, *overrides), did(forks, place, *overrides)
-    assert told["saves"] == done["saves"] == told["kept"] == done["on_disk"] == []
-    assert told["evaluations"] == done["evaluations"]
+    message, done = planned(forks, place, *overrides), did(forks, place, *overrides)
+    assert message["saves"] == done["saves"] == message["kept"] == done["on_disk"] == []
+    assert message["evaluations"] == done["evaluations"]
 
 
 def test_a_plan_goes_on_from_where_the_run_would_and_under_changed_rules(forks: Forks, place: Path) -> None:
@@ -221,37 +221,37 @@ def test_a_plan_goes_on_from_where_the_run_would_and_under_changed_rules(forks: 
         "checkpoint.max_checkpoints=2",
         "checkpoint.ephemeral_save_interval=3",
     )
-    told = planned(forks, place, *later)
-    assert (told["does"], told["from"]["step"]) == ("go on", 18)
-    assert told["from"]["checkpoint"] == "runs/mine/checkpoints/step18"
-    assert len(told["from"]["on_disk"]) == 6
-    assert any(change.startswith("checkpoint.max_checkpoints") for change in told["from"]["changes"])
-    assert {one["step"] for one in told["removals"]} >= {18}, "some go before the first step"
-    compare(told, did(forks, place, *later))
+    message = planned(forks, place, *later)
+    assert (message["does"], message["from"]["step"]) == ("go on", 18)
+    assert message["from"]["checkpoint"] == "runs/mine/checkpoints/step18"
+    assert len(message["from"]["on_disk"]) == 6
+    assert any(change.startswith("checkpoint.max_checkpoints") for change in message["from"]["changes"])
+    assert {one["step"] for one in message["removals"]} >= {18}, "some go before the first step"
+    compare(message, did(forks, place, *later))
 
 
-def test_an_evaluation_that_a_stop_put_off_is_told(forks: Forks, place: Path) -> None:
+def test_an_evaluation_that_a_stop_put_off_is_reported(forks: Forks, place: Path) -> None:
     rules = (*BASE, "checkpoint.save_interval=null", "checkpoint.ephemeral_save_interval=10", "loop.eval_interval=12")
     did(forks, place, *rules, code=75, STOP_AFTER="12")
-    told = planned(forks, place, *rules)
-    assert told["evaluations"][0] == told["from"]["step"] == 12
-    compare(told, did(forks, place, *rules))
+    message = planned(forks, place, *rules)
+    assert message["evaluations"][0] == message["from"]["step"] == 12
+    compare(message, did(forks, place, *rules))
 
 
 def test_a_finished_run_has_nothing_to_do(forks: Forks, place: Path) -> None:
     did(forks, place, *BASE)
-    told = planned(forks, place, *BASE)
-    assert (told["does"], told["saves"], told["end"]) == ("nothing", [], None)
+    message = planned(forks, place, *BASE)
+    assert (message["does"], message["saves"], message["end"]) == ("nothing", [], None)
     assert "a fit would do nothing" in forks.run(place, "plan", *BASE).out
 
 
-def test_epochs_of_a_stream_can_be_told_where_their_length_is(forks: Forks, place: Path) -> None:
+def test_epochs_of_a_stream_can_be_reported_where_their_length_is(forks: Forks, place: Path) -> None:
     rules = (*BASE, "data._target_=mine.stream.Data", "loop.max_duration=3ep", "checkpoint.save_interval=1ep")
-    told = planned(forks, place, *rules)
-    assert told["end"] is None
-    assert [one["step"] for one in told["saves"]] == [0]
-    assert told["unknown"][0].startswith("loop.max_duration (3 epochs): ")
-    assert "when it ends cannot be told" in forks.run(place, "plan", *rules).out
+    message = planned(forks, place, *rules)
+    assert message["end"] is None
+    assert [one["step"] for one in message["saves"]] == [0]
+    assert message["unknown"][0].startswith("loop.max_duration (3 epochs): ")
+    assert "when it ends cannot be reported" in forks.run(place, "plan", *rules).out
     known = (*rules, "loop.steps_per_epoch=10", "checkpoint.ephemeral_save_interval=0.3ep")
     compare(planned(forks, place, *known), did(forks, place, *known))
 
@@ -273,9 +273,9 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_stays_where_it_is(forks:
     content[-1] ^= 1
     file.write_bytes(content)
     later = (*BASE, "checkpoint.save_interval=10")
-    told = planned(forks, place, *later)
-    assert told["from"]["step"] == 10
-    compare(told, did(forks, place, *later))
+    message = planned(forks, place, *later)
+    assert message["from"]["step"] == 10
+    compare(message, did(forks, place, *later))
 
 
 def test_what_a_metric_decides_is_noted_and_bounded(forks: Forks, place: Path) -> None:
@@ -283,14 +283,14 @@ def test_what_a_metric_decides_is_noted_and_bounded(forks: Forks, place: Path) -
         *BASE, "checkpoint.keep_best.metric=val/loss", "checkpoint.keep_best.count=2", "loop.eval_interval=3",
         "checkpoint.max_checkpoints=1",
     )  # fmt: skip
-    told, done = planned(forks, place, *rules), did(forks, place, *rules)
-    sure, real = {one["step"] for one in told["saves"]}, {one["step"] for one in done["saves"]}
-    assert sure <= real <= sure | set(told["may_save"])
+    message, done = planned(forks, place, *rules), did(forks, place, *rules)
+    sure, real = {one["step"] for one in message["saves"]}, {one["step"] for one in done["saves"]}
+    assert sure <= real <= sure | set(message["may_save"])
     assert real - sure, "the case is worth something"
     size_bytes, count = done["peak"]
-    assert count <= told["at_most"]["count"]
-    assert size_bytes <= told["at_most"]["size_bytes"] * 1.02
-    assert any("keep_best" in line for line in told["unknown"])
+    assert count <= message["at_most"]["count"]
+    assert size_bytes <= message["at_most"]["size_bytes"] * 1.02
+    assert any("keep_best" in line for line in message["unknown"])
 
 
 def test_rules_in_time_are_estimates_and_left_out_where_nothing_is_given(forks: Forks, place: Path) -> None:
@@ -320,7 +320,7 @@ def test_people_get_a_chart_and_a_table(forks: Forks, place: Path) -> None:
     assert re.search(r"  step40 +permanent  end of training +stays: final", done.out)
 
 
-def test_a_fit_tells_its_timetable_before_the_first_step(forks: Forks, place: Path) -> None:
+def test_a_fit_reports_its_timetable_before_the_first_step(forks: Forks, place: Path) -> None:
     did(forks, place, *BASE)
     log = (place / "runs/mine/train.log").read_text()
     assert "steps 0 to 40, epochs of 20 (max_duration of 40 steps reached); 3 evaluations (16, 32, 40)" in log

@@ -67,7 +67,7 @@ def test_a_signal_while_training_finishes_the_step_and_saves(
         result = run.end()
     assert result.code == 75, result
     assert f"stopped at step 7: {reason}" in result.out
-    assert "the same command again goes on from here" in result.out
+    assert "the same command again resumes from here" in result.out
     assert "Traceback" not in result.err
     assert step_of(project) == 7  # the 51st sample belongs to the seventh batch of eight
     assert_ends_as(straight, project)
@@ -152,7 +152,7 @@ def test_a_signal_before_the_config_is_composed_stops_at_once_and_writes_nothing
     project: Path, number: signal.Signals, said: str
 ) -> None:
     result = signalled_after(0, number, project)
-    assert result == Result(75, "", f"{said}: stopped; the same command again goes on\n")
+    assert result == Result(75, "", f"{said}: stopped; the same command again resumes\n")
     assert not (project / "runs").exists()
 
 

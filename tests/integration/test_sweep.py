@@ -33,13 +33,13 @@ def summary(project: Path, key: str) -> dict[str, Any]:
     return found
 
 
-def told(project: Path, column: str) -> dict[str, str]:
+def message(project: Path, column: str) -> dict[str, str]:
     """KEY -> what sweep.csv has in that column, in its order."""
     with (project / "runs/mine/sweep/sweep.csv").open() as file:
         return {row["KEY"]: row[column] for row in csv.DictReader(file)}
 
 
-def until_a_job_was_told(sweep: Running) -> None:
+def until_a_job_was_reported(sweep: Running) -> None:
     """Wait until a job says that it has heard the signal."""
     assert sweep.process.stderr is not None
     assert any(line.startswith("SIGTERM: stopping after this step") for line in sweep.process.stderr)
@@ -63,8 +63,8 @@ def test_six_jobs_of_which_one_fails_and_one_is_killed_are_finished_by_the_same_
         held.unlink()
         first = sweep.end()
     assert first.code == 1, first.err
-    assert list(told(project, "status").values()) == ["killed", *["finished"] * 3, "failed", "failed"]
-    assert (told(project, "reason")[killed], told(project, "step")[killed]) == ("signal 9", "6")
+    assert list(message(project, "status").values()) == ["killed", *["finished"] * 3, "failed", "failed"]
+    assert (message(project, "reason")[killed], message(project, "step")[killed]) == ("signal 9", "6")
     assert f"[{KEYS[1]}] committed step 20" in first.err
     assert f"[{KEYS[4]}] RuntimeError: the line is broken" in first.err
     (project / "configs/model/line.yaml").write_text(PROJECT["configs/model/line.yaml"])
@@ -73,15 +73,15 @@ def test_six_jobs_of_which_one_fails_and_one_is_killed_are_finished_by_the_same_
     again = train(*SWEEP, cwd=project)
     assert again.code == 0, again.err
     assert "resuming at step 6 from step6" in again.err
-    assert list(told(project, "status")) == KEYS
-    assert set(told(project, "status").values()) == {"finished"}
+    assert list(message(project, "status")) == KEYS
+    assert set(message(project, "status").values()) == {"finished"}
     assert [len(summary(project, key)["attempts"]) for key in KEYS] == [2, 1, 1, 1, 1, 1]
     for key in KEYS:
         ends = summary(project, key)
         assert ends["step"] == 20
-        assert float(told(project, "best val/loss")[key]) == ends["best_metrics"]["val/loss"]["value"]
-        assert float(told(project, "last val/far")[key]) == ends["last_metrics"]["val/far"]
-        assert names(project / told(project, "run_dir")[key] / "checkpoints")[-1] == "step20"
+        assert float(message(project, "best val/loss")[key]) == ends["best_metrics"]["val/loss"]["value"]
+        assert float(message(project, "last val/far")[key]) == ends["last_metrics"]["val/far"]
+        assert names(project / message(project, "run_dir")[key] / "checkpoints")[-1] == "step20"
     table = [line.split() for line in again.out[again.out.rindex("model.width") :].splitlines()[1:7]]
     assert [[cell for cell in line if cell != "*"][:4] for line in table] == [
         [width, seed, "finished", "20"] for width in "456" for seed in "12"
@@ -96,11 +96,11 @@ def test_a_stopped_sweep_and_one_whose_parent_is_killed_go_on(tmp_path: Path) ->
     with running(*two, cwd=project) as sweep:
         sweep.reach("train")
         sweep.signal(signal.SIGTERM)
-        until_a_job_was_told(sweep)
+        until_a_job_was_reported(sweep)
         held.unlink()
         stopped = sweep.end()
     assert stopped.code == 75, stopped.err
-    assert list(told(project, "status").values()) == ["stopped", "not begun"]
+    assert list(message(project, "status").values()) == ["stopped", "not begun"]
     at = summary(project, "seed=1")["step"]
     assert names(project / "runs/mine/sweep/seed=1/checkpoints")[-1] == f"step{at}"
 
@@ -108,7 +108,7 @@ def test_a_stopped_sweep_and_one_whose_parent_is_killed_go_on(tmp_path: Path) ->
     with running(*two, cwd=project) as sweep:
         sweep.reach("train")
         sweep.signal(signal.SIGKILL)
-        until_a_job_was_told(sweep)
+        until_a_job_was_reported(sweep)
         held.unlink()
         # The job holds the other end of our pipes until it has ended too.
         assert sweep.end().code == -signal.SIGKILL
@@ -116,8 +116,8 @@ def test_a_stopped_sweep_and_one_whose_parent_is_killed_go_on(tmp_path: Path) ->
 
     last = train(*two, cwd=project)
     assert last.code == 0, last.err
-    assert list(told(project, "status").values()) == ["finished", "finished"]
-    assert list(told(project, "attempts").values()) == ["3", "1"]
+    assert list(message(project, "status").values()) == ["finished", "finished"]
+    assert list(message(project, "attempts").values()) == ["3", "1"]
 
 
 def test_the_traceback_of_a_training_that_failed_is_in_its_log(tmp_path: Path, forks: Forks) -> None:

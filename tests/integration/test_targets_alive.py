@@ -1,4 +1,4 @@
-"""What files cannot tell of a target is told by the live one, still before anything is written."""
+"""What files cannot tell of a target is reported by the live one, still before anything is written."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["+loggers.log={_target_: mine.hidden.Gone}"], "module mine.hidden has no 'Gone' (loggers.log._target_"),
     ],
 )
-def test_a_live_mistake_is_told_before_anything_is_written(
+def test_a_live_mistake_is_reported_before_anything_is_written(
     overrides: list[str], message: str, project: Path, tmp_path: Path, forks: Forks
 ) -> None:
     done = forks.fit(project, "experiment=mine", f"run_dir={tmp_path}/run", *overrides)

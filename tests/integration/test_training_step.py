@@ -90,7 +90,7 @@ def test_two_optimizers_train_one_loss(project: Path) -> None:
         ("loop.grad_accum_steps=2", "Step it in update()"),
     ],
 )
-def test_mistakes_are_told_with_their_place(project: Path, override: str, said: str) -> None:
+def test_mistakes_are_reported_with_their_place(project: Path, override: str, said: str) -> None:
     extra = ("~step.smoothing",) if "Circle" in override else ()
     result = train("fit", "experiment=gan", "name=mistaken", override, *extra, cwd=project)
     assert result.code in (1, 2)

@@ -31,10 +31,10 @@ def test_the_config_is_ours_over_what_ships(project: Path) -> None:
     assert "_target_: torch.optim.Adam\n" in config.out
     assert "name: mine\n" in config.out
     lines = train("config", "experiment=mine", "optimizer.lr=0.5", "--provenance", cwd=project).out.splitlines()
-    told = {line.partition("#")[0].strip(): line.partition("#")[2].strip() for line in lines}
-    assert told["width: 8"] == "configs/model/line.yaml:3"
-    assert told["max_duration: 40st"] == "configs/experiment/mine.yaml:8"
-    assert told["lr: 0.5"] == "command line: optimizer.lr=0.5"
+    message = {line.partition("#")[0].strip(): line.partition("#")[2].strip() for line in lines}
+    assert message["width: 8"] == "configs/model/line.yaml:3"
+    assert message["max_duration: 40st"] == "configs/experiment/mine.yaml:8"
+    assert message["lr: 0.5"] == "command line: optimizer.lr=0.5"
 
 
 def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_bits(project: Path) -> None:

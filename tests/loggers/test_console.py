@@ -58,7 +58,7 @@ def test_a_measured_rate_is_shown_in_the_place_of_the_counted_one() -> None:
     ],
     ids=["no total, no samples", "nothing done yet", "counted from where it goes on"],
 )
-def test_what_cannot_be_told_is_left_out(facts: RunFacts, record: Record, end: str) -> None:
+def test_what_cannot_be_reported_is_left_out(facts: RunFacts, record: Record, end: str) -> None:
     assert shown("plain", io.StringIO(), record, facts=facts) == end
 
 

@@ -46,8 +46,8 @@ def test_a_command_that_would_train_the_shipped_default_in_a_project_asks_which(
     project(here)
     before = sorted(here.rglob("*"))
     assert main(words) == 2
-    told = capsys.readouterr().err
-    assert told == (
+    message = capsys.readouterr().err
+    assert message == (
         "train: error: no experiment is chosen, and without one the model and data are the shipped ones, not this "
         "project's (configs/experiment). Choose one: experiment=mine, experiment=other; or a model or data: "
         "model=NAME, data=NAME.\n"

@@ -16,7 +16,7 @@ from trainer_cli.config.schema import CheckpointConfig, LoopConfig, TrainConfig
 from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError
 from trainer_cli.run.build import Builder
-from trainer_cli.run.checkpoint_size import Weight, weigh
+from trainer_cli.run.checkpoint_size import CheckpointSize, checkpoint_size
 from trainer_cli.trainer.progress import Progress
 
 HERE = __name__
@@ -88,7 +88,7 @@ def findable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_weighs_what_is_then_saved(tmp_path: Path, case: str) -> None:
     made = builder(tmp_path, **CASES[case])
     data = made.data()
-    weight = weigh(made, data, Progress(step=3, batch=3, samples=150), beside=5)
+    weight = checkpoint_size(made, data, Progress(step=3, batch=3, samples=150), beside=5)
     trainer = made.trainer(data, identity=RunIdentity(extra_files={"config.yaml": b"12345"}), run_dir=tmp_path)
     trainer.fit(data.train, data.val)
     real = [_size(tmp_path / f"step{step}") for step in (0, 3)]
@@ -99,19 +99,19 @@ def test_it_weighs_what_is_then_saved(tmp_path: Path, case: str) -> None:
     assert weight.at(3) == weight.trained
 
 
-def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
     made = builder(tmp_path, optimizer=_optimizer("LBFGS"))
-    weight = weigh(made, made.data(), Progress(step=3))
+    weight = checkpoint_size(made, made.data(), Progress(step=3))
     assert weight.trained == pytest.approx(weight.before_training, rel=0.01)
     assert weight.doubt is not None
-    assert weight.doubt.startswith("what LBFGS keeps is not counted: ")
-    assert Weight().at(7) == 0
+    assert weight.doubt.startswith("the state of LBFGS is not counted: ")
+    assert CheckpointSize().at(7) == 0
 
 
-def test_a_model_that_cannot_be_made_is_told_as_by_fit(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_made_is_reported_as_by_fit(tmp_path: Path) -> None:
     made = builder(tmp_path, model={**MLP, "hidden": [4]}, optimizer=_optimizer("SGD", lr=-1.0))
     with pytest.raises(ConfigError, match=r"refused its arguments: Invalid learning rate: -1"):
-        weigh(made, made.data(), Progress(step=3))
+        checkpoint_size(made, made.data(), Progress(step=3))
 
 
 def _size(checkpoint: Path) -> int:

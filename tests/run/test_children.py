@@ -100,7 +100,7 @@ while children:
 """
 
 
-def test_children_are_told_to_stop_when_their_parent_is_killed(tmp_path: Path) -> None:
+def test_children_are_reported_to_stop_when_their_parent_is_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], cwd=tmp_path, env=ENV)
     try:
         _until((tmp_path / "a/ready").exists, (tmp_path / "b/ready").exists)

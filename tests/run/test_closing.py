@@ -10,7 +10,7 @@ from trainer_cli.run.report import closing
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
 
 
-def test_the_best_and_the_pinned_are_told_however_many_others_stay(
+def test_the_best_and_the_pinned_are_reported_however_many_others_stay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = [{"name": f"step{step}", "why": "permanent"} for step in range(900, 0, -100)]
@@ -18,5 +18,5 @@ def test_the_best_and_the_pinned_are_told_however_many_others_stay(
     outcome = Outcome(status=RunStatus.finished, reason="enough", step=900, wall_time_s=1.0, checkpoints=kept)
     closing(RunDir(tmp_path), outcome, {})
     line = next(line for line in capsys.readouterr().out.splitlines() if "checkpoints  " in line)
-    told = "step900 (final), step400 (val/loss 0.1 is the best), step200 (pinned), step800 (permanent) and 5 more"
-    assert line.split(maxsplit=1)[1] == told
+    message = "step900 (final), step400 (val/loss 0.1 is the best), step200 (pinned), step800 (permanent) and 5 more"
+    assert line.split(maxsplit=1)[1] == message

@@ -1,4 +1,4 @@
-"""The gate before a resume: what is told of a changed config, and how it says to go on."""
+"""The gate before a resume: what is reported of a changed config, and how it says to go on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def old() -> Composed:
     return compose(BASE, cwd=ROOT)
 
 
-def told(old: Composed, *changes: str) -> str:
+def message(old: Composed, *changes: str) -> str:
     """What the gate says of these changes; nothing where it lets them pass."""
     new = compose([*BASE, *changes], cwd=ROOT)
     return said(diff(old.raw, new.raw), new)
@@ -33,8 +33,8 @@ def said(changes: list[Change], new: Composed) -> str:
     return ""
 
 
-def test_the_table_tells_each_change_where_it_comes_from_and_whether_it_may_be(old: Composed) -> None:
-    lines = told(old, "optimizer=sgd", "optimizer.lr=0.5", "~model.dropout", "loop.max_duration=30").splitlines()
+def test_the_table_reports_each_change_where_it_comes_from_and_whether_it_may_be(old: Composed) -> None:
+    lines = message(old, "optimizer=sgd", "optimizer.lr=0.5", "~model.dropout", "loop.max_duration=30").splitlines()
     assert lines[0] == "the config differs from the one that runs/x was trained with:"
     verdicts = [line.split()[0] for line in lines[1:-1]]
     assert verdicts == ["refused"] * (len(verdicts) - 1) + ["may"]
@@ -53,20 +53,20 @@ def test_the_table_tells_each_change_where_it_comes_from_and_whether_it_may_be(o
 
 
 def test_the_ways_out_are_named(old: Composed) -> None:
-    text = told(old, "optimizer.lr=0.5", "seed=3", "loop.log_interval=7")
+    text = message(old, "optimizer.lr=0.5", "seed=3", "loop.log_interval=7")
     assert "add 'resume_allow=[seed,optimizer.lr]'" in text
     assert "name=OTHER" in text
     assert "ckpt=runs/x@latest" in text
 
 
 def test_what_may_change_passes_in_silence(old: Composed) -> None:
-    assert told(old, "loop.max_duration=30", "data.num_workers=2", "loggers=none", "device=cpu", "name=y") == ""
+    assert message(old, "loop.max_duration=30", "data.num_workers=2", "loggers=none", "device=cpu", "name=y") == ""
 
 
 @pytest.mark.parametrize("change", ["optimizer.lr=0.5", "~model.dropout", "optimizer=sgd", "seed=4", "scheduler=null"])
 def test_the_way_out_that_is_named_is_one(old: Composed, change: str) -> None:
-    way_out = told(old, change).partition("add '")[2].partition("'")[0]
-    assert told(old, change, way_out) == ""
+    way_out = message(old, change).partition("add '")[2].partition("'")[0]
+    assert message(old, change, way_out) == ""
 
 
 def test_a_key_that_needs_quotes_is_named_in_quotes(old: Composed) -> None:

@@ -1,4 +1,4 @@
-"""What is told of tensors without torch is what torch says."""
+"""What is reported of tensors without torch is what torch says."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_norm_over_several_blocks_is_that_over_all(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e200])
-def test_a_norm_that_no_number_tells_makes_no_noise(tmp_path: Path, value: float) -> None:
+def test_a_norm_that_no_number_reports_makes_no_noise(tmp_path: Path, value: float) -> None:
     with opened(written(tmp_path / "a", w=torch.tensor([value], dtype=torch.float64))) as content:
         assert not math.isfinite(content.tensors["w"].norm())
 
@@ -104,7 +104,7 @@ CHANGES: dict[str, tuple[torch.Tensor, torch.Tensor, TensorChange | None]] = {
 
 
 @pytest.mark.parametrize(("one", "other", "wanted"), CHANGES.values(), ids=CHANGES)
-def test_a_change_without_a_number_is_told_in_words(
+def test_a_change_without_a_number_is_reported_in_words(
     tmp_path: Path, one: torch.Tensor, other: torch.Tensor, wanted: TensorChange | None
 ) -> None:
     found = change(tmp_path, one, other)

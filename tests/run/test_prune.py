@@ -14,7 +14,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.errors import UserError
 from trainer_cli.run.ckpt_admin import look
-from trainer_cli.run.prune import carry_out, prunings, steps_per_epoch
+from trainer_cli.run.prune import apply_pruning, prunings, steps_per_epoch
 from trainer_cli.run.rundir import RunDir
 
 RUN_ID = "prune"
@@ -49,7 +49,7 @@ def with_rules(run: Path, rules: dict[str, Any]) -> Path:
 def pruned(run: Path) -> list[str]:
     items = look([str(run)])
     (plan,) = prunings(items)
-    gone, left = carry_out(plan, items)
+    gone, left = apply_pruning(plan, items)
     assert left == {}
     assert set(gone) == set(plan.go)
     assert {path.name for path in plan.keep} == set(catalog_of(run / "checkpoints").names())
@@ -111,7 +111,7 @@ def test_what_was_pinned_since_the_question_stays(trained: Path, tmp_path: Path)
     items = look([str(run)])
     (plan,) = prunings(items)
     (run / "checkpoints" / "step1" / "pinned").touch()
-    gone, _ = carry_out(plan, items)
+    gone, _ = apply_pruning(plan, items)
     assert run / "checkpoints" / "step1" in plan.go
     assert run / "checkpoints" / "step1" not in gone
     assert len(gone) == len(plan.go) - 1
@@ -126,5 +126,5 @@ def test_part_epochs_of_an_unknown_length_are_refused(trained: Path, tmp_path: P
         list(prunings(look([str(run)])))
 
 
-def test_the_length_of_an_epoch_is_told_from_its_end(trained: Path) -> None:
+def test_the_length_of_an_epoch_is_reported_from_its_end(trained: Path) -> None:
     assert steps_per_epoch(catalog_of(trained / "checkpoints").entries()) == 3

@@ -48,7 +48,9 @@ def test_a_metric_of_unknown_direction_has_no_best_but_a_last_value(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("mode", "step"), [(Mode.min, 2), (Mode.max, 1)])
-def test_keep_best_tells_the_direction_of_a_metric_that_the_table_lacks(tmp_path: Path, mode: Mode, step: int) -> None:
+def test_keep_best_reports_the_direction_of_a_metric_that_the_table_lacks(
+    tmp_path: Path, mode: Mode, step: int
+) -> None:
     file = metrics_of(tmp_path, {"val/score": 2.0, "val/other": 1.0}, {"val/score": 1.0, "val/other": 2.0})
     best = best_metrics(file, KeepBestConfig(metric="val/score", mode=mode))
     assert list(best) == ["val/score"]
@@ -59,7 +61,7 @@ def test_names_in_the_table_are_as_they_are_looked_up() -> None:
     assert all(name == name.lower() and "/" not in name for name in BEST)
 
 
-def test_a_value_that_is_not_finite_is_never_best_and_is_told_as_last(tmp_path: Path) -> None:
+def test_a_value_that_is_not_finite_is_never_best_and_is_reported_as_last(tmp_path: Path) -> None:
     nan, infinity = float("nan"), float("inf")
     file = metrics_of(tmp_path, {"val/accuracy": nan}, {"val/accuracy": 0.5}, {"val/accuracy": infinity})
     assert best_metrics(file, NO_RULE)["val/accuracy"]["step"] == 2

@@ -208,7 +208,7 @@ def test_an_attempt_that_never_said_how_it_ended_was_killed(tmp_path: Path) -> N
     assert [attempt["status"] for attempt in run.attempts] == ["killed", "running"]
 
 
-def test_the_summary_tells_how_it_ended_and_adds_up_the_attempts(tmp_path: Path) -> None:
+def test_the_summary_reports_how_it_ended_and_adds_up_the_attempts(tmp_path: Path) -> None:
     run = born(tmp_path / "x")
     run.begin_attempt(name="x", start_step=0, now=1e9, environment={})
     run.end_attempt(ended(5, status=RunStatus.stopped, reason="SIGTERM", wall_time_s=1.5), now=1e9 + 2)

@@ -84,7 +84,7 @@ def swept(at_once: int = 1, **behaviour: str) -> ExitCode:
         del os.environ["PYTHONPATH"]
 
 
-def told() -> dict[str, str]:
+def message() -> dict[str, str]:
     """Job -> status, as sweep.csv has it."""
     with open("runs/x/sweep/sweep.csv", encoding="utf-8") as file:
         return {line["job"]: line["status"] for line in csv.DictReader(file)}
@@ -98,36 +98,36 @@ def test_a_job_that_fails_does_not_hide_the_others_and_only_it_is_tried_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert swept(a="finish", b="fail", c="die", d="mistake", e="finish") == ExitCode.FAILED
-    assert told() == {"a": "finished", "b": "failed", "c": "killed", "d": "failed", "e": "finished"}
+    assert message() == {"a": "finished", "b": "failed", "c": "killed", "d": "failed", "e": "finished"}
     assert "failed: d: exit code 2" in capsys.readouterr().out
     assert swept(a="finish", b="finish", c="finish", d="finish", e="finish") == ExitCode.DONE
-    assert set(told().values()) == {"finished"}
+    assert set(message().values()) == {"finished"}
     assert {name: attempts(name) for name in "abcde"} == {"a": 1, "b": 2, "c": 2, "d": 1, "e": 1}
 
 
 def test_a_finished_sweep_starts_nothing() -> None:
     assert swept(a="finish") == ExitCode.DONE
     assert swept(a="mistake") == ExitCode.DONE
-    assert told() == {"a": "finished"}
+    assert message() == {"a": "finished"}
 
 
 def test_a_signal_stops_the_running_ones_with_a_save_and_no_other_begins() -> None:
     assert swept(a="finish", b="tell", c="finish") == ExitCode.STOPPED_EARLY
-    assert told() == {"a": "finished", "b": "stopped", "c": "not begun"}
+    assert message() == {"a": "finished", "b": "stopped", "c": "not begun"}
     assert swept(a="finish", b="finish", c="finish") == ExitCode.DONE
     assert attempts("a") == 1
 
 
 def test_a_signal_reaches_all_that_run_side_by_side() -> None:
     assert swept(2, a="tell", b="tell", c="finish") == ExitCode.STOPPED_EARLY
-    assert told()["c"] == "not begun"
-    assert "finished" not in told().values()
+    assert message()["c"] == "not begun"
+    assert "finished" not in message().values()
 
 
 def test_a_second_ctrl_c_kills() -> None:
     with pytest.raises(KeyboardInterrupt):
         swept(a="deaf", b="finish")
-    assert told() == {"a": "killed", "b": "not begun"}
+    assert message() == {"a": "killed", "b": "not begun"}
 
 
 def test_jobs_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +214,7 @@ def test_all_options_of_a_group_are_swept_by_a_glob() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["seed=1,2", "loop.eval_step=3"], ["there is no key 'loop.eval_step'"]),
         (["seed=1,x", "loop.grad_accum_steps=1,0"], ["seed=x", "seed=1 loop.grad_accum_steps=0"]),
@@ -225,17 +225,17 @@ def test_all_options_of_a_group_are_swept_by_a_glob() -> None:
         (["logging.level=info,debug", "logging={level:error}"], ["give the same config"]),
     ],
 )
-def test_a_mistake_in_any_job_is_told_before_anything_is_written(
-    arguments: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
+def test_a_mistake_in_any_job_is_reported_before_anything_is_written(
+    arguments: list[str], message: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fit", "-m", *arguments]) == ExitCode.USER
     said = capsys.readouterr().err
-    for words in told:
+    for words in message:
         assert words in said
     assert not Path("runs").exists()
 
 
-def test_a_mistake_that_all_jobs_share_is_told_once() -> None:
+def test_a_mistake_that_all_jobs_share_is_reported_once() -> None:
     with pytest.raises(ConfigError) as caught:
         plan(["seed=1,2,3", "loop.eval_step=3"])
     assert str(caught.value).startswith("there is no key 'loop.eval_step'")
@@ -254,7 +254,7 @@ def test_a_config_that_changed_is_refused_before_any_job_begins_though_the_run_i
 
 
 def test_jobs_whose_config_holds_the_time_are_refused_since_the_same_command_could_not_go_on() -> None:
-    with pytest.raises(ConfigError, match=r"name is 'x-\$\{now:%H\}', another at each start.*Leave the time out"):
+    with pytest.raises(ConfigError, match=r"name is 'x-\$\{now:%H\}', different at each start.*Leave the time out"):
         plan(["seed=1,2", "name='x-${now:%H}'"])
 
 
@@ -263,6 +263,6 @@ def test_a_number_of_jobs_that_makes_no_sense_is_refused(arguments: list[str]) -
     assert main(["fit", *arguments]) == ExitCode.USER
 
 
-def test_several_values_without_m_are_told_of_m(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_values_without_m_are_reported_of_m(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "optimizer.lr=0.1,0.2"]) == ExitCode.USER
     assert "-m to run each" in capsys.readouterr().err

@@ -10,8 +10,8 @@ import pytest
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.run.rundir import RunDir, write_json
-from trainer_cli.run.sweep_job import telling, told_in
-from trainer_cli.run.sweep_table import Standing, as_table, note_failure, standing, write_csv
+from trainer_cli.run.sweep_job import recorded_error, recording_error
+from trainer_cli.run.sweep_table import JobStatus, as_table, job_status, write_csv, write_failure
 
 
 def job(folder: Path, *statuses: str, **facts: Any) -> RunDir:
@@ -25,12 +25,12 @@ def job(folder: Path, *statuses: str, **facts: Any) -> RunDir:
 
 
 def stands(folder: Path, run: RunDir, *, runs_now: bool = False) -> tuple[str, str]:
-    found = standing("KEY", {}, run, folder / "failure", runs_now=runs_now)
+    found = job_status("KEY", {}, run, folder / "failure", runs_now=runs_now)
     return found.status, found.reason
 
 
 @pytest.mark.parametrize(
-    ("statuses", "failure", "told"),
+    ("statuses", "failure", "message"),
     [
         ([], None, ("not begun", "")),
         ([], 2, ("failed", "exit code 2")),
@@ -39,37 +39,37 @@ def stands(folder: Path, run: RunDir, *, runs_now: bool = False) -> tuple[str, s
         (["failed"], 1, ("failed", "why")),
         (["stopped"], None, ("stopped", "why")),
         (["stopped"], 2, ("failed", "exit code 2")),
-        (["running"], None, ("killed", "the process ended without a word")),
+        (["running"], None, ("killed", "the process ended without a summary")),
         (["running"], -9, ("killed", "signal 9")),
         (["killed", "finished"], None, ("finished", "why")),
     ],
 )
 def test_the_status_is_what_the_disk_tells(
-    tmp_path: Path, statuses: list[str], failure: int | None, told: tuple[str, str]
+    tmp_path: Path, statuses: list[str], failure: int | None, message: tuple[str, str]
 ) -> None:
     run = job(tmp_path, *statuses)
     if failure is not None:
-        note_failure(tmp_path / "failure", failure, run)
-    assert stands(tmp_path, run) == told
+        write_failure(tmp_path / "failure", failure, run)
+    assert stands(tmp_path, run) == message
 
 
-def test_a_job_that_fails_before_its_directory_is_there_tells_of_what(tmp_path: Path) -> None:
+def test_a_job_that_fails_before_its_directory_is_there_reports_of_what(tmp_path: Path) -> None:
     frozen, run = tmp_path / "lr=0.1.yaml", job(tmp_path)
-    with pytest.raises(ConfigError), telling(frozen):
+    with pytest.raises(ConfigError), recording_error(frozen):
         raise ConfigError("2 mistakes:\n  - one is wrong (here).\n  - another is.\n")
-    note_failure(tmp_path / "failure", 2, run, told_in(frozen))
+    write_failure(tmp_path / "failure", 2, run, recorded_error(frozen))
     assert stands(tmp_path, run) == ("failed", "exit code 2: one is wrong (here).")
-    with pytest.raises(ValueError, match="x"), telling(frozen):
+    with pytest.raises(ValueError, match="x"), recording_error(frozen):
         raise ValueError("x" * 1000)
-    assert told_in(frozen) == "x" * 160 + "..."
-    with pytest.raises(KeyError), telling(frozen):
+    assert recorded_error(frozen) == "x" * 160 + "..."
+    with pytest.raises(KeyError), recording_error(frozen):
         raise KeyError
-    assert told_in(frozen) == "KeyError"
-    assert told_in(tmp_path / "other.yaml") == ""
+    assert recorded_error(frozen) == "KeyError"
+    assert recorded_error(tmp_path / "other.yaml") == ""
 
 
 def test_a_noted_failure_is_forgotten_once_a_later_attempt_has_begun(tmp_path: Path) -> None:
-    note_failure(tmp_path / "failure", 2, job(tmp_path, "stopped"))
+    write_failure(tmp_path / "failure", 2, job(tmp_path, "stopped"))
     assert stands(tmp_path, job(tmp_path, "stopped", "stopped")) == ("stopped", "why")
 
 
@@ -89,10 +89,10 @@ def test_a_damaged_note_or_summary_is_no_error(tmp_path: Path) -> None:
     assert stands(tmp_path, run) == ("not begun", "")
 
 
-def row(key: str, status: str = "finished", *, loss: float | str | None = None, **facts: Any) -> Standing:
+def row(key: str, status: str = "finished", *, loss: float | str | None = None, **facts: Any) -> JobStatus:
     best = {} if loss is None else {"val/loss": {"value": loss, "step": 10, "mode": "min"}}
     last = {} if loss is None else {"val/loss": loss}
-    return Standing(
+    return JobStatus(
         key, {"seed": key, "model": "mlp"}, Path("runs/x/sweep") / key, status, best=best, last=last, **facts
     )
 
@@ -120,7 +120,7 @@ def test_the_table_marks_the_best_job_and_says_why_others_failed() -> None:
 def test_where_more_is_better_the_largest_is_best() -> None:
     better = {"val/accuracy": {"value": 0.9, "step": 1, "mode": "max"}}
     worse = {"val/accuracy": {"value": 0.8, "step": 1, "mode": "max"}}
-    rows = [Standing(key, {"k": key}, Path(key), "finished", best=best) for key, best in (("a", worse), ("b", better))]
+    rows = [JobStatus(key, {"k": key}, Path(key), "finished", best=best) for key, best in (("a", worse), ("b", better))]
     assert as_table(rows).splitlines()[2].startswith("*  b")
 
 

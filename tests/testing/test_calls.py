@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.testing.calls import Asks, noted, read
+from trainer_cli.testing.calls import Asks, read, recorded
 
 CASES = [
     ("import time\ntime.time()", Asks.clock, "time.time()"),
@@ -28,7 +28,7 @@ CASES = [
 def calls(code: str, folder: Path) -> list[tuple[Asks, str, str]]:
     """What is noted while a user's file runs."""
     (folder / "users.py").write_text(code)
-    with noted(folder / "calls", folder):
+    with recorded(folder / "calls", folder):
         runpy.run_path(str(folder / "users.py"))
     return [(call.asks, call.what, call.where) for call in read(folder / "calls")]
 

@@ -1,4 +1,4 @@
-"""Processes of a check: how they end is told, and none outlives the check."""
+"""Processes of a check: how they end is message, and none outlives the check."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_alive(pid: int) -> bool:
 
 
 @KINDS
-def test_a_process_tells_how_it_ended_and_what_it_said(
+def test_a_process_reports_how_it_ended_and_what_it_said(
     kind: Callable[[Path], Run], project: Callable[[str], Path]
 ) -> None:
     folder = project("class Picky(Line):\n    def __init__(self):\n        raise ValueError('not so')\n")

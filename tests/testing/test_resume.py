@@ -64,7 +64,7 @@ def test_a_buffer_that_is_not_saved_is_named(check: Check) -> None:
     assert "persistent=False" in found["finding"]["cause"]["cause"]
 
 
-def test_a_save_that_changes_the_training_is_told(check: Check) -> None:
+def test_a_save_that_changes_the_training_is_reported(check: Check) -> None:
     code = """
 class Drawing(Callback):
     def on_save_checkpoint(self, trainer, state):
@@ -76,7 +76,7 @@ class Drawing(Callback):
     assert "it changes when a checkpoint is saved" in finding.cause.cause
 
 
-def test_a_resume_that_fails_is_told(check: Check) -> None:
+def test_a_resume_that_fails_is_reported(check: Check) -> None:
     code = """
 class Forgetful(Callback):
     def state_dict(self):

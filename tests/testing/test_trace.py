@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.testing.trace import Kind, Record, Trace, Writer, differences, read, told
+from trainer_cli.testing.trace import Kind, Record, Trace, Writer, differences, first_difference, read
 
 STRAIGHT = Trace(
     [
@@ -48,34 +48,34 @@ def test_equal_traces_have_no_difference(begin: int) -> None:
     ],
 )
 def test_a_difference_says_when(kind: Kind, step: int, moment: str, at_step: int) -> None:
-    difference = told(differences(STRAIGHT, changed(4, kind, step), resumed=True))
+    difference = first_difference(differences(STRAIGHT, changed(4, kind, step), resumed=True))
     assert difference is not None
     assert (difference.moment, difference.at_step) == (moment, at_step)
 
 
 def test_hidden_things_alone_are_no_verdict() -> None:
-    assert told(differences(STRAIGHT, changed(4, Kind.hidden, 2), resumed=True)) is None
+    assert first_difference(differences(STRAIGHT, changed(4, Kind.hidden, 2), resumed=True)) is None
 
 
 def test_a_difference_comes_with_the_hidden_one_of_its_step() -> None:
     other = changed(4, Kind.loss, 2)
     hidden = changed(4, Kind.hidden, 2, "0")
     both = Trace([h if h.kind is Kind.hidden else o for h, o in zip(hidden.records, other.records, strict=True)])
-    difference = told(differences(STRAIGHT, both, resumed=True))
+    difference = first_difference(differences(STRAIGHT, both, resumed=True))
     assert difference is not None
     assert [(value.name, value.straight, value.found) for value in difference.hidden] == [("model.calls", "2", "0")]
 
 
 def test_a_moment_that_is_missing_is_a_difference() -> None:
     other = Trace([record for record in STRAIGHT.records if (record.kind, record.step) != (Kind.batch, 2)])
-    difference = told(differences(STRAIGHT, other, resumed=False))
+    difference = first_difference(differences(STRAIGHT, other, resumed=False))
     assert difference is not None
     assert difference.values[0].name == "what happens"
     assert (difference.kind, difference.step) == (Kind.loss, 2)
 
 
 def test_what_is_ignored_does_not_differ() -> None:
-    assert told(differences(STRAIGHT, changed(0, Kind.loss, 2), resumed=False, ignored={"loss"})) is None
+    assert first_difference(differences(STRAIGHT, changed(0, Kind.loss, 2), resumed=False, ignored={"loss"})) is None
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:

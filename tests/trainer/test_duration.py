@@ -69,7 +69,7 @@ def test_a_duration_is_its_own_parse() -> None:
         ("8s", 5, None),
     ],
 )
-def test_steps_are_told_only_where_they_can_be(text: str, steps_per_epoch: int | None, steps: int | None) -> None:
+def test_steps_are_reported_only_where_they_can_be(text: str, steps_per_epoch: int | None, steps: int | None) -> None:
     assert Duration.parse(text).steps(steps_per_epoch) == steps
 
 

@@ -1,4 +1,4 @@
-"""Which optimizers step in one fused kernel without being told to."""
+"""Which optimizers step in one fused kernel without being message to."""
 
 from __future__ import annotations
 

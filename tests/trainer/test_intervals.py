@@ -138,7 +138,7 @@ def test_leftover_batches_make_one_more_step(
         ("9s", 3, 1, None, 10, None),
     ],
 )
-def test_the_total_is_told_where_it_can_be(
+def test_the_total_is_reported_where_it_can_be(
     length: str, batches: int | None, accum: int, configured: int | None, samples: int | None, steps: int | None
 ) -> None:
     found = total_steps(

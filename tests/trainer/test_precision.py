@@ -156,7 +156,7 @@ def test_a_resume_ends_bit_for_bit_where_going_through_ends(tmp_path: Path, opti
     assert everything(resumed)["scaler"] == {"scale": 2.0**14, "steps_held": 2, "skipped_steps": 2}
 
 
-def test_a_scale_that_only_one_side_has_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_scale_that_only_one_side_has_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for dtype, said in (
         ("fp16", ""),
         ("bf16", "has a loss scale, but there is none in this precision: it is dropped"),

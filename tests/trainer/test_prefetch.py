@@ -1,4 +1,4 @@
-"""Batches sent ahead: in time, and without changing what is trained on, saved or told."""
+"""Batches sent ahead: in time, and without changing what is trained on, saved or message."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_training_is_the_same_whether_batches_are_sent_ahead_or_not(
     assert same(trained(ahead=True), trained(ahead=False)) == []
 
 
-def test_a_loader_that_ends_before_its_length_is_told_when_the_batch_is_needed(book: list[str]) -> None:
+def test_a_loader_that_ends_before_its_length_is_reported_when_the_batch_is_needed(book: list[str]) -> None:
     class Short(Unsized):
         def __len__(self) -> int:
             return self.batches + 1

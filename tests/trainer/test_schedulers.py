@@ -188,7 +188,7 @@ def test_a_hard_stop_changes_nothing_of_what_a_schedule_sees(tmp_path: Path) -> 
     assert rates.of == whole.of
 
 
-def test_a_changed_setting_counts_from_the_resume_on_and_is_told(
+def test_a_changed_setting_counts_from_the_resume_on_and_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rates = Rates()

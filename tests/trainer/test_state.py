@@ -145,7 +145,7 @@ class Keeps(Callback):
         self.seen = state["seen"]
 
 
-def test_a_callback_that_only_one_side_has_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_only_one_side_has_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def fit(callbacks: dict[str, Callback], length: int) -> None:
         trainer(callbacks=callbacks, settings={"max_duration": length}, checkpoint=CheckpointerCallback(tmp_path)).fit(
             loader()

@@ -236,11 +236,11 @@ def form(state: dict[str, Any]) -> list[tuple[str, str, Any]]:
 
 
 @pytest.mark.parametrize("weight", [3, torch.tensor(3.0)], ids=["number", "tensor"])
-def test_a_state_has_one_form_whenever_the_mean_was_told_last(weight: Any) -> None:
+def test_a_state_has_one_form_whenever_the_mean_was_reported_last(weight: Any) -> None:
     meter, forms = WeightedMeans(CPU), []
-    for told in (False, True, False, False, True):
+    for message in (False, True, False, False, True):
         meter.add(torch.tensor(1.5), {"a": 2.0}, weight)
-        if told:
+        if message:
             meter.reset()
         forms.append(form(meter.state_dict()))
     assert forms == [forms[0]] * 5

@@ -160,7 +160,7 @@ def test_a_failing_evaluation_puts_the_modes_back() -> None:
         ("31tok", 4),
     ],
 )
-def test_a_training_is_as_long_as_it_is_told(length: Any, steps: int) -> None:
+def test_a_training_is_as_long_as_it_is_reported(length: Any, steps: int) -> None:
     trained = trainer(settings={"max_duration": length})
     result = trained.fit(loader(10, 4))
     assert (result.step, result.finished) == (steps, True)
@@ -409,7 +409,7 @@ def test_a_loader_without_length_ends_its_epochs_by_itself() -> None:
         assert trained.loop.total_steps is None
 
 
-def test_a_part_epoch_of_a_loader_without_length_is_refused_unless_its_steps_are_told() -> None:
+def test_a_part_epoch_of_a_loader_without_length_is_refused_unless_its_steps_are_reported() -> None:
     with pytest.raises(UserError, match=r"set loop\.steps_per_epoch"):
         trainer(settings={"max_duration": "0.5ep"}).fit(Unsized(4))
     trained = trainer(settings={"max_duration": "0.5ep", "steps_per_epoch": 4})

@@ -117,7 +117,7 @@ class StopInEvaluation(Callback):
 
 
 def recorder(book: list[str], label: str = "", fail_in: tuple[str, ...] = (), error: type = RuntimeError) -> Callback:
-    """A callback that overrides every hook, writes down each call, and fails where it is told to."""
+    """A callback that overrides every hook, writes down each call, and fails where it is reported to."""
 
     def method(hook: str) -> Any:
         def call(self: Callback, *args: Any) -> Any:

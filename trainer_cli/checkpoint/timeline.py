@@ -28,7 +28,7 @@ from trainer_cli.trainer.stopping import Limits, Stop, why_stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Simulation:
     """All that decides what happens, beside the step counts."""
 
     limits: Limits
@@ -38,7 +38,7 @@ class Setting:
     eval_at_start: bool = False
     evaluates: bool = True
     """There is something to evaluate."""
-    owes_evaluation: bool = False
+    pending_evaluation: bool = False
     """The attempt before stopped before an evaluation that was due."""
     enabled: bool = True
     """Checkpoints are saved at all."""
@@ -62,7 +62,7 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class RemovedCheckpoint:
     """One checkpoint that will be removed, and at which step."""
 
     name: str
@@ -87,7 +87,7 @@ class Timeline:
     stop: Stop | None = None
     evaluations: list[int] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
-    removals: list[Gone] = field(default_factory=list)
+    removals: list[RemovedCheckpoint] = field(default_factory=list)
     may_save: list[int] = field(default_factory=list)
     """Evaluations that save only if they are among the best."""
     kept: dict[str, str] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Timeline:
     """True where there are more saves than `most_saves`: nothing is computed after them."""
 
 
-def known(setting: Setting, step_counts: StepCounts) -> Setting:
+def known(setting: Simulation, step_counts: StepCounts) -> Simulation:
     """The setting without rules whose steps are unknown beforehand. An end that is unknown stays."""
 
     def if_known(cadence: Interval | None) -> Interval | None:
@@ -121,8 +121,8 @@ def known(setting: Setting, step_counts: StepCounts) -> Setting:
     )
 
 
-def foresee(
-    setting: Setting,
+def simulate(
+    setting: Simulation,
     step_counts: StepCounts,
     *,
     name: Callable[[Progress], str] = lambda at: f"step{at.step}",
@@ -144,7 +144,7 @@ class _Run:
 
     def __init__(
         self,
-        setting: Setting,
+        setting: Simulation,
         step_counts: StepCounts,
         name: Callable[[Progress], str],
         size: Callable[[int], int],
@@ -165,7 +165,7 @@ class _Run:
         if setting.enabled:
             self._note_peak(start.step, 0, 0)
             self._retire(start.step)
-        owed = setting.owes_evaluation and setting.evaluates
+        owed = setting.pending_evaluation and setting.evaluates
         at_start = setting.eval_at_start and start.step == 0 and start.evaluated_step != 0 and setting.evaluates
         evaluated = owed or at_start
         if evaluated:
@@ -274,7 +274,7 @@ class _Run:
 
     def _retire(self, step: int) -> None:
         for name, reason in why_remove(self.live, self.setting.retention).items():
-            self.line.removals.append(Gone(name, step, reason))
+            self.line.removals.append(RemovedCheckpoint(name, step, reason))
             self.there_bytes -= self.there.pop(name)
         self.live = [one for one in self.live if one.name in self.there]
         self._move_decided()

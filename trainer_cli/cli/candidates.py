@@ -1,4 +1,4 @@
-"""What a half-typed command may go on with: verbs, flags, options, keys, values, files. Nothing is composed.
+"""Completions of a command line: verbs, flags, options, keys, values, files. Nothing is composed.
 
 A candidate is the whole word. One that ends in `=`, `.` or `/` is not finished, and the shell adds no space to it.
 """
@@ -22,7 +22,7 @@ _RESUME = ("auto", "never", "must")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A word, and a few words on it where there are any."""
+    """A word and its description, if any."""
 
     word: str
     about: str = ""
@@ -31,7 +31,7 @@ class Candidate:
 def split(line: str, breaks: str = "") -> tuple[list[str], int]:
     """The words of a line that ends at the cursor, the last one perhaps empty; quotes and backslashes are taken off.
 
-    Also how much of the last one the shell keeps as it is: up to the last of `breaks`, or the last quote.
+    Also how much of the last one the shell keeps: up to the last of `breaks`, or the last quote.
     """
     words, kept = [""], 0
     quote, escaped, begun = "", False, False
@@ -145,7 +145,7 @@ def _overrides(choices: Choices, before: Sequence[str], current: str, cwd: Path)
         return  # Everything else exists already.
     for name in [*keys(), *settings]:
         if name.startswith(key) and not name.endswith("_"):
-            # As far as the next dot: hundreds of keys at once are of no help.
+            # Up to the next dot: hundreds of keys at once would be no help.
             dot = name.find(".", len(key))
             about = keys()[name].meaning if dot < 0 and name in keys() else ""
             yield Candidate(sign + (name[: dot + 1] if dot >= 0 else name + end), about)
@@ -162,7 +162,7 @@ def _values(choices: Choices, settings: Mapping[str, object], key: str, value: s
         yield from map(Candidate, values_of(keys()[key].kind))
     else:
         yield from map(Candidate, values_of(type(settings.get(key))))
-    # A text of a component's own may well be a path.
+    # A text argument of a component may be a path.
     text = key in settings and key not in keys() and isinstance(settings[key], str | None)
     if key in _PATHS or text:
         yield from _files(value, cwd)

@@ -1,4 +1,4 @@
-"""`train check resume`: prove, on one's own experiment, that a resume changes nothing."""
+"""`train check resume`: check on the user's own experiment that a resume changes nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ EXAMPLES = """examples:
   train check resume +experiment=mine data.num_workers=2 --steps 30
   train check resume +experiment=mine --json
 
-It trains a few steps straight through, and again in processes that are stopped and killed in every kind of place and
-started again, in a temporary folder; runs/ is not touched. Every value of every step must be the same, to the bit.
-Exit code 0: it is. 1: it is not, and the first thing that differs is named, with its likely cause and the cure.
+It trains a few steps without a stop, and again in processes that are stopped or killed at every kind of place and
+started again, in a temporary folder; runs/ is not touched. Every value of every step must be equal, bit for bit.
+Exit code 0: all are. 1: some are not; the first that differs is printed with its likely cause and the cure.
 """
 
 
@@ -37,30 +37,30 @@ def run(args: argparse.Namespace) -> int:
 
     composed = compose(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     refuse_shipped_default(composed)
-    tell = _told_in_place if sys.stderr.isatty() else _untold
-    before = signal.signal(signal.SIGTERM, _leave)
+    show = _show_in_place if sys.stderr.isatty() else _show_nothing
+    before = signal.signal(signal.SIGTERM, _at_exit)
     try:
         with composed.placing():
             report = check_resume(
-                composed, steps=STEPS if args.steps is None else args.steps, config_dir=args.config_dir, tell=tell
+                composed, steps=STEPS if args.steps is None else args.steps, config_dir=args.config_dir, show=show
             )
     finally:
         signal.signal(signal.SIGTERM, before)
-        tell("")
+        show("")
     print(json.dumps(report.as_dict(), indent=2) if args.json else report)
     return int(ExitCode.DONE if report.exact else ExitCode.FAILED)
 
 
-def _leave(number: int, frame: object) -> None:
-    """End by an exception, so that processes and the temporary folder go too."""
+def _at_exit(number: int, frame: object) -> None:
+    """End by an exception, so that processes are killed and the temporary folder is removed."""
     sys.exit(128 + number)
 
 
-def _told_in_place(text: str) -> None:
+def _show_in_place(text: str) -> None:
     """A line on stderr that the next one replaces."""
     sys.stderr.write(f"\r\x1b[K{text}")
     sys.stderr.flush()
 
 
-def _untold(text: str) -> None:
-    """Nobody watches."""
+def _show_nothing(text: str) -> None:
+    """Print nothing: stderr is no terminal."""

@@ -141,7 +141,7 @@ def _show(args: argparse.Namespace) -> int:
         more = {"states": states} if args.states else {}
         print_json({**_facts(content), "tensors": tensors, "aliases": content.aliases, **more})
         return ExitCode.DONE
-    print("\n".join(f"{key:<9} {value}" for key, value in _told_facts(content)))
+    print("\n".join(f"{key:<9} {value}" for key, value in _fact_lines(content)))
     print("\n" + table(HEADER, tensor_rows(content.tensors, norms), right=["elements", "size", "norm"]))
     if content.aliases:
         print("\n" + "\n".join(f"{name} is tied to {target}" for name, target in content.aliases.items()))
@@ -176,7 +176,7 @@ def _facts(content: Content) -> dict[str, Any]:
     }
 
 
-def _told_facts(content: Content) -> list[tuple[str, str]]:
+def _fact_lines(content: Content) -> list[tuple[str, str]]:
     manifest = content.manifest
     processes = f"{manifest.world_size} process{'' if manifest.world_size == 1 else 'es'}"
     facts = [
@@ -285,7 +285,7 @@ def _rm(args: argparse.Namespace) -> int:
 
 def _prune(args: argparse.Namespace) -> int:
     from trainer_cli.run.ckpt_admin import look
-    from trainer_cli.run.prune import carry_out, prunings
+    from trainer_cli.run.prune import apply_pruning, prunings
 
     items = look(args.what)
     plans = list(prunings(items))
@@ -304,7 +304,7 @@ def _prune(args: argparse.Namespace) -> int:
     gone: list[Path] = []
     left: dict[Path, str] = {}
     for plan in plans:
-        removed, refused = carry_out(plan, items)
+        removed, refused = apply_pruning(plan, items)
         gone += removed
         left |= refused
     return _report(args, "removed", gone, left)

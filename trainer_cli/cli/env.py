@@ -1,7 +1,6 @@
-"""`train env`: with what and where this runs, to be pasted into a bug report. It prints no secret.
+"""`train env`: versions, machine and paths for a bug report, without secrets.
 
-Of the environment only variables on a list are shown, a home directory is written `~`, and no remote of a
-repository is asked for.
+Only listed environment variables are shown, the home directory is written `~`, and git remotes are left out.
 """
 
 from __future__ import annotations
@@ -80,10 +79,10 @@ def gather(config_dir: Path | None = None) -> dict[str, dict[str, Any]]:
 
 
 def _torch() -> dict[str, Any]:
-    """What torch says of itself and the devices; or why it cannot."""
+    """Facts about torch and the devices; or why torch cannot be imported."""
     try:
         import torch
-    except Exception as error:  # A broken build raises what it likes, and is what a bug report is for.
+    except Exception as error:  # A broken build may raise anything, and belongs into a bug report.
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".strip()}
     facts: dict[str, Any] = {
         "threads": torch.get_num_threads(),
@@ -107,7 +106,7 @@ def _own_git() -> dict[str, Any]:
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The listed variables that are set; of others of our own family the name alone."""
+    """The listed variables that are set; of other TRAIN_ variables the name alone."""
     for name in SHOWN:
         if name in environment:
             yield name, os.pathsep.join(map(_tilde, environment[name].split(os.pathsep)))
@@ -117,7 +116,7 @@ def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _tilde(path: Path | str) -> str:
-    """A path with the home directory, which often names a person, left out."""
+    """A path with the home directory written as `~`."""
     text, home = str(path), str(Path.home())
     inside = text == home or text.startswith(home + os.sep)
     return "~" + text[len(home) :] if inside and home != os.sep else text

@@ -19,10 +19,10 @@ def run(args: argparse.Namespace) -> int:
     """Fit with the config in the file; stop when the process that started this one is gone."""
     from trainer_cli.config.compose import thaw
     from trainer_cli.run.children import stop_with_parent
-    from trainer_cli.run.sweep_job import telling
+    from trainer_cli.run.sweep_job import recording_error
 
     stop_with_parent()
-    with telling(args.file):
+    with recording_error(args.file):
         from trainer_cli.run.fit import fit
 
         return fit(thaw(args.file, args.overrides, config_dir=args.config_dir))

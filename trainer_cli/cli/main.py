@@ -1,4 +1,4 @@
-"""The command `train`: a table of verbs, and the one door where errors become messages and exit codes."""
+"""The command `train`: a table of verbs, and the place where errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Verb(NamedTuple):
 
 
 VERBS: Mapping[str, Verb] = {
-    "fit": Verb("trainer_cli.cli.fit", "train, or go on where a run stopped"),
+    "fit": Verb("trainer_cli.cli.fit", "train, or resume where a run stopped"),
     "validate": Verb("trainer_cli.cli.validate", "evaluate every checkpoint that a glob matches"),
-    "plan": Verb("trainer_cli.cli.plan", "tell what a fit would do: steps, evaluations, checkpoints, disk"),
-    "check": Verb("trainer_cli.cli.check", "prove that a stopped and resumed training equals going straight through"),
+    "plan": Verb("trainer_cli.cli.plan", "show what a fit would do: steps, evaluations, checkpoints, disk"),
+    "check": Verb("trainer_cli.cli.check", "check that a stopped and resumed training equals one without a stop"),
     "config": Verb("trainer_cli.cli.config", "print the composed config, and where each value comes from"),
     "ckpt": Verb("trainer_cli.cli.ckpt", "list, show, verify, compare, pin, remove and prune checkpoints"),
     "list": Verb("trainer_cli.cli.list", "list experiments, models, data and everything else to choose from"),
@@ -41,7 +41,7 @@ VERBS: Mapping[str, Verb] = {
     "complete": Verb("trainer_cli.cli.complete", "print what makes your shell complete commands: bash or zsh"),
 }
 _INTERNAL = {"_job": Verb("trainer_cli.cli.job", "run a job of a sweep")}
-"""What `train` starts itself by; neither listed nor suggested."""
+"""Verbs that `train` starts itself with; neither listed nor suggested."""
 EXAMPLES = """examples:
   train list                                        what there is
   train fit +experiment=digits                      train an experiment
@@ -51,25 +51,25 @@ EXAMPLES = """examples:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints leave by the same door as all others."""
+    """An argument parser whose errors are raised as UserError."""
 
     def error(self, message: str) -> NoReturn:
-        """Complain by an exception instead of ending the process."""
+        """Raise instead of ending the process."""
         raise UserError(message, cure=f"See {self.prog} --help.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code. Mistakes of the user become one message on stderr."""
-    _open_what_is_closed()
+    _open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        atexit.register(_leave)
+        atexit.register(_at_exit)
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
         return code
     except TrainError as error:
-        if _wants_all():
+        if _wants_traceback():
             traceback.print_exc()
         print(f"train: error: {error}", file=sys.stderr)
         return int(error.exit_code)
@@ -77,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("train: interrupted", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
-        return _reader_gone()
+        return _reader_closed()
     except Exception as error:
-        if _is_of_the_disk(error) and not _wants_all():
+        if _is_disk_error(error) and not _wants_traceback():
             where = f" ({error.filename})" if error.filename else ""
             print(
                 f"train: error: {error.strerror}{where}. What was committed before is intact. {disk_cure(error)}",
@@ -90,17 +90,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ExitCode.FAILED)
 
 
-def _is_of_the_disk(error: Exception) -> TypeGuard[OSError]:
-    """An error that no traceback would explain: the disk is full, or a file that is named cannot be written."""
+def _is_disk_error(error: Exception) -> TypeGuard[OSError]:
+    """Whether an error needs no traceback: the disk is full, or a file cannot be written."""
     if not isinstance(error, OSError) or error.errno not in DISK_CURES:
         return False
     return error.errno in NO_SPACE or error.filename is not None
 
 
-def _open_what_is_closed() -> None:
-    """Let what is said on a stream that the caller closed (`>&-`) go nowhere.
+def _open_closed_streams() -> None:
+    """Open a standard stream that the caller closed (`>&-`) on /dev/null.
 
-    Its number is taken, too, or else the next file gets it, which may be a checkpoint, and any stray print goes there.
+    Otherwise the next opened file, perhaps a checkpoint, would get its number, and prints would go there.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -109,18 +109,18 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
-def _leave() -> None:
-    """Where nothing was trained, nothing needs to be taken apart: to look through it all takes as long as an answer."""
+def _at_exit() -> None:
+    """Skip the interpreter's last garbage collection if torch is not loaded: it takes as long as a fast answer."""
     if "torch" not in sys.modules:
         gc.freeze()
 
 
-def _wants_all() -> bool:
+def _wants_traceback() -> bool:
     return os.environ.get("TRAIN_FULL_ERROR", "") not in ("", "0")
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every verb takes that composes a config."""
+    """The arguments of every verb that composes a config."""
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="key=value, group=option, +key=value, ~key")
     add_config_dir(parser)
     parser.add_argument("-cn", "--config-name", metavar="NAME", default="config", help="primary config (config)")
@@ -153,7 +153,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(_version())
         return int(ExitCode.DONE)
     if {"-h", "--help"}.isdisjoint(rest):
-        _refuse_to_stand_nowhere()
+        _refuse_missing_folder()
     verb = {**VERBS, **_INTERNAL}.get(word)
     if verb is None:
         from trainer_cli.cli.suggestions import no_verb
@@ -169,11 +169,11 @@ def _dispatch(arguments: list[str]) -> int:
     return _code(module.run(parsed))
 
 
-def _refuse_to_stand_nowhere() -> None:
+def _refuse_missing_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        cure = 'Go to another; or, where it was made anew, into that: cd "$PWD".'
+        cure = 'Change to another folder, or, if it was made again: cd "$PWD".'
         raise UserError("the current folder is gone", where=os.environ.get("PWD"), cure=cure) from None
 
 
@@ -200,7 +200,7 @@ def _parsed(parser: Parser, word: str, rest: list[str]) -> argparse.Namespace:
     """The arguments of a verb, or of the action that the first of them names.
 
     Raises:
-        UserError: an argument that it does not take, with what was probably meant.
+        UserError: an argument that it does not take, with the nearest that it does.
     """
     actions = actions_of(parser)
     if actions and rest[:1] not in (["-h"], ["--help"]):
@@ -209,7 +209,7 @@ def _parsed(parser: Parser, word: str, rest: list[str]) -> argparse.Namespace:
 
             raise no_action(word, rest, actions)
         word, parser, rest = f"{word} {rest[0]}", actions[rest[0]], rest[1:]
-    # With actions only the help is left, and argparse cannot parse those intermixed.
+    # argparse cannot parse actions intermixed; only --help gets here with them.
     parse = parser.parse_known_args if actions_of(parser) else parser.parse_known_intermixed_args
     parsed, unknown = parse(rest)
     flag = next((one for one in unknown if one.startswith("-")), None)
@@ -253,8 +253,8 @@ def _version() -> str:
         return "train (not installed)"
 
 
-def _reader_gone() -> int:
-    """The reader of our output closed it (`train list | head -1`): say no more, and fail quietly."""
+def _reader_closed() -> int:
+    """The reader of our output closed it (`train list | head -1`): fail without a message."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(ExitCode.FAILED)

@@ -16,13 +16,13 @@ EXAMPLES = """examples:
   train plan +experiment=digits --json
 
 It lists every evaluation, every checkpoint with its reason, what is removed when and why, what is on the disk at the
-end, and the most disk that checkpoints take on the way. Where the run exists already, it goes on from there. Nothing
-is written, and nothing is trained; what cannot be known beforehand is named.
+end, and the most disk that checkpoints take on the way. A run that exists is planned from where it would resume.
+Nothing is written, and nothing is trained; what is not known before the training is listed.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Overrides, what a step is expected to take, and how to tell it."""
+    """Overrides, estimates of a step, and the output format."""
     add_config_arguments(parser)
     parser.add_argument(
         "--step-time", type=float, metavar="SECONDS", help="what an optimizer step takes, for rules in time"
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compose and check the config as `fit` does, then tell what would happen."""
+    """Compose and check the config as `fit` does, then print what would happen."""
     for flag, value in (("--step-time", args.step_time), ("--step-tokens", args.step_tokens)):
         if value is not None and not (math.isfinite(value) and value > 0):
             raise UserError(f"{flag} is {value:g}, but it is a number above 0")

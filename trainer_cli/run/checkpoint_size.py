@@ -1,4 +1,4 @@
-"""How large a checkpoint of a config will be: its state is made without values, and laid out as it would be saved."""
+"""The size of a checkpoint, from its state made without values and the file layout of the format."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 _AFFORDABLE_BYTES = 2**30
-"""A state up to this size is made with values where that is the only way to know it."""
+"""A state up to this size is made with values if the optimizer needs them."""
 _HOW = ("fused", "foreach", "capturable")
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class CheckpointSize:
     """Bytes of the files of one checkpoint; None where unknown."""
 
     before_training: int | None = None
-    """Of one that is saved before the optimizer has made a step."""
+    """Of one saved before the first optimizer step."""
     trained: int | None = None
     doubt: str | None = None
-    """What is not in them, or why there are none."""
+    """What is not counted, or why the size is unknown."""
 
     def at(self, step: int) -> int:
         """Bytes of the checkpoint of a step; 0 where unknown."""
         return (self.trained if step else self.before_training) or 0
 
 
-def weigh(builder: Builder, data: Data, end: Progress, *, beside: int = 0) -> Weight:
-    """Bytes of a checkpoint at the beginning, and of one about `end`; `beside` are those of small files with it.
+def checkpoint_size(builder: Builder, data: Data, end: Progress, *, beside: int = 0) -> CheckpointSize:
+    """Bytes of a checkpoint at step 0, and of one at `end`; `beside`: bytes of the small files in it.
 
     Raises:
         TrainError: `fit` would refuse the model, the optimizer or their state.
@@ -47,9 +47,9 @@ def weigh(builder: Builder, data: Data, end: Progress, *, beside: int = 0) -> We
             trainer, _ = _made(builder, data, values=True)
             doubt = _step(trainer)
         trainer.progress.load_state_dict(end.state_dict())
-        return Weight(before + beside, _size(trainer, data) + beside, doubt)
+        return CheckpointSize(before + beside, _size(trainer, data) + beside, doubt)
     except RuntimeError as error:
-        return Weight(doubt=f"the size of a checkpoint is unknown: {str(error).splitlines()[0]}")
+        return CheckpointSize(doubt=f"the size of a checkpoint is unknown: {str(error).splitlines()[0]}")
 
 
 def _made(builder: Builder, data: Data, *, values: bool = False) -> tuple[Trainer, int]:
@@ -66,16 +66,16 @@ def _size(trainer: Trainer, data: Data) -> int:
 
 
 def _step(trainer: Trainer) -> str | None:
-    """Have each optimizer make what it keeps; else say that it is not counted."""
+    """Make each optimizer create its state; why it cannot, or None."""
     for optimizer in trainer.optimizers.values():
         for group in optimizer.param_groups:
-            # How a step is computed changes nothing of what is kept, and not every way works without values.
+            # The implementation of a step does not change the state, and not every one works without values.
             group.update({key: False for key in _HOW if group.get(key)})
             for parameter in group["params"]:
                 if parameter.requires_grad:
                     parameter.grad = parameter.detach().clone()
         try:
             optimizer.step()
-        except Exception as error:  # Any optimizer may be here, and may want what a plan does not have.
-            return f"what {type(optimizer).__name__} keeps is not counted: {type(error).__name__}: {error}"[:300]
+        except Exception as error:  # A user's optimizer may need what a plan does not have.
+            return f"the state of {type(optimizer).__name__} is not counted: {type(error).__name__}: {error}"[:300]
     return None

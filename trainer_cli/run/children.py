@@ -1,7 +1,7 @@
-"""Processes that one process runs beside itself: their output, their end, and that none outlives it unnoticed.
+"""Child processes of a sweep: their output, their exit codes, and their end with the parent.
 
-Each child's stdin is a pipe whose other end the parent alone holds. When the parent is gone, however it went, the
-pipe ends, and a child that called `stop_with_parent` stops as by SIGTERM: it saves and exits.
+Each child's stdin is a pipe whose other end only the parent holds. When the parent ends, by whatever cause, the pipe
+closes, and a child that called `stop_with_parent` stops as by SIGTERM: it saves and exits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DIES_IN_S = 10.0
 
 
 class Children:
-    """The processes that run now, each under a name. With `prefixed`, each line of their output begins with it."""
+    """The running processes by name. With `prefixed`, each line of their output begins with the name."""
 
     def __init__(self, *, prefixed: bool) -> None:
         self._prefixed = prefixed
@@ -37,7 +37,7 @@ class Children:
         return name in self._processes
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start a process in our process group, so that a terminal's Ctrl-C and Ctrl-Z reach it as they do us."""
+        """Start a process in this process group, so that the terminal's Ctrl-C and Ctrl-Z reach it too."""
         output = subprocess.PIPE if self._prefixed else None
         process = subprocess.Popen(command, env=dict(env), stdin=subprocess.PIPE, stdout=output, stderr=output)
         self._processes[name] = process
@@ -47,10 +47,10 @@ class Children:
                 self._selector.register(pipe, selectors.EVENT_READ, _Lines(name, pipe, sink))
 
     def wait(self) -> Iterator[tuple[str, int]]:
-        """Pass on what is said for a moment; then name each process that has ended, with its code."""
+        """Forward output for a moment; then yield each process that has ended, with its exit code."""
         if self._selector.get_map():
             for key, _ in self._selector.select(_LOOK_AFTER_S):
-                if not key.data.pass_on():
+                if not key.data.forward():
                     self._selector.unregister(key.fileobj)
         else:
             time.sleep(_LOOK_AFTER_S)
@@ -95,21 +95,21 @@ class _Lines:
         self._sink = sink
         self._rest = b""
 
-    def pass_on(self) -> bool:
-        """Pass on what is there; False at the end."""
+    def forward(self) -> bool:
+        """Forward what is there; False at the end."""
         chunk = self._read()
         if chunk is not None:
             self._take(chunk)
         return chunk != b""
 
     def finish(self) -> None:
-        """Pass on all that was written, and wait for no more: a grandchild may hold the pipe open for ever."""
+        """Forward what was written, without waiting: a grandchild may hold the pipe open forever."""
         while chunk := self._read():
             self._take(chunk)
         self._take(b"")
 
     def _read(self) -> bytes | None:
-        """What is there; None: nothing just now; empty: it has ended."""
+        """Available bytes; None: nothing yet; empty: end of the pipe."""
         try:
             return os.read(self._pipe.fileno(), _CHUNK_BYTES)
         except BlockingIOError:
@@ -123,7 +123,7 @@ class _Lines:
         self._rest = rest
         if lines:
             text = "".join(f"{self._prefix}{line.decode(errors='replace')}".rstrip() + "\n" for line in lines)
-            # A reader that went away silences the display and nothing else.
+            # If the reader of our output is gone, the jobs continue.
             with contextlib.suppress(OSError):
                 self._sink.write(text)
                 self._sink.flush()
@@ -142,7 +142,7 @@ def stop_with_parent() -> None:
         with contextlib.suppress(OSError):
             while os.read(watched, 1):
                 pass
-        # To the main thread, so that it wakes from whatever it waits for.
+        # To the main thread, so that a blocking call there is interrupted.
         signal.pthread_kill(main, signal.SIGTERM)
 
     threading.Thread(target=watch, name="stop-with-parent", daemon=True).start()

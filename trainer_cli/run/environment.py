@@ -1,4 +1,4 @@
-"""Where and with what a process runs: versions, host, git. Nothing here imports torch."""
+"""Facts about this process for bug reports and run directories: versions, host, git. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GIT_TIMEOUT_S = 5.0
 
 
 def environment(project_root: Path, argv: Sequence[str], *, now: float) -> dict[str, Any]:
-    """Where and with what this process runs. No environment variable is read into it, so no secret either.
+    """Facts about this process. No environment variable is recorded, so no secret.
 
     torch is not imported: the caller adds what it knows of devices.
     """
@@ -73,5 +73,5 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def timestamp(now: float) -> str:
-    """Unix seconds as a date that people read, in UTC."""
+    """Unix seconds as an ISO date in UTC."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")

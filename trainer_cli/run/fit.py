@@ -1,14 +1,14 @@
-"""The story of `train fit`.
+"""`train fit`, from the composed config to the exit code.
 
     compose and check the config
-    the run exists?  lock it, compare the configs, choose the checkpoint; a finished run is done
-    (torch is imported while the bytes of that checkpoint are proven, and so brought into memory)
+    an existing run: lock it, compare the configs, choose the checkpoint; return if the run is finished
+    (torch is imported while that checkpoint is verified, which also reads it into memory)
     import the targets and check their arguments
     build data, then model and optimizer
-    a new run?  only now make its directory, and lock it
-    train; whatever happens, say in summary.json how it ended
+    a new run: make and lock its directory only now
+    train; write into summary.json how it ended, also after an error
 
-A run that has checkpoints never starts afresh by itself.
+A run that has checkpoints never starts from step 0 by itself.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
-from trainer_cli.checkpoint.timeline import foresee
+from trainer_cli.checkpoint.timeline import simulate
 from trainer_cli.config.compose import Composed
 from trainer_cli.config.garbage import uncollected
 from trainer_cli.config.targets import import_from
 from trainer_cli.errors import ExitCode
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment
-from trainer_cli.run.plan import pace_of, setting_of, whence_of
-from trainer_cli.run.plan_view import timetable
+from trainer_cli.run.plan import simulation_of, start_point_of, step_counts_of
+from trainer_cli.run.plan_view import schedule_lines
 from trainer_cli.run.resume import frozen
 from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
 from trainer_cli.run.signals import StopSignals
@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SPINS = "10000"
-"""Rounds that a thread of torch's on the CPU looks for work before it sleeps. By default it is some milliseconds, so
-that on a busy machine small steps took eight times as long."""
+"""Rounds that an OpenMP thread spins before it sleeps. With the default, some milliseconds, small steps took eight
+times as long on a busy machine."""
 _MOST_FORESEEN = 500
-"""Saves that are counted before the first step: each takes a tenth of a millisecond."""
+"""Saves that are simulated before the first step, at 0.1 ms each."""
 
 
 def fit(composed: Composed) -> int:
-    """Train, or go on training, and return the exit code."""
+    """Train or resume, and return the exit code."""
     refuse_no_optimizer(composed)
     config = composed.config
     run = RunDir(config.run_dir)
@@ -70,12 +70,12 @@ def fit(composed: Composed) -> int:
                 report.already_done(run, begun.step, begun.reason)
                 return ExitCode.DONE
             start = begun
-            _tell(start)
+            _log_start(start)
             lock.name_holder()
         else:
             start = of_new(run, composed)
         trainer, data = _build(composed, start)
-        _tell_world_size(start.entry, trainer.strategy.world_size)
+        _warn_of_world_size(start.entry, trainer.strategy.world_size)
         fork = fork_of(composed, start)
         facts = _environment(composed, trainer)
         if start.is_new:
@@ -92,8 +92,8 @@ def fit(composed: Composed) -> int:
             resume=config.resume if config.resume not in ("auto", "must", "never") else None,
         )
         if not start.is_new:
-            stack.enter_context(_put_back_if_nothing_was_loaded(start, trainer))
-            # After the summary says that it runs: under a longer config nothing may call it finished.
+            stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))
+            # After the summary says `running`: with a longer config the run must not be read as finished.
             run.write_config(frozen(composed, start.run_id), composed.overrides)
         if start.finished is not None:
             trainer.stop(start.finished)
@@ -110,23 +110,19 @@ def fit(composed: Composed) -> int:
 
 
 @contextmanager
-def _put_back_if_nothing_was_loaded(start: Start, trainer: Trainer) -> Iterator[None]:
-    """Where a changed config cannot go on from the run's checkpoint, the run keeps the config it was trained with."""
+def _restore_config_if_nothing_loaded(start: Start, trainer: Trainer) -> Iterator[None]:
+    """Restore the run's config if the checkpoint could not be loaded under the changed one."""
     before = start.run.config_files()
     try:
         yield
     except BaseException:
         if start.entry is not None and not trainer.resumed:
-            start.run.put_back(before)
+            start.run.restore_config(before)
         raise
 
 
 def _import_torch() -> None:
-    """Import what training needs: it takes about as long as a checkpoint does to come from a disk.
-
-    It lives as long as the process: nothing is collected meanwhile, nor ever looked at by a collection after. Torch's
-    threads wait for one another in sleep, not in a loop, if they wait for long.
-    """
+    """Import torch and what training needs, without garbage collection: these objects live as long as the process."""
     if "torch" not in sys.modules:
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
@@ -140,8 +136,8 @@ def _stop(trainer: Trainer) -> None:
     trainer.stop("requested by a file", finished=False)
 
 
-def _tell(start: Start) -> None:
-    """Say what changed since, and where the run goes on."""
+def _log_start(start: Start) -> None:
+    """Log the changes of the config, and the checkpoint that is resumed."""
     for change in start.changes:
         log.info("config changed: %s", change)
     if start.entry is None:
@@ -150,8 +146,8 @@ def _tell(start: Start) -> None:
     log.info("resuming at step %d from %s (%s)", start.entry.step, start.entry.name, start.reason)
 
 
-def _tell_world_size(entry: Entry | None, now: int) -> None:
-    """Say what a resume with another number of processes cannot keep."""
+def _warn_of_world_size(entry: Entry | None, now: int) -> None:
+    """Warn that a resume with another number of processes is not bit-identical."""
     before = entry.manifest.world_size if entry is not None and entry.manifest is not None else now
     if entry is not None and before != now:
         log.warning(
@@ -193,32 +189,32 @@ def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
     return facts
 
 
-def _tell_timetable(start: Start, trainer: Trainer, data: Data, composed: Composed, fork: Path | None) -> None:
-    """Say how many steps, evaluations and checkpoints are to come, and when."""
+def _log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed, fork: Path | None) -> None:
+    """Log the steps, evaluations and checkpoints to come."""
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 
     checkpoint, loop = trainer.checkpoint, trainer.loop
     assert isinstance(checkpoint, CheckpointerCallback)
-    whence = whence_of(start, fork, checkpoint.folder, composed)
-    loop.learn_lengths(data.train, whence.progress)
-    loop.start_at(data.train, whence.progress)
+    start_point = start_point_of(start, fork, checkpoint.folder, composed)
+    loop.learn_lengths(data.train, start_point.progress)
+    loop.start_at(data.train, start_point.progress)
     evaluates = bool(data.val) or bool(trainer.hooks["run_validation"])
-    setting = setting_of(loop, checkpoint.settings, start, whence, evaluates=evaluates)
-    timeline = foresee(setting, pace_of(loop, data.train, whence.progress), most_saves=_MOST_FORESEEN)
-    for line in timetable(timeline, whence.progress.step, loop.steps_per_epoch):
+    setting = simulation_of(loop, checkpoint.settings, start, start_point, evaluates=evaluates)
+    timeline = simulate(setting, step_counts_of(loop, data.train, start_point.progress), most_saves=_MOST_FORESEEN)
+    for line in schedule_lines(timeline, start_point.progress.step, loop.steps_per_epoch):
         log.info("%s", line)
 
 
 def _train(
     composed: Composed, start: Start, trainer: Trainer, data: Data, path: Path | None, states: tuple[str, ...]
 ) -> int:
-    """Fit, and write into summary.json how it ended, whatever happens."""
+    """Fit, and write into summary.json how it ended, also after an error."""
     run = start.run
     began = time.monotonic()
     result: FitResult | None = None
     status, reason = RunStatus.failed, ""
     try:
-        _tell_timetable(start, trainer, data, composed, path)
+        _log_schedule(start, trainer, data, composed, path)
         result = trainer.fit(data.train, data.val, path, states=states, keep_settings=start.keep_settings)
         status = RunStatus.finished if result.finished else RunStatus.stopped
         reason = result.reason
@@ -227,7 +223,7 @@ def _train(
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
-        # For train.log: the terminal, which is shown all that it needs, may not be there to look back at.
+        # For train.log; the terminal gets its own message.
         log.debug("the training failed", exc_info=True)
         raise
     finally:
@@ -247,7 +243,7 @@ def _train(
             )
             run.end_attempt(outcome, now=time.time())
         except OSError as error:
-            # A disk that failed has ended the training, too, and that message says what to do.
+            # A failed disk has ended the training too, and that error says what to do.
             level = logging.DEBUG if status is RunStatus.failed else logging.ERROR
             log.log(level, "%s could not be written: %s", run.summary_file, error)
     if outcome is not None:
@@ -256,7 +252,7 @@ def _train(
 
 
 def _metrics(composed: Composed, run: RunDir) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-    """The best and the last values of the run's metrics; none where they cannot be read, which is said."""
+    """The best and the last values of the run's metrics; empty, with an error logged, if they cannot be read."""
     try:
         best = report.best_metrics(run.metrics_file, composed.config.checkpoint.keep_best)
         return best, report.last_metrics(run.metrics_file)

@@ -1,8 +1,8 @@
-"""The story of `train plan`: what a `fit` would do now.
+"""`train plan`: what a `fit` would do now, without training or writing anything.
 
-compose and check the config; look at the run directory as `fit` would, but change nothing in it
-build the data, for its length; the loop's own arithmetic gives the rules
-let the policy run ahead, from where the run would go on
+compose and check the config; examine the run directory as `fit` does, but change nothing in it
+build the data, for its length; the loop computes intervals and limits from it
+simulate the policy from the step at which the run would start
 make model and optimizer without values, for the size of a checkpoint
 """
 
@@ -22,7 +22,7 @@ from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import Saved
 from trainer_cli.checkpoint.rules import retention_rules, save_rules, settings_of
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.timeline import Setting, Timeline, foresee
+from trainer_cli.checkpoint.timeline import Simulation, Timeline, simulate
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml
 from trainer_cli.config.schema import CheckpointConfig, Newer, Removal
@@ -35,30 +35,30 @@ from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.stopping import Stop
 
 if TYPE_CHECKING:
-    from trainer_cli.run.checkpoint_size import Weight
+    from trainer_cli.run.checkpoint_size import CheckpointSize
     from trainer_cli.trainer.training_loop import TrainingLoop
 
 
-class Untouched(LocalStorage):
-    """A storage that is only read: what is not valid is passed over and left where it is."""
+class ReadOnlyStorage(LocalStorage):
+    """A storage that changes nothing: checkpoints that are not valid are skipped, not quarantined."""
 
     def quarantine(self, name: str, why: str) -> str:
         return name
 
 
 @dataclass(frozen=True, slots=True)
-class Whence:
-    """Where the training begins, and what of its own lies on the disk then."""
+class StartPoint:
+    """Where the training begins, and the run's checkpoints on the disk then."""
 
     progress: Progress
     path: Path | None = None
-    """The checkpoint whose state, or weights alone, are taken."""
+    """The checkpoint whose state, or whose weights alone, are loaded."""
     saved: tuple[Saved, ...] = ()
     sizes: dict[str, int] | None = None
     last_saved_step: int | None = None
-    owes_evaluation: bool = False
+    pending_evaluation: bool = False
     left: tuple[str, ...] = ()
-    """Checkpoints that are newer than the one gone back to, and are removed."""
+    """Checkpoints newer than the one named by `resume`, which are removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +67,20 @@ class Plan:
 
     run_dir: Path
     start: Start | Done
-    whence: Whence
+    start_point: StartPoint
     step_counts: StepCounts
     timeline: Timeline
-    weight: Weight
+    size: CheckpointSize
     at_most: tuple[int, int] | None
-    """Checkpoints and bytes on the disk at a time, where a metric decides on some; None where it decides on none."""
+    """The most checkpoints and bytes on the disk at a time if a metric decides on some; None if it decides on none."""
     estimates: tuple[str, ...]
-    """What was reckoned from the times and counts that were given."""
+    """What was estimated from the given times and counts."""
     unknown: tuple[str, ...]
-    """What is unknown beforehand."""
+    """What is not known before the training."""
 
 
 def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: float | None = None) -> Plan:
-    """Tell what a `fit` with this config would do now; nothing is written, locked or trained.
+    """What a `fit` with this config would do now; nothing is written, locked or trained.
 
     Args:
         step_time_s, step_tokens: what one optimizer step is expected to take and to consume, for rules in these units.
@@ -93,21 +93,21 @@ def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: f
     report.to_console(composed.config.logging.level)
     with composed.placing():
         run = RunDir(composed.config.run_dir)
-        start = of_existing(run, composed, Untouched) if run.exists_as_run() else of_new(run, composed)
+        start = of_existing(run, composed, ReadOnlyStorage) if run.exists_as_run() else of_new(run, composed)
         return _nothing(run, start) if isinstance(start, Done) else _ahead(composed, start, step_time_s, step_tokens)
 
 
 def _nothing(run: RunDir, done: Done) -> Plan:
-    from trainer_cli.run.checkpoint_size import Weight
+    from trainer_cli.run.checkpoint_size import CheckpointSize
 
     here = Progress(step=done.step)
     return Plan(
         run_dir=run.path,
         start=done,
-        whence=Whence(here),
+        start_point=StartPoint(here),
         step_counts=StepCounts(start=here),
         timeline=Timeline(),
-        weight=Weight(),
+        size=CheckpointSize(),
         at_most=None,
         estimates=(),
         unknown=(),
@@ -116,64 +116,66 @@ def _nothing(run: RunDir, done: Done) -> Plan:
 
 def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tokens: float | None) -> Plan:
     from trainer_cli.run.build import Builder
-    from trainer_cli.run.checkpoint_size import weigh
+    from trainer_cli.run.checkpoint_size import checkpoint_size
     from trainer_cli.trainer.training_loop import TrainingLoop
 
     config = composed.config
     folder = start.run.folder_for(config.checkpoint.folder)
     composed.check_targets()
-    whence = whence_of(start, fork_of(composed, start), folder, composed)
+    start_point = start_point_of(start, fork_of(composed, start), folder, composed)
     builder = Builder(config, composed.trust)
     data = builder.data()
     loop = TrainingLoop(**{one.name: getattr(config.loop, one.name) for one in fields(config.loop)})
-    loop.learn_lengths(data.train, whence.progress)
-    loop.start_at(data.train, whence.progress)
+    loop.learn_lengths(data.train, start_point.progress)
+    loop.start_at(data.train, start_point.progress)
     kinds = {
         name: component(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
         for name, node in config.callbacks.items()
         if node is not None
     }
     checkpoint = settings_of(config.checkpoint, config.callbacks.get(SAVER))
-    step_counts = pace_of(loop, data.train, whence.progress, step_time_s=step_time_s, step_tokens=step_tokens)
+    step_counts = step_counts_of(
+        loop, data.train, start_point.progress, step_time_s=step_time_s, step_tokens=step_tokens
+    )
     evaluates = bool(data.val) or any(_overrides(kind, "run_validation") for kind in kinds.values())
-    setting = setting_of(loop, checkpoint, start, whence, evaluates=evaluates)
-    end = foresee(setting, step_counts, most_saves=0).end or whence.progress
-    weight = weigh(builder, data, end, beside=len(to_yaml(composed).encode()))
-    timeline = foresee(setting, step_counts, name=_name(composed, checkpoint), size=weight.at, sizes=whence.sizes)
+    setting = simulation_of(loop, checkpoint, start, start_point, evaluates=evaluates)
+    end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
+    size = checkpoint_size(builder, data, end, beside=len(to_yaml(composed).encode()))
+    timeline = simulate(setting, step_counts, name=_name(composed, checkpoint), size=size.at, sizes=start_point.sizes)
     return Plan(
         run_dir=start.run.path,
         start=start,
-        whence=whence,
+        start_point=start_point,
         step_counts=step_counts,
         timeline=timeline,
-        weight=weight,
-        at_most=_at_most(setting, timeline, weight),
+        size=size,
+        at_most=_at_most(setting, timeline, size),
         estimates=tuple(_estimates(setting, step_counts)),
-        unknown=tuple(_unknown(setting, step_counts, kinds, weight, start.run)),
+        unknown=tuple(_unknown(setting, step_counts, kinds, size, start.run)),
     )
 
 
-def setting_of(
-    loop: TrainingLoop, checkpoint: CheckpointConfig, start: Start, whence: Whence, *, evaluates: bool
-) -> Setting:
-    """All that decides what happens, of a loop that has learnt its lengths."""
-    return Setting(
+def simulation_of(
+    loop: TrainingLoop, checkpoint: CheckpointConfig, start: Start, start_point: StartPoint, *, evaluates: bool
+) -> Simulation:
+    """The settings of the simulation, for a loop that knows its lengths."""
+    return Simulation(
         limits=loop.limits,
         save=save_rules(checkpoint, loop.checkpoint_interval),
         retention=retention_rules(checkpoint, loop.checkpoint_interval),
         eval_interval=loop.eval_interval,
         eval_at_start=loop.settings.eval_at_start,
         evaluates=evaluates,
-        owes_evaluation=whence.owes_evaluation,
+        pending_evaluation=start_point.pending_evaluation,
         enabled=checkpoint.enabled,
-        loaded=whence.path is not None,
-        saved=whence.saved,
-        last_saved_step=whence.last_saved_step,
+        loaded=start_point.path is not None,
+        saved=start_point.saved,
+        last_saved_step=start_point.last_saved_step,
         stop_request=None if start.finished is None else Stop(start.finished, finished=True),
     )
 
 
-def pace_of(
+def step_counts_of(
     loop: TrainingLoop,
     train_loader: Any,
     progress: Progress,
@@ -181,7 +183,7 @@ def pace_of(
     step_time_s: float | None = None,
     step_tokens: float | None = None,
 ) -> StepCounts:
-    """How far each step goes, from what the loader says of itself."""
+    """The counts of each step, from the length and batch size of the loader."""
     length = getattr(train_loader, "length", None)
     size = getattr(train_loader, "batch_size", None)
     if size is not None and length is not None and getattr(train_loader, "drop_last", False):
@@ -198,25 +200,28 @@ def pace_of(
     )
 
 
-def whence_of(start: Start, fork: Path | None, folder: Path, composed: Composed) -> Whence:
-    """Where a start begins to train, with `folder` to save in."""
+def start_point_of(start: Start, fork: Path | None, folder: Path, composed: Composed) -> StartPoint:
+    """The start point of a training that saves in `folder`."""
     path = start.folder / start.entry.name if start.entry is not None else fork
     whole = start.entry is not None or (fork is not None and composed.config.load.states == ["all"])
     entry = start.entry
     if entry is None and fork is not None:
         entry = catalog_of(fork.parent).entry(fork.name)
     progress = _progress(entry) if whole and entry is not None else Progress()
-    catalog = Catalog(Untouched(folder))
+    catalog = Catalog(ReadOnlyStorage(folder))
     own = [] if start.is_new else catalog.valid(start.run_id)
     before = [one for one in own if one.step <= progress.step]
     left = [one for one in own if one.step > progress.step and is_intact(catalog.storage, one)]
-    return Whence(
+    return StartPoint(
         progress,
         path,
         tuple(saved for one in before if (saved := one.saved()) is not None),
         {one.name: one.size_bytes for one in before},
         max((one.step for one in before), default=None),
-        path is not None and whole and entry is not None and _owes(Catalog(Untouched(path.parent)), entry),
+        path is not None
+        and whole
+        and entry is not None
+        and _has_pending_evaluation(Catalog(ReadOnlyStorage(path.parent)), entry),
         tuple(one.name for one in left) if composed.config.checkpoint.newer is Newer.trash else (),
     )
 
@@ -226,8 +231,8 @@ def _progress(entry: Entry) -> Progress:
     return Progress.of(entry.manifest.progress) or Progress(step=entry.step, epoch=entry.manifest.epoch)
 
 
-def _owes(catalog: Catalog, entry: Entry) -> bool:
-    """Whether the attempt that saved a checkpoint stopped before an evaluation that was due."""
+def _has_pending_evaluation(catalog: Catalog, entry: Entry) -> bool:
+    """Whether the attempt that saved a checkpoint was stopped before an evaluation that was due."""
     file, manifest = state_file(0), entry.manifest
     if manifest is None or file not in manifest.files:
         return False
@@ -252,7 +257,7 @@ def _name(composed: Composed, checkpoint: CheckpointConfig) -> Callable[[Progres
     return name
 
 
-def _at_most(setting: Setting, timeline: Timeline, weight: Weight) -> tuple[int, int] | None:
+def _at_most(setting: Simulation, timeline: Timeline, size: CheckpointSize) -> tuple[int, int] | None:
     """Where a metric decides: the most at a time, if every evaluation were among the best."""
     best = setting.save.keep_best
     if best is None or not timeline.may_save or not setting.enabled:
@@ -261,10 +266,10 @@ def _at_most(setting: Setting, timeline: Timeline, weight: Weight) -> tuple[int,
     many = len(timeline.may_save)
     # The best, and beside them one that is being saved.
     more = many if setting.retention.remove is Removal.never else min(many, best.count) + 1
-    return count + more, size_bytes + more * weight.at(1)
+    return count + more, size_bytes + more * size.at(1)
 
 
-def _rules(setting: Setting) -> Iterator[tuple[str, Any]]:
+def _rules(setting: Simulation) -> Iterator[tuple[str, Any]]:
     yield "loop.max_duration", setting.limits.max_duration
     yield "loop.hard_stop", setting.limits.hard_stop
     yield "loop.eval_interval", setting.eval_interval
@@ -274,7 +279,7 @@ def _rules(setting: Setting) -> Iterator[tuple[str, Any]]:
         yield "checkpoint.keep_every", setting.retention.keep_every
 
 
-def _estimates(setting: Setting, step_counts: StepCounts) -> Iterator[str]:
+def _estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
     flags = {"s": ("step_time_s", "--step-time", "s"), "tok": ("step_tokens", "--step-tokens", " tokens")}
     for key, cadence in _rules(setting):
         if cadence is not None and cadence.interval.unit in flags:
@@ -287,7 +292,7 @@ def _estimates(setting: Setting, step_counts: StepCounts) -> Iterator[str]:
 
 
 def _unknown(
-    setting: Setting, step_counts: StepCounts, kinds: dict[str, Any], weight: Weight, run: RunDir
+    setting: Simulation, step_counts: StepCounts, kinds: dict[str, Any], size: CheckpointSize, run: RunDir
 ) -> Iterator[str]:
     cures = {"s": "give --step-time SECONDS", "tok": "give --step-tokens N"}
     for key, cadence in _rules(setting):
@@ -297,16 +302,17 @@ def _unknown(
     if setting.limits.max_time_s is not None and step_counts.step_time_s is None:
         yield f"loop.max_time ({setting.limits.max_time_s:g}s): left out; {cures['s']}"
     if setting.save.keep_best is not None and setting.enabled:
-        yield f"checkpoint.keep_best: {setting.save.keep_best.metric} is measured only then; an evaluation may save"
+        metric = setting.save.keep_best.metric
+        yield f"checkpoint.keep_best: {metric} is measured during the training; an evaluation may save"
     for name, kind in kinds.items():
         package = str(getattr(kind, "__module__", "")).partition(".")[0]
         if name == SAVER:
-            yield f"callbacks.{name}: a {kind.__name__} may decide otherwise than is planned here"
+            yield f"callbacks.{name}: a {kind.__name__} may decide differently"
         elif kind.__name__ == "EarlyStopping" and package == "trainer_cli":
             yield f"callbacks.{name}: may end the run earlier"
         elif package != "trainer_cli":
             yield f"callbacks.{name}: what it saves, asks for or stops is not counted"
-    if weight.doubt is not None:
-        yield weight.doubt
+    if size.doubt is not None:
+        yield size.doubt
     if run.read_summary().get("status") == RunStatus.running:
-        yield f"{run.path} says that it is being trained, or was killed: this is the plan as of now"
+        yield f"{run.path} is being trained, or was killed: this is the plan as of now"

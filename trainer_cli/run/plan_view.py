@@ -1,4 +1,4 @@
-"""A plan as people read it: a few lines, a chart of the steps, a table of the checkpoints; and as JSON."""
+"""A plan as text (a summary, a chart of the steps, a table of the checkpoints) and as JSON."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _ROWS = 40
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """All of it as plain values, for JSON. Every list is whole, and in the order in which things happen."""
-    line, start, whence = plan.timeline, plan.start, plan.whence
+    """The plan as plain values, for JSON. Every list is complete and in order of time."""
+    line, start, start_point = plan.timeline, plan.start, plan.start_point
     done = isinstance(start, Done)
     return {
         "run_dir": str(plan.run_dir),
-        "does": "nothing" if done else "start" if whence.progress.step == 0 else "go on",
+        "does": "nothing" if done else "start" if start_point.progress.step == 0 else "go on",
         "reason": start.reason,
         "from": {
-            "step": whence.progress.step,
-            "checkpoint": None if whence.path is None else str(whence.path),
+            "step": start_point.progress.step,
+            "checkpoint": None if start_point.path is None else str(start_point.path),
             "changes": [] if isinstance(start, Done) else [str(change) for change in start.changes],
             "on_disk": [
                 {
                     "name": one.name,
                     "step": one.step,
                     "kind": one.kind.value,
-                    "size_bytes": (whence.sizes or {})[one.name],
+                    "size_bytes": (start_point.sizes or {})[one.name],
                 }
-                for one in whence.saved
+                for one in start_point.saved
             ],
-            "left": list(whence.left),
+            "left": list(start_point.left),
         },
         "end": None if line.end is None else {"step": line.end.step, "epoch": line.end.epoch},
         "stop": None if line.stop is None else asdict(line.stop),
@@ -49,7 +49,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "kept": [{"name": name, "why": why} for name, why in line.kept.items()],
         "peak": None if line.peak is None else asdict(line.peak),
         "at_most": None if plan.at_most is None else {"count": plan.at_most[0], "size_bytes": plan.at_most[1]},
-        "checkpoint_bytes": plan.weight.trained,
+        "checkpoint_bytes": plan.size.trained,
         "estimates": list(plan.estimates),
         "unknown": list(plan.unknown),
     }
@@ -60,26 +60,26 @@ def shown(plan: Plan) -> str:
     if isinstance(plan.start, Done):
         return (
             f"{plan.run_dir} is finished at step {plan.start.step} ({plan.start.reason}); a fit would do nothing.\n"
-            "To train on, give a larger loop.max_duration."
+            "To train further, give a larger loop.max_duration."
         )
     parts = ["\n".join(_summary(plan))]
     if plan.timeline.end is not None:
         parts += ["\n".join(_chart(plan)), _table(plan)]
-    for title, lines in (("estimated", plan.estimates), ("not known beforehand", plan.unknown)):
+    for title, lines in (("estimated", plan.estimates), ("not known before the training", plan.unknown)):
         if lines:
             parts.append("\n".join([f"{title}:", *(f"  {one}" for one in lines)]))
     return "\n\n".join(part for part in parts if part)
 
 
-def timetable(line: Timeline, start_step: int, steps_per_epoch: int | None) -> Iterator[str]:
-    """What a training tells of itself before its first step, in two lines; nothing where its end cannot be told."""
+def schedule_lines(line: Timeline, start_step: int, steps_per_epoch: int | None) -> Iterator[str]:
+    """Two log lines for the start of a training; none if its end is not known."""
     if line.end is None or line.stop is None:
         return
     epochs = "" if steps_per_epoch is None else f", epochs of {steps_per_epoch:,}"
     whole = f"steps {start_step:,} to {line.end.step:,}{epochs} ({line.stop.reason})"
     if line.cut:
         yield whole
-        yield f"checkpoints at {_spread([one.step for one in line.saves[:4]])}, … (`train plan` tells all of them)"
+        yield f"checkpoints at {_spread([one.step for one in line.saves[:4]])}, … (`train plan` lists all of them)"
         return
     yield f"{whole}; {_counted(line.evaluations, 'evaluation')}"
     may = f"; {_counted(line.may_save, 'evaluation')} may save for a metric" if line.may_save else ""
@@ -88,18 +88,20 @@ def timetable(line: Timeline, start_step: int, steps_per_epoch: int | None) -> I
 
 
 def _summary(plan: Plan) -> Iterator[str]:
-    line, whence, start = plan.timeline, plan.whence, plan.start
-    first = whence.progress.step
+    line, start_point, start = plan.timeline, plan.start_point, plan.start
+    first = start_point.progress.step
     yield f"{plan.run_dir}: {start.reason}"
     assert not isinstance(start, Done)
-    if whence.path is not None:
-        yield f"  goes on from   {whence.path} (step {first:,})" if first else f"  weights from   {whence.path}"
+    if start_point.path is not None:
+        yield (
+            f"  resumes        {start_point.path} (step {first:,})" if first else f"  weights from   {start_point.path}"
+        )
     for change in start.changes:
         yield f"  changed        {change} (may change)"
-    if whence.left:
-        yield f"  goes back      {', '.join(whence.left)} would be removed"
+    if start_point.left:
+        yield f"  goes back      {', '.join(start_point.left)} would be removed"
     if line.end is None or line.stop is None:
-        yield f"  steps          from {first:,}; when it ends cannot be told"
+        yield f"  steps          from {first:,}; its end is not known"
         return
     per_epoch = plan.step_counts.steps_per_epoch
     epochs = "" if per_epoch is None else f", epochs of {per_epoch:,}"
@@ -113,15 +115,15 @@ def _summary(plan: Plan) -> Iterator[str]:
         yield f"  on the disk    {len(line.kept)} at the end; at most {most}, at step {line.peak.step:,}"
     if plan.at_most is not None:
         yield f"                 with those that a metric may add, no more than {_many(*plan.at_most)}"
-    if plan.weight.trained is not None:
-        yield f"  each takes     {_bytes(plan.weight.trained)}"
+    if plan.size.trained is not None:
+        yield f"  each takes     {_bytes(plan.size.trained)}"
 
 
 def _chart(plan: Plan) -> Iterator[str]:
     """A row for each kind of event, the steps from left to right."""
     line = plan.timeline
     assert line.end is not None
-    first, last = plan.whence.progress.step, line.end.step
+    first, last = plan.start_point.progress.step, line.end.step
     fixed = [one.step for one in line.saves if one.reason.startswith("fixed step")]
     final = [one.step for one in line.saves if one.reason == "end of training"]
     others = [one for one in line.saves if one.step not in (*fixed, *final)]
@@ -146,7 +148,7 @@ def _table(plan: Plan) -> str:
     line = plan.timeline
     gone = {one.name: f"removed at {one.step:,}: {one.reason}" for one in line.removals}
     became = {**gone, **{name: f"stays: {why}" for name, why in line.kept.items()}}
-    rows = [(one.name, one.kind.value, "on the disk now", became.get(one.name, "")) for one in plan.whence.saved]
+    rows = [(one.name, one.kind.value, "on the disk now", became.get(one.name, "")) for one in plan.start_point.saved]
     rows += [(one.name, one.kind.value, one.reason, became.get(one.name, "")) for one in line.saves]
     hidden = len(rows) - _ROWS
     if hidden > 0:

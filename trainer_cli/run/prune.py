@@ -1,4 +1,4 @@
-"""What a run's own rules of removal say of its checkpoints now, as its next save would apply them."""
+"""Apply a run's retention rules to its checkpoints now, as its next save would."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainer_cli.trainer.intervals import Interval
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """What the rules say of one folder of checkpoints."""
+    """The result of the rules for one folder of checkpoints."""
 
     run: RunDir
     keep: dict[Path, str]
@@ -32,8 +32,9 @@ class Pruning:
 
 
 def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
-    """What would go by the rules of each run that the items belong to. Other runs' checkpoints, and damaged or partial
-    ones, are in neither list, and so are those newer than the newest that is sound: no rule counts on them.
+    """What the rules of each run that the items belong to would remove.
+
+    Checkpoints of other runs, damaged or partial ones, and those newer than the newest valid one are in neither list.
 
     Raises:
         CheckpointError: a folder belongs to no run whose config can be read.
@@ -43,7 +44,7 @@ def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
         run = RunDir(next((item.run for item in here if item.run is not None), folder))
         if not run.exists_as_run():
             raise CheckpointError(
-                f"{folder} lies in no run's directory, so its rules are unknown",
+                f"{folder} is in no run's directory, so its rules are unknown",
                 cure="Name the run: train ckpt prune RUN_DIRECTORY.",
             )
         entries = _usable(folder, run.run_id)
@@ -54,11 +55,11 @@ def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
         yield Pruning(run, {folder / name: why for name, why in why_keep(saved, rules).items()}, go)
 
 
-def carry_out(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], dict[Path, str]]:
-    """Remove what a pruning says and the rules still say, with the run's lock held: what is gone, what is left and why.
+def apply_pruning(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], dict[Path, str]]:
+    """Remove, with the run's lock held, what the rules still remove; what was removed, and what was not and why.
 
     Raises:
-        RunDirectoryError: the run is training, and prunes by itself.
+        RunDirectoryError: the run is training, and applies the rules itself.
     """
     with pruning.run.lock():
         own = [item for item in items if item.path in pruning.keep or item.path in pruning.go]
@@ -77,7 +78,7 @@ def steps_per_epoch(entries: Sequence[Entry]) -> int | None:
 
 
 def _usable(folder: Path, run_id: str) -> list[Entry]:
-    """The run's valid checkpoints up to the newest that a resume would go on from."""
+    """The run's valid checkpoints up to the one that a resume would load."""
     catalog = catalog_of(folder)
     entries = catalog.valid(run_id)
     while entries and (not entries[-1].resumable or not is_intact(catalog.storage, entries[-1])):

@@ -1,4 +1,4 @@
-"""The config that something on disk was trained with: a run directory, a checkpoint, or `RUN@latest`."""
+"""Read the config of a run directory, a checkpoint, or `RUN@latest`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer_cli.run.select import is_checkpoint, select_one
 
 
 def config_file(name: str) -> Path | None:
-    """The config of the run directory, checkpoint or file that is named; None where the name is of no such thing.
+    """The config of the run directory, checkpoint or file that is named; None if it names neither.
 
     Raises:
         CheckpointError: no such checkpoint, one that is damaged, or one that carries no config.
@@ -41,18 +41,18 @@ def config_file(name: str) -> Path | None:
 
 
 def is_on_disk(name: str) -> bool:
-    """Whether `config_file` looks for it on the disk, though it has an `=`: a run of a sweep has one in its name."""
+    """Whether a name with `=` is a path: the name of a sweep's run has one."""
     return Path(name).is_file() or RunDir(name).config_file.is_file() or is_checkpoint(Path(name)) or _is_of_a_run(name)
 
 
 def _is_of_a_run(name: str) -> bool:
-    """Whether it reads as `RUN@latest`, and not as an override: a run of a sweep has `=` in its name, too."""
+    """Whether a name is `RUN@latest`, and not an override: the name of a sweep's run has `=` too."""
     run, at, which = name.rpartition("@")
     return bool(at) and "=" not in which and ("=" not in run or Path(run).is_dir())
 
 
 def config_of(checkpoint: Path) -> tuple[Path | str, str]:
-    """The file that says which experiment a checkpoint is of, and its text; both empty where there is none."""
+    """The config file of a checkpoint, else of its run, and its text; both empty if there is none."""
     catalog = catalog_of(checkpoint.parent)
     manifest = catalog.entry(checkpoint.name).manifest
     if manifest is not None and CONFIG_FILE in manifest.files:

@@ -1,4 +1,4 @@
-"""What people read: messages while it runs, and the closing summary."""
+"""Log handlers for terminal and file, metrics of the run, and the closing summary."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ that is not listed only `checkpoint.keep_best` can tell."""
 
 
 class _StderrHandler(logging.Handler):
-    """Messages on stderr as it is at that moment, so that a live display can keep below them."""
+    """Write messages to the present sys.stderr, so that a live display stays below them."""
 
     def emit(self, record: logging.LogRecord) -> None:
         prefix = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
@@ -58,7 +58,7 @@ class _StderrHandler(logging.Handler):
 
 
 class _FileHandler(logging.Handler):
-    """Messages in a file. Where it cannot be written, that is said once, and the run goes on without it."""
+    """Write messages to a file. If that fails, report it once and continue without."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -90,11 +90,11 @@ class _FileHandler(logging.Handler):
     def _fail(self, error: OSError) -> None:
         if not self._failed:
             self._failed = True
-            log.error("%s could not be written: %s. The run goes on without it.", self._path, error.strerror)
+            log.error("%s could not be written: %s. The run continues without it.", self._path, error.strerror)
 
 
 def to_console(level: str) -> None:
-    """Show our messages from `level` on, on stderr; other packages' logging is left alone."""
+    """Print messages of this package from `level` on to stderr; other packages' logging is unchanged."""
     logger = logging.getLogger(ROOT)
     for earlier in [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]:
         logger.removeHandler(earlier)
@@ -107,7 +107,7 @@ def to_console(level: str) -> None:
 
 @contextmanager
 def to_file(path: Path) -> Iterator[None]:
-    """Write all our messages to the run's log as well; without any the log is not touched."""
+    """Write all messages of this package to the run's log as well; the file is made for the first."""
     handler = _FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     logger = logging.getLogger(ROOT)
@@ -151,11 +151,11 @@ def _validation_metrics(metrics_file: Path) -> Iterator[tuple[int, str, float]]:
                 if "/" in key and not key.startswith("train/"):
                     yield int(record["step"]), key, float(value)
         except (ValueError, TypeError, KeyError, AttributeError):
-            continue  # What a power cut left, or not a line of ours.
+            continue  # Cut off by a power failure, or not written by this package.
 
 
 def kept(trainer: Trainer) -> list[dict[str, str]]:
-    """The checkpoints on the disk, and why each is there."""
+    """The checkpoints on the disk, and why each is kept."""
     try:
         reasons: Mapping[str, str] = getattr(trainer.checkpoint, "kept", dict)()
     except OSError as error:
@@ -165,15 +165,15 @@ def kept(trainer: Trainer) -> list[dict[str, str]]:
 
 
 def already_done(run: RunDir, step: int, reason: str) -> None:
-    """A finished run was started again."""
+    """Print that a finished run was started again."""
     print(f"{run.path} is finished at step {step} ({reason}); nothing to do.")
     kept = run.read_summary().get("checkpoints")
     more = f"; to evaluate:\n  {_validate_command(run, kept)}" if kept else "."
-    print(f"To train on, give a larger loop.max_duration{more}")
+    print(f"To train further, give a larger loop.max_duration{more}")
 
 
 def closing(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None:
-    """How it ended, where things are, and what to type next."""
+    """Print how the run ended, where its files are, and what to type next."""
     rate = outcome.throughput.get("samples_per_s", 0.0)
     took = f"{outcome.wall_time_s:.1f}s, {rate:,.0f} samples/s"
     print(f"\n{outcome.status} at step {outcome.step}: {outcome.reason} ({took})")
@@ -184,25 +184,25 @@ def closing(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None
         print(f"  {key:<16} {value:.4f}{note}")
     print(f"  {'run directory':<16} {run.path}")
     if outcome.checkpoints:
-        names = ", ".join(f"{one['name']} ({one['why']})" for one in _telling(outcome.checkpoints)[:4])
+        names = ", ".join(f"{one['name']} ({one['why']})" for one in _distinctive_first(outcome.checkpoints)[:4])
         more = len(outcome.checkpoints) - 4
         print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
     if outcome.status == "finished":
         evaluate = f"  {_validate_command(run, outcome.checkpoints)}\n" if outcome.checkpoints else ""
         print(f"next:\n{evaluate}  tensorboard --logdir {run.path}")
     else:
-        print("next: the same command again goes on from here.")
+        print("next: the same command again resumes from here.")
     sys.stdout.flush()
 
 
-def _telling(checkpoints: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those first whose reason few others share: the final one, the best, the pinned."""
+def _distinctive_first(checkpoints: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Checkpoints with a rare reason first: the final one, the best, the pinned."""
     shared = Counter(one["why"] for one in checkpoints)
     return sorted(checkpoints, key=lambda one: shared[one["why"]])
 
 
 def _validate_command(run: RunDir, kept: Sequence[Mapping[str, Any]]) -> str:
-    """What names the run's checkpoints: a glob, unless they lie elsewhere or have names of their own."""
+    """The command that evaluates the run: by a glob, unless its checkpoints have another folder or name."""
     usual = any(parse_step(one["name"]) is not None for one in kept) and run.checkpoints_folder.is_dir()
     return (
         f"train validate ckpt='{run.checkpoints_folder}/step*'" if usual else f"train validate ckpt={run.path}@latest"

@@ -1,4 +1,4 @@
-"""What `train validate` leaves: a line a row at once, and at the end a CSV file, events, and the table on screen."""
+"""The results of `train validate`: a JSON line per row at once; at the end a CSV file, events and a printed table."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Row:
 
 
 class Results:
-    """Rows as they come, in a folder that is made for the first of them."""
+    """Collect rows, in a folder that is made for the first of them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rows: list[Row] = []
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append to validation.jsonl, so that what is evaluated is not lost, whatever becomes of the rest."""
+        """Append to validation.jsonl, so that a later failure does not lose them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         now = round(time.time(), 3)
         with closing(AppendedFile(self.folder / "validation.jsonl")) as file:
@@ -74,8 +74,10 @@ class Results:
 
 
 def _next_number(folder: Path) -> Path:
-    """A new folder, called 1, 2 and so on: what TensorBoard finds in one folder it shows as one run, and the first
-    event of a later file there makes it drop the steps that it read from the earlier ones."""
+    """Make a new folder, named 1, 2 and so on.
+
+    TensorBoard shows one folder as one run, and the first event of a later file there hides the steps of earlier ones.
+    """
     number = 1 + max((int(one.name) for one in folder.glob("[0-9]*") if one.name.isdecimal()), default=0)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Which checkpoint a start goes on from, and why; and whether the config may have changed meanwhile."""
+"""Which checkpoint a start resumes, and why; and which changes of the config it accepts."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The checkpoint to go on from, or None for a fresh start, and the reason as a sentence."""
+    """The checkpoint to resume, or None to start at step 0, and the reason as a sentence."""
 
     entry: Entry | None
     reason: str
 
 
 def folder_of_checkpoints(run: RunDir, now: CheckpointConfig, before: CheckpointConfig) -> Path:
-    """Where to look for what to go on from: where this start saves, or where the earlier ones did if all is there."""
+    """The folder to resume from: where this start saves, or, if that is empty, where the earlier attempts saved."""
     saves, saved = run.folder_for(now.folder), run.folder_for(before.folder)
     return saves if saves == saved or catalog_of(saves).names() else saved
 
 
 def frozen(composed: Composed, run_id: str) -> str:
-    """The config as a run keeps it, for itself and in its checkpoints."""
+    """The config as a run stores it, in its directory and in its checkpoints."""
     return to_yaml(composed) + line_of_digests(composed.raw, run_id)
 
 
 def changes_since(run: RunDir, stored: Composed, composed: Composed) -> list[Change]:
-    """What differs from the config that a run was trained with."""
+    """The changes from the config that a run was trained with."""
     return [*diff(stored.raw, composed.raw), *changed_env_values(run.read_config(), composed.raw, run.run_id)]
 
 
 def holds_training(run: RunDir, folder: Path) -> bool:
-    """True where a run has something to go on from, or an end. Without either, another config takes nothing away."""
+    """Whether a run has a checkpoint or is finished. Without either, any config may replace its own."""
     return bool(catalog_of(folder).names()) or run.read_summary().get("status") == RunStatus.finished
 
 
 def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: Path, provenance: Provenance) -> None:
-    """Pass what may change on a resume (config/fields.py and `allowed`); with one change that may not, refuse all.
+    """Refuse changes that a resume does not accept (config/fields.py and `allowed`).
 
     Raises:
-        ConfigError: with a table of the changes and where each new value comes from, and the ways out.
+        ConfigError: with a table of the changes, the source of each new value, and what to do.
     """
     verdicts = [(one, why_may_change(one.key, allowed)) for one in changes]
     refused = [_quoted(one.key) for one, why in verdicts if why is None]
@@ -86,14 +86,14 @@ def choose(
     attempts: Sequence[Mapping[str, Any]] = (),
     meanwhile: Callable[[], object] | None = None,
 ) -> Choice:
-    """Which checkpoint of this run to go on from, its bytes verified; `meanwhile` is called while they are read.
+    """Which checkpoint of this run to resume, its bytes verified; `meanwhile` is called while they are read.
 
-    A start that went back to a checkpoint by its path, and saved since, is resumed by the same command; one that
-    went back and saved nothing yet is done again, and what it left behind can no longer win.
+    `resume=PATH` repeated after it has saved resumes what it saved; repeated before it has saved anything, it loads
+    PATH again. Checkpoints newer than PATH from before are ignored then.
 
     Raises:
         CheckpointError: one is demanded, or some exist, and none is valid.
-        UserError: `never` although the run exists, or a path that is no way back.
+        UserError: `never` although the run exists, or a path that is no checkpoint of the run.
     """
     if resume == "never":
         raise UserError(
@@ -118,14 +118,14 @@ def choose(
 
 @dataclass(frozen=True, slots=True)
 class _Back:
-    """The last time that a start went back to a checkpoint by its path."""
+    """The last attempt that was started by `resume=PATH`."""
 
     attempt: int
     step: int
 
 
 def _saved_by(entry: Entry, attempt: int) -> bool:
-    """True where an attempt, or one after it, saved this."""
+    """Whether an attempt, or one after it, saved this checkpoint."""
     return entry.valid and entry.manifest is not None and entry.manifest.attempt >= attempt
 
 
@@ -149,10 +149,10 @@ def why_finished(entry: Entry, summary: dict[str, object]) -> str | None:
 def unsaved_end(
     catalog: Catalog, run_id: str, summary: dict[str, object], settings: CheckpointConfig
 ) -> tuple[int, str] | None:
-    """Step and reason of an end that no checkpoint to go on from can tell, or None.
+    """Step and reason of an end that no checkpoint records, or None.
 
-    Its weights are not finite, or the config did not want it saved. Where the checkpoint of an end was lost, the
-    run is not finished.
+    There is none if the weights were not finite, or if the config disabled the final save. If the final checkpoint was
+    lost, the run is not finished.
     """
     step, reason = summary.get("step"), str(summary.get("reason"))
     if summary.get("status") != "finished" or not isinstance(step, int):
@@ -165,7 +165,7 @@ def unsaved_end(
 
 
 def reopens(old: LoopConfig, new: LoopConfig) -> bool:
-    """True where a finished run goes on: a longer `max_duration`, or another `hard_stop`."""
+    """Whether a finished run trains further: a longer `max_duration`, or another `hard_stop`."""
     if old.hard_stop != new.hard_stop:
         return True
     before, now = Duration.parse(old.max_duration), Duration.parse(new.max_duration)

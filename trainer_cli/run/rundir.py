@@ -110,11 +110,11 @@ class RunDir:
         return self.checkpoints_folder if configured is None else Path(configured)
 
     def exists_as_run(self) -> bool:
-        """True where a run was begun here (its making was completed)."""
+        """Whether the directory holds a run (its creation was completed)."""
         return self.config_file.is_file() and self.environment_file.is_file()
 
     def lock(self) -> RunLock:
-        """Hold the directory against every other process, at once or not at all; nothing in it is changed.
+        """Lock the directory against other processes, without waiting.
 
         Raises:
             RunDirectoryError: another process trains here (named), or the filesystem has no locks.
@@ -143,10 +143,9 @@ class RunDir:
         return RunLock(descriptor)
 
     def create(self, config_yaml: str, overrides: Sequence[str], environment: Mapping[str, Any]) -> RunLock:
-        """Make a new run here and return its lock, held. `environment` may name its `run_id`; else it gets one.
+        """Create a new run here and return its lock, held. `environment` may hold its `run_id`.
 
-        What a crash in an earlier `create` left is written over. Anything of a run that this did not make is
-        never touched.
+        Files of an earlier `create` that crashed are overwritten. Files of any other run are never touched.
 
         Raises:
             RunDirectoryError: the directory holds a run, or parts of one, or another process holds it.
@@ -159,10 +158,10 @@ class RunDir:
                 cure="Choose another directory with run_dir=.",
             ) from error
         if not self.lock_file.exists():
-            self._refuse_what_is_not_ours(allowed=frozenset())
+            self._refuse_foreign_directory(allowed=frozenset())
         lock = self.lock()
         try:
-            self._refuse_what_is_not_ours(allowed=_BIRTH_FILES)
+            self._refuse_foreign_directory(allowed=_BIRTH_FILES)
             lock.name_holder()
             replace(self.overrides_file, [_yaml_list(overrides).encode()])
             write_json(self.environment_file, {"run_id": secrets.token_hex(8), **environment})
@@ -181,23 +180,23 @@ class RunDir:
             raise RunDirectoryError(f"{self.config_file} cannot be read: {error}") from error
 
     def write_config(self, config_yaml: str, overrides: Sequence[str]) -> None:
-        """Put a resumed run's config in the place of the old one."""
+        """Replace the config of a resumed run."""
         replace(self.overrides_file, [_yaml_list(overrides).encode()])
         replace(self.config_file, [config_yaml.encode()])
 
     def config_files(self) -> dict[Path, bytes]:
-        """What `write_config` replaces."""
+        """The files that `write_config` replaces."""
         return {file: file.read_bytes() for file in (self.overrides_file, self.config_file) if file.exists()}
 
     @staticmethod
-    def put_back(files: Mapping[Path, bytes]) -> None:
+    def restore_config(files: Mapping[Path, bytes]) -> None:
         """Undo a `write_config`."""
         for file, content in files.items():
             replace(file, [content])
 
     @property
     def run_id(self) -> str:
-        """The id given at birth; checkpoints of this run carry it."""
+        """The id of the run, which its checkpoints carry."""
         run_id = self.read_environment().get("run_id")
         if not isinstance(run_id, str) or not run_id:
             raise RunDirectoryError(
@@ -207,7 +206,7 @@ class RunDir:
         return run_id
 
     def read_environment(self) -> dict[str, Any]:
-        """What `environment.json` says."""
+        """The contents of `environment.json`."""
         found = _read_json(self.environment_file)
         if found is None:
             raise RunDirectoryError(
@@ -217,7 +216,7 @@ class RunDir:
         return found
 
     def read_summary(self) -> dict[str, Any]:
-        """What `summary.json` says; empty where there is none yet, or it is damaged (it is only a report)."""
+        """The contents of `summary.json`; empty if there is none, or it is damaged (it is only a report)."""
         return _read_json(self.summary_file) or {}
 
     @property
@@ -229,17 +228,17 @@ class RunDir:
     def begin_attempt(
         self, *, name: str, start_step: int, now: float, environment: Mapping[str, Any], resume: str | None = None
     ) -> int:
-        """Enter a new attempt into the summary and return its number, from 1. Call it with the lock held.
+        """Add an attempt to the summary and return its number, from 1. Call it with the lock held.
 
         An earlier attempt that is still `running` was killed, and is marked so. Of `environment` (this
-        process's, as `run.environment` gives it) the attempt keeps what differs from the run's birth. `resume` is
-        the checkpoint that it goes back to, where one was named.
+        process's, from `run.environment`) the attempt keeps what differs from the first one's. `resume` is the
+        checkpoint that the user named, if any.
         """
         born = self.read_environment()
         attempts = self.attempts
         for attempt in attempts:
             if attempt.get("status") == RunStatus.running:
-                attempt.update(status=RunStatus.killed, reason="the process ended without a word")
+                attempt.update(status=RunStatus.killed, reason="the process ended without a summary")
         number = 1 + max((int(attempt.get("attempt", 0)) for attempt in attempts), default=0)
         attempts.append(
             {
@@ -268,7 +267,7 @@ class RunDir:
         return number
 
     def end_attempt(self, outcome: Outcome, *, now: float) -> None:
-        """Say how the newest attempt ended, and with it the run so far."""
+        """Write how the newest attempt, and with it the run so far, ended."""
         summary, attempts = self.read_summary(), self.attempts
         facts = asdict(outcome)
         own = {key: facts[key] for key in ("status", "reason", "step", "wall_time_s", "throughput")}
@@ -280,7 +279,7 @@ class RunDir:
         summary["attempts"] = summary.pop("attempts")
         write_json(self.summary_file, summary)
 
-    def _refuse_what_is_not_ours(self, allowed: frozenset[str]) -> None:
+    def _refuse_foreign_directory(self, allowed: frozenset[str]) -> None:
         ours = (
             self.config_file, self.overrides_file, self.environment_file, self.log_file, self.metrics_file,
             self.summary_file, self.tensorboard_folder, self.validation_folder, self.checkpoints_folder,

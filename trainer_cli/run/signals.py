@@ -1,4 +1,4 @@
-"""Signals that stop a training: at once before it begins; after that, at the end of a step or validation batch."""
+"""Signals that stop a training: immediately before it begins, later at the end of a step or validation batch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def exit_early() -> None:
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
-    # Not by an exception: modules that are half imported might catch it.
+    # Not by an exception: a module that is being imported might catch it.
     with contextlib.suppress(OSError):
-        os.write(2, f"{_name(number)}: stopped; the same command again goes on\n".encode())
+        os.write(2, f"{_name(number)}: stopped; the same command again resumes\n".encode())
     os._exit(_STOPPED_EARLY)
 
 
@@ -33,7 +33,7 @@ def _name(number: int) -> str:
 class StopSignals:
     """While entered, SIGTERM, SIGUSR1 and the first Ctrl-C are noted; a second Ctrl-C raises KeyboardInterrupt.
 
-    A signal that comes before `listen` is kept for it. `promise` is the line that is written to stderr at the first.
+    A signal before `listen` is kept for it. `promise` is the line written to stderr at the first one.
     """
 
     def __init__(self, promise: str = "stopping after this step") -> None:
@@ -68,7 +68,7 @@ class StopSignals:
         if self.stop_request is not None:
             return
         self.stop_request = _name(number)
-        # Straight to the descriptor: a handler must not wait for a stream that the interrupted code holds.
+        # To the descriptor: a handler must not wait for a stream that the interrupted code has locked.
         with contextlib.suppress(OSError):
             os.write(2, f"{self.stop_request}: {self._promise}; Ctrl-C again stops at once\n".encode())
         if self._listener is not None:

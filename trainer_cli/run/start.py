@@ -1,4 +1,4 @@
-"""Where a `fit` begins: the run, its identity, and the checkpoint that it goes on from."""
+"""Where a `fit` begins: the run, its identity, and the checkpoint that it resumes."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from trainer_cli.run.select import select_one
 
 @dataclass(slots=True)
 class Start:
-    """What is known before anything is built: the run, where it goes on, and its identity."""
+    """What is known before anything is built: the run, its identity, and the checkpoint to resume."""
 
     run: RunDir
     run_id: str
     attempt: int
     entry: Entry | None
     folder: Path
-    """Where that checkpoint is."""
+    """The folder of that checkpoint."""
     reason: str
-    """Why it goes on from there, or from nothing."""
+    """Why it resumes that checkpoint, or none."""
     is_new: bool
     changes: tuple[Change, ...] = ()
-    """What differs from the config that the run was trained with before, and may."""
+    """Accepted changes from the config that the run was trained with."""
     keep_settings: tuple[str, ...] = ()
-    """Optimizer settings that were changed, by leave of `resume_allow`, since the checkpoint."""
+    """Optimizer settings changed since the checkpoint, allowed by `resume_allow`."""
     finished: str | None = None
-    """Why the run ended, where it was killed after its last checkpoint and before it could tidy up and say so."""
+    """Why the run ended, if it was killed between its final checkpoint and its summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A run that is finished, and stays so under this config."""
+    """A run that is finished, also under this config."""
 
     step: int
     reason: str
@@ -74,13 +74,13 @@ def of_existing(
     *,
     meanwhile: Callable[[], object] | None = None,
 ) -> Start | Done:
-    """Where a run that exists goes on, or how it ended where nothing is left to do.
+    """The start of a run that exists, or its end if nothing is left to do.
 
-    Who is about to train holds its lock: checkpoints that turn out unsound are set aside by the storage.
-    `meanwhile` is called while the chosen one is read, where something is left to do.
+    The caller holds the lock if it will train: the storage quarantines damaged checkpoints. `meanwhile` is called while
+    the chosen checkpoint is read.
 
     Raises:
-        TrainError: it may not go on with this config, or cannot.
+        TrainError: the run cannot resume, or not with this config.
     """
     config = composed.config
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
@@ -137,7 +137,7 @@ def of_new(run: RunDir, composed: Composed) -> Start:
     """The start of a run that does not exist yet.
 
     Raises:
-        TrainError: it was said that it does, or that its directory is empty.
+        TrainError: `resume` demands a run, or an empty directory.
     """
     config = composed.config
     if config.resume == "must":
@@ -158,6 +158,6 @@ def of_new(run: RunDir, composed: Composed) -> Start:
 
 
 def fork_of(composed: Composed, start: Start) -> Path | None:
-    """The checkpoint whose weights a new run begins with; it counts only while the run has none of its own."""
+    """The checkpoint whose weights a new run loads; used only while the run has none of its own."""
     ckpt = composed.config.ckpt
     return None if ckpt is None or start.entry is not None else select_one(ckpt)

@@ -1,13 +1,13 @@
-"""The story of `train fit -m`.
+"""`train fit -m`: run the jobs of a sweep.
 
-    the command line as jobs; every job's config composed and checked, those of runs that exist against them
-    only now: make the sweep's folder, lock it, freeze the config of each job that is not finished
-    run the jobs, each in a process of its own, in order, so many at a time
-    after each, and at the end: how all of them stand, read from their directories
+    split the command line into jobs; compose and check the config of every job, against the run if it exists
+    make and lock the sweep's folder only now; freeze the config of each job that is not finished
+    run the jobs in order, each in its own process, `--jobs` at a time
+    after each job and at the end: read the status of all of them from their directories
 
-Each job is a run in `runs/NAME/sweep/KEY`, so the same command again starts those that are not finished, and each
-of them goes on by itself. A job that fails does not hide the others. A signal is for all that run: they save and
-exit, and no other begins.
+Each job is a run in `runs/NAME/sweep/KEY`, so that the same command again starts those that are not finished, and
+each resumes. A job that fails does not stop the others. A signal is passed to all jobs: they save and exit, and no
+other job begins.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trainer_cli.run import report
 from trainer_cli.run.children import Children
 from trainer_cli.run.rundir import RunDir
 from trainer_cli.run.signals import StopSignals
-from trainer_cli.run.sweep_job import ERROR, told_in
+from trainer_cli.run.sweep_job import ERROR, recorded_error
 from trainer_cli.run.sweep_plan import Planned, folder_of, plan
-from trainer_cli.run.sweep_table import Standing, as_table, note_failure, standing, write_csv
+from trainer_cli.run.sweep_table import JobStatus, as_table, job_status, write_csv, write_failure
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def sweep(
     options = ["--config-dir", str(config_dir)] if config_dir is not None else []
 
     def command(one: Planned, frozen: Path) -> list[str]:
-        # As with the installed script, the current folder is on the path only where this package stands in it.
+        # As with the installed script, the current folder is on the path only if this package is in it.
         root = Path(trainer_cli.__file__).parents[1]
         alone = [] if root == Path.cwd() else ["-P"]
         job = ["-m", "trainer_cli", "_job", *options, str(frozen), *one.job.overrides]
@@ -63,20 +63,20 @@ class Sweep:
 
     planned: Sequence[Planned]
     command: Callable[[Planned, Path], Sequence[str]]
-    """What runs a job, whose config is in that file."""
+    """The command of a job, whose config is in that file."""
     at_once: int
     cores: int
-    """How many there are for all jobs together."""
+    """The cores for all jobs together."""
     codes: dict[str, int] = field(default_factory=dict)
     """Exit codes of the jobs that ended in this command."""
 
     @property
     def folder(self) -> Path:
-        """Where the lock, sweep.csv and the frozen configs are: beside the jobs, where they have one base."""
+        """The folder of the lock, sweep.csv and the frozen configs: that of the jobs, if they have one base."""
         return folder_of([one.base for one in self.planned])
 
     def run(self) -> int:
-        """Run what is not finished, show how all stand, and return the exit code."""
+        """Run the jobs that are not finished, print the status of all, and return the exit code."""
         try:
             (self.folder / ".jobs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -96,12 +96,12 @@ class Sweep:
                     children.kill()
                     raise
                 finally:
-                    # What still runs after an error of ours stops by itself, as we do (run/children.py).
+                    # Jobs that still run after an error stop with this process (run/children.py).
                     self._write(children)
             rows = self._rows(children)
             print(f"\n{as_table(rows)}\nresults: {self.folder / 'sweep.csv'}")
             if any(not row.finished for row in rows):
-                print("next: the same command again goes on, and tries what failed.")
+                print("next: the same command again resumes, and repeats what failed.")
             sys.stdout.flush()
             left = any(one.job.key not in self.codes for one in waiting)
             return exit_code(list(self.codes.values()), stopped=signals.stop_request is not None, left=left)
@@ -120,12 +120,12 @@ class Sweep:
             if signals.stop_request is not None:
                 queue.clear()
                 if not passed_on:
-                    # Ctrl-C too: where the terminal has sent it to a job already, another would be the second.
+                    # Not SIGINT for Ctrl-C: the terminal sends that to the jobs itself, and a second one interrupts.
                     children.signal(signal.SIGTERM)
                     passed_on = True
             for key, code in children.wait():
                 if passed_on and code in (-signal.SIGTERM, -signal.SIGINT):
-                    # It had not come so far as to listen to signals, and had nothing to save.
+                    # It did not handle signals yet, and had nothing to save.
                     code = ExitCode.STOPPED_EARLY
                 self._ended(by_key[key], code)
                 self._write(children)
@@ -141,8 +141,8 @@ class Sweep:
     def _ended(self, one: Planned, code: int) -> None:
         self.codes[one.job.key] = code
         if code not in (ExitCode.DONE, *_SAVED):
-            error = told_in(self._file(one, "yaml"))
-            note_failure(self._file(one, "failure"), code, one.run, error)
+            error = recorded_error(self._file(one, "yaml"))
+            write_failure(self._file(one, "failure"), code, one.run, error)
             log.error("%s failed: %s", one.job.key, f"signal {-code}" if code < 0 else f"exit code {code}")
 
     def _environment(self, count: int) -> dict[str, str]:
@@ -160,9 +160,9 @@ class Sweep:
     def _file(self, one: Planned, suffix: str) -> Path:
         return self.folder / ".jobs" / f"{one.job.key}.{suffix}"
 
-    def _rows(self, children: Children) -> list[Standing]:
+    def _rows(self, children: Children) -> list[JobStatus]:
         return [
-            standing(
+            job_status(
                 one.job.key,
                 one.job.swept,
                 one.run,
@@ -177,12 +177,12 @@ class Sweep:
         try:
             write_csv(file, self._rows(children))
         except OSError as error:
-            # A full disk, most likely; the jobs know best what it means to them.
+            # Probably a full disk, which the jobs report themselves.
             log.error("%s could not be written: %s", file, error)
 
 
 def exit_code(codes: Sequence[int], *, stopped: bool, left: bool) -> ExitCode:
-    """The sweep's exit code from those of the jobs that ended; `left`: some never began."""
+    """The sweep's exit code from those of the jobs that ended; `left`: some did not begin."""
     early = left or any(code in _SAVED for code in codes)
     failures = [code for code in codes if code not in (ExitCode.DONE, *_SAVED)]
     if stopped and early:

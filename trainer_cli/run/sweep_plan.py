@@ -1,4 +1,4 @@
-"""What a sweep is going to run: every job's config composed and checked, before anything is written."""
+"""Plan a sweep: compose and check the config of every job before anything is written."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Planned:
     job: Job
     run: RunDir
     base: Path
-    """The directory that the run would have by itself."""
+    """The directory that the run would have outside the sweep."""
     frozen: str
     reopened: bool
-    """Whether a finished run goes on, under a longer config."""
+    """Whether a finished run trains further under a longer config."""
     level: str
 
     @property
@@ -93,12 +93,12 @@ def _planned(job: Job, composed: Composed) -> Planned:
         raise UserError(
             f"resume={config.resume} is one run, and a sweep is many",
             where="resume",
-            cure="Leave resume= out: the same command again goes on.",
+            cure="Leave resume= out: the same command again resumes.",
         )
     for path, text in whole_values(contents(composed.raw)):
         if "${now:" in str(text):
             raise ConfigError(
-                f"{'.'.join(path)} is '{text}', another at each start, so a sweep could not be resumed",
+                f"{'.'.join(path)} is '{text}', different at each start, so a sweep could not be resumed",
                 source=composed.where(".".join(path)),
                 hint="Leave the time out: each job has a directory of its own.",
             )

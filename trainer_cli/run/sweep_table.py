@@ -1,4 +1,4 @@
-"""How the jobs of a sweep stand: read from their run directories each time, as a table and as sweep.csv."""
+"""The status of a sweep's jobs, read from their run directories, as a table and as sweep.csv."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NOT_BEGUN = "not begun"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How one job stands."""
+class JobStatus:
+    """The status of one job."""
 
     key: str
     swept: Mapping[str, str]
@@ -42,17 +42,17 @@ class Standing:
         return self.status == RunStatus.finished
 
 
-def standing(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, runs_now: bool) -> Standing:
-    """How a job stands by what is on the disk. `failure` is where `note_failure` told of its last end."""
+def job_status(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, runs_now: bool) -> JobStatus:
+    """The status of a job from the disk. `failure` is the file that `write_failure` wrote."""
     summary = run.read_summary()
     attempts = len(run.attempts)
     status, reason = str(summary.get("status") or NOT_BEGUN), str(summary.get("reason") or "")
     if runs_now:
         status, reason = RunStatus.running, ""
-    elif status == RunStatus.running and not _is_held(run):
-        status, reason = RunStatus.killed, "the process ended without a word"
+    elif status == RunStatus.running and not _is_locked(run):
+        status, reason = RunStatus.killed, "the process ended without a summary"
     if status not in (RunStatus.running, RunStatus.finished, RunStatus.failed):
-        # It ended before it could say so in its own directory, which may not even be there.
+        # It ended before it could write into its own directory, which may not exist.
         code, error = _failure(failure, attempts)
         if code is not None:
             status = RunStatus.killed if code < 0 else RunStatus.failed
@@ -60,11 +60,11 @@ def standing(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, 
             reason += f": {error}" if error else ""
     step, seconds = summary.get("step"), summary.get("wall_time_s")
     if status in (RunStatus.running, RunStatus.killed):
-        # Its summary was written when the attempt began; what is committed is what it goes on from.
+        # Its summary is from the start of the attempt; the newest checkpoint is what a resume loads.
         newest = catalog_of(run.checkpoints_folder).newest_valid()
         step = newest.step if newest is not None else step
     best, last = summary.get("best_metrics"), summary.get("last_metrics")
-    return Standing(
+    return JobStatus(
         key,
         swept,
         run.path,
@@ -78,8 +78,8 @@ def standing(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, 
     )
 
 
-def note_failure(file: Path, code: int, run: RunDir, error: str = "") -> None:
-    """Keep that a job failed, and of what, for as long as its directory tells of no later attempt."""
+def write_failure(file: Path, code: int, run: RunDir, error: str = "") -> None:
+    """Record the failure of a job; it counts until its directory has a later attempt."""
     write_json(file, {"exit_code": code, "attempts": len(run.attempts), "error": error})
 
 
@@ -91,8 +91,8 @@ def _failure(file: Path, attempts: int) -> tuple[int | None, str]:
         return None, ""
 
 
-def _is_held(run: RunDir) -> bool:
-    """Whether a process trains there now."""
+def _is_locked(run: RunDir) -> bool:
+    """Whether a process trains in the directory now."""
     try:
         run.lock().release()
     except RunDirectoryError:
@@ -100,7 +100,7 @@ def _is_held(run: RunDir) -> bool:
     return False
 
 
-def write_csv(file: Path, rows: Sequence[Standing]) -> None:
+def write_csv(file: Path, rows: Sequence[JobStatus]) -> None:
     """Replace the file: a row for each job, in the order of the sweep."""
     keys = _keys(rows)
     metrics = _metrics(rows)
@@ -116,7 +116,7 @@ def write_csv(file: Path, rows: Sequence[Standing]) -> None:
     replace(file, [text.getvalue().encode()])
 
 
-def as_table(rows: Sequence[Standing]) -> str:
+def as_table(rows: Sequence[JobStatus]) -> str:
     """The rows for a screen: swept values, status, step, the best of each metric, seconds; why some failed."""
     keys, metrics = _keys(rows), _metrics(rows)
     ranked = next((name for name in metrics if any(name in row.best for row in rows)), None)
@@ -137,20 +137,20 @@ def as_table(rows: Sequence[Standing]) -> str:
     return "\n".join(shown)
 
 
-def _keys(rows: Sequence[Standing]) -> list[str]:
+def _keys(rows: Sequence[JobStatus]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row.swept))
 
 
-def _metrics(rows: Sequence[Standing]) -> list[str]:
+def _metrics(rows: Sequence[JobStatus]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in (*row.best, *row.last)))
 
 
-def _best(row: Standing, name: str) -> float | None:
+def _best(row: JobStatus, name: str) -> float | None:
     value = row.best.get(name, {}).get("value")
     return value if isinstance(value, int | float) else None
 
 
-def _winner(rows: Sequence[Standing], name: str) -> Standing | None:
+def _winner(rows: Sequence[JobStatus], name: str) -> JobStatus | None:
     """The job with the best value of a metric; of equal ones the first."""
     told = [(value, row) for row in rows if (value := _best(row, name)) is not None and math.isfinite(value)]
     if not told:

@@ -1,4 +1,4 @@
-"""Rows in columns, laid out by rich: as wide as the terminal, or as the longest cells where there is none."""
+"""Text tables by rich, as wide as the terminal, or as the longest cells if stdout is no terminal."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The story of `train validate`.
+"""`train validate`: evaluate checkpoints.
 
 expand every pattern, and check all of them before any work
-for each run among them: recover its config from the checkpoint, build its data once
-    for each checkpoint: a model as new, its weights, every validation loader
-write the results, show the table
+for each run among them: read its config from the checkpoint, build its data once
+    for each checkpoint: a new model, its weights, every validation loader
+write the results, print the table
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> int:
     """Evaluate what `ckpt=` names, write and show the results, and return the exit code."""
-    ours = [override for override in overrides if _is_about_us(override)]
+    ours = [override for override in overrides if _is_for_validate(override)]
     command = compose(ours, config_dir=config_dir, config_name=config_name, missing_ok=True, sections=())
     report.to_console(command.config.logging.level)
     ckpt = command.config.ckpt
@@ -72,14 +72,14 @@ def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config
     return ExitCode.FAILED if results.rows else failures[0]
 
 
-def _is_about_us(override: str) -> bool:
+def _is_for_validate(override: str) -> bool:
     return override.lstrip("+").startswith(("ckpt=", "logging.", "validate."))
 
 
 def _by_experiment(selection: Selection, overrides: list[str]) -> list[tuple[Path | str, list[Path]]]:
     """The checkpoints that follow one another in one run under one config, and the file that holds the config.
 
-    A checkpoint carries its own, whose digest is verified; where that is damaged, the checkpoint is too.
+    A checkpoint holds its config, whose digest is verified; if that is damaged, the checkpoint is.
     """
     known: list[tuple[Path, Path | str, str]] = []
     for path in selection.paths:
@@ -90,16 +90,14 @@ def _by_experiment(selection: Selection, overrides: list[str]) -> list[tuple[Pat
             selection.damaged[path] = str(error)
             continue
         if not source and not any(override.lstrip("+").startswith("experiment=") for override in overrides):
-            raise CheckpointError(
-                f"{path} carries no {CONFIG_FILE}", cure="Say which experiment it is: experiment=NAME."
-            )
+            raise CheckpointError(f"{path} carries no {CONFIG_FILE}", cure="Name its experiment: experiment=NAME.")
         known.append((path, source, text))
     groups = [list(group) for _, group in groupby(known, key=lambda one: (one[0].parent, one[2]))]
     return [(group[0][1], [path for path, _, _ in group]) for group in groups]
 
 
 def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results) -> list[ExitCode]:
-    """Evaluate each checkpoint. Failures are reported, the rest goes on. Returns the exit codes of failures."""
+    """Evaluate each checkpoint. A failure is reported and does not stop the others. Returns their exit codes."""
     from trainer_cli.run.build import Builder
 
     composed.check_targets(EVALUATED)

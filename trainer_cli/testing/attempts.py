@@ -1,4 +1,4 @@
-"""One run of a resume check, stopped and started again: its processes one after the other, and what they show."""
+"""One run of a resume check: its processes, stopped and started again one after the other, and their traces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KILLED = -9
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One process: where it was to be stopped, how it ended, and what it wrote down."""
+    """One process: where it should stop, how it ended, and its trace."""
 
     stop: Stop | None
     code: int
@@ -44,7 +44,7 @@ class Attempt:
 
     @property
     def message(self) -> str:
-        """What it said when it failed: the error in one message, or the last line of a traceback."""
+        """The error message of a failed process, or the last line of its traceback."""
         _, found, message = self.output.rpartition(ERROR)
         if found:
             return re.sub(r",? ?\(?[^\s(]*/config\.yaml:\d+\)?", "", message).strip()
@@ -55,8 +55,7 @@ class Attempt:
         """Its failure as an error of this process."""
         if self.code == ExitCode.USER:
             return UserError(self.message)
-        error = TrainError(f"the training fails without any stop:\n{self.output.strip()}\n")
-        return error
+        return TrainError(f"the training fails without any stop:\n{self.output.strip()}\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Chain:
         return planned(self.stops)
 
     def around(self, stop: Stop) -> list[Attempt]:
-        """The attempt that ends with this stop, and those up to the one that trains on, as far as they were made."""
+        """The attempt that ends with this stop, and those up to the next one that trains."""
         first = self.planned.index(stop)
         return list(self.attempts[first : first + 2 + stop.twice])
 
@@ -96,11 +95,11 @@ class Runner:
         steps: int,
         config_dir: Path | None,
         run: Run,
-        tell: Callable[[str], None],
+        show: Callable[[str], None],
     ) -> None:
         self._composed, self._scratch, self._steps = composed, scratch, steps
         self._config_dir = None if config_dir is None else config_dir.resolve()
-        self._run, self._tell = run, tell
+        self._run, self._show = run, show
         self.started = 0
 
     def chain(
@@ -114,8 +113,8 @@ class Runner:
     ) -> Chain:
         """Make a run with these stops.
 
-        `notes`: calls of clocks and unseeded generators are noted. `resumed` is asked after each process whether the
-        next stop is worth trying. `changes` are values of the config, as in `freeze`.
+        `notes`: record calls of clocks and unseeded generators. `resumed` decides after each process whether to make
+        the next one. `changes` are values of the config, as in `freeze`.
         """
         folder = self._scratch / name
         folder.mkdir()
@@ -128,7 +127,7 @@ class Runner:
             plan.write(plan_file)
             output = folder / f"output{number}.txt"
             self.started += 1
-            self._tell(f"process {self.started}: {name}")
+            self._show(f"process {self.started}: {name}")
             code = self._run(plan_file, output)
             text = output.read_text("utf-8", errors="replace")
             attempts.append(Attempt(stop, code, trace.read(plan.trace), text))

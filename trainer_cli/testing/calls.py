@@ -1,4 +1,4 @@
-"""Which lines of the user's files ask for the time, for chance that nobody seeded, or which worker they run in."""
+"""Which lines of the user's files read a clock, an unseeded generator, or the worker they run in."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _BUILTIN: Mapping[str, tuple[Asks, str]] = {
 
 
 @contextmanager
-def noted(file: Path, root: Path) -> Generator[None, None, None]:
-    """Note such calls in a file while entered, each line of code once; also of worker processes that are forked.
+def recorded(file: Path, root: Path) -> Generator[None, None, None]:
+    """Record such calls in a file while entered, each line of code once; in forked worker processes too.
 
-    It looks through the interpreter's profiling hook, so it sees a function whatever name it was imported by.
+    It uses the interpreter's profiling hook, which sees a function whatever name it was imported by.
     """
     import numpy as np
     import torch.utils.data

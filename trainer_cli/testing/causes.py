@@ -1,4 +1,4 @@
-"""From what differs to what is wrong and what helps: pure, and in the words of the user's code."""
+"""The likely cause of a difference, and its cure, with names from the user's code. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Evidence:
 
     difference: Difference
     repeats: bool
-    """Two runs that nobody stopped differ as well."""
+    """Two runs without a stop differ as well."""
     resumed: bool = True
-    """It is there in a process that went on from a checkpoint."""
+    """The process with the difference had resumed a checkpoint."""
     calls: Sequence[Call] = ()
     workers: int = 0
     exact_without_workers: bool | None = None
-    """What the same check said with `data.num_workers=0`; None: it was not asked."""
+    """The result of the same check with `data.num_workers=0`; None: not checked."""
     exact_if_deterministic: bool | None = None
-    """Whether two runs are equal with `deterministic=true`; None: it was not asked."""
+    """Whether two runs are equal with `deterministic=true`; None: not checked."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of the training: `loader`, the class of one that the user brought, and whether its workers are `persistent`;
     `stream`, the class of an iterable dataset, and whether it is `stateful`."""
@@ -47,7 +47,7 @@ _ORDER = {
     Kind.state: ("optimizer", "callbacks", "globals", "model", "data"),
     Kind.hidden: ("model", "optimizer", "callbacks", "data", "globals"),
 }
-"""Whose hidden state explains best what differs."""
+"""Which part's hidden state most likely explains a difference of a kind, first to last."""
 
 _SAVE = {
     "model": "Keep it in a buffer (register_buffer), or save it with get_extra_state and set_extra_state.",
@@ -85,20 +85,20 @@ def explain(evidence: Evidence) -> Cause:
     if not evidence.resumed:
         return Cause(
             shown(evidence.difference.values),
-            "it changes when a checkpoint is saved, so a state_dict() or a hook of saving changes what it tells of",
-            "Let state_dict(), on_save_checkpoint and get_extra_state return what there is, and change nothing.",
+            "it changes when a checkpoint is saved, so a state_dict() or a hook of saving changes the state",
+            "Let state_dict(), on_save_checkpoint and get_extra_state return the state, and change nothing.",
         )
     return _after_a_resume(evidence)
 
 
 def owner(name: str) -> str:
-    """To which part of a training a hidden thing belongs."""
+    """The part of a training that hidden state belongs to."""
     top = name.partition(".")[0]
     return top if top in _CALLED else "globals"
 
 
 def saving(value: Value, facts: Mapping[str, Any]) -> str:
-    """How a hidden thing would be saved, in a training of which this is known."""
+    """How hidden state can be saved."""
     whose = owner(value.name)
     if value.name.endswith((".requires_grad", ".training")):
         return "Set it from trainer.progress.step in on_train_start, so that a resume sets it too."
@@ -122,7 +122,7 @@ def is_generator(value: Value) -> bool:
 
 
 def is_state(value: Value) -> bool:
-    """True for what is kept to be used again; counts and caches of data, and of modules, mostly are not."""
+    """Whether hidden state is likely used again; counts and caches of data and modules mostly are not."""
     return is_generator(value) or owner(value.name) in ("model", "optimizer", "callbacks")
 
 
@@ -159,30 +159,30 @@ def _in_every_run(evidence: Evidence) -> Cause:
     if chance:
         return Cause(
             f"{hidden.name} (a random generator)" if hidden is not None and is_generator(hidden) else state,
-            f"two runs that nobody stopped differ too: a generator is not seeded, {_listed(chance)}",
+            f"two runs without a stop differ too: a generator is not seeded, {_listed(chance)}",
             "Seed it, for example from an argument; torch, numpy and random are seeded before data and model are made.",
         )
     if clock:
         return Cause(
             state,
-            f"two runs that nobody stopped differ too: what is computed depends on the clock, {_listed(clock)}",
+            f"two runs without a stop differ too: what is computed depends on the clock, {_listed(clock)}",
             "Count steps (trainer.progress.step) instead of time, or save what was measured.",
         )
     if evidence.exact_if_deterministic:
         return Cause(
             state,
-            "two runs that nobody stopped differ too, but not with deterministic=true: a kernel sums in no fixed order",
+            "two runs without a stop differ too, but not with deterministic=true: a kernel sums in no fixed order",
             "Train with deterministic=true where you need the same bits.",
         )
     if hidden is not None:
         return Cause(
             described(hidden),
-            "two runs that nobody stopped differ too, and this differs from one process to the next",
+            "two runs without a stop differ too, and this differs from one process to the next",
             "Make it from the seed and the config alone.",
         )
     return Cause(
         state,
-        "two runs that nobody stopped differ too, and no call of a clock or of an unseeded generator was seen in your "
+        "two runs without a stop differ too, and no call of a clock or of an unseeded generator was seen in your "
         "files: perhaps the order of a set, a file that changes, or a library",
         "Look at what makes this value; deterministic=true did not help.",
     )

@@ -1,4 +1,4 @@
-"""What the traces of stopped runs show beside the straight one: rows, differences, failures; nothing is run here."""
+"""Compare the traces of stopped runs with that of the straight run: rows, differences, failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainer_cli.testing.attempts import Attempt, Chain
 from trainer_cli.testing.causes import Cause, is_state
 from trainer_cli.testing.plan import Stop, When
 from trainer_cli.testing.report import Finding, Row
-from trainer_cli.testing.trace import Difference, Kind, Trace, Value, differences, told
+from trainer_cli.testing.trace import Difference, Kind, Trace, Value, differences, first_difference
 
 _TITLES = {
     When.mid_epoch: "stopped mid-epoch",
@@ -38,7 +38,7 @@ class Comparison:
 
     @classmethod
     def with_noise(cls, straight: Trace, repeat: Trace) -> Comparison:
-        """Leaves out hidden things, and times in callbacks' states, that differ although nobody stopped."""
+        """Ignore hidden state, and times in callbacks' states, that differ between two straight runs too."""
         noise = {
             value.name
             for difference in differences(straight, repeat, resumed=False)
@@ -49,7 +49,8 @@ class Comparison:
 
     def first(self, other: Trace, *, resumed: bool, with_noise: bool = False) -> Difference | None:
         """The first difference of a process that counts."""
-        return told(differences(self.straight, other, resumed=resumed, ignored=self._ignored(hidden=not with_noise)))
+        ignored = self._ignored(hidden=not with_noise)
+        return first_difference(differences(self.straight, other, resumed=resumed, ignored=ignored))
 
     def found(self, chain: Chain) -> list[Found]:
         """The first difference of each process of a run."""
@@ -59,7 +60,7 @@ class Comparison:
             if (difference := self.first(attempt.trace, resumed=stop is not None)) is not None
         ]
 
-    def is_worth_going_on(self, chain: Chain) -> bool:
+    def can_continue(self, chain: Chain) -> bool:
         """False once a process has differed, but by what may be a time: all that follows would differ as well."""
         return all(all(map(_may_be_a_time, one.difference.values)) for one in self.found(chain))
 
@@ -92,7 +93,7 @@ class Comparison:
         if around[0].came and len(around) < 2 + stop.twice:
             return Row(title, at, "-", "not tried", None)
         if not around[0].came:
-            return Row(title, at, "-", "never came: the training ended before", None)
+            return Row(title, at, "-", "not reached: the training ended before", None)
         after = around[-1].trace
         if not after.records:
             return Row(title, at, "-", "nothing to compare", None)
@@ -116,7 +117,7 @@ def failure(chains: Sequence[Chain]) -> Finding | None:
 
 
 def title_of(stop: Stop) -> str:
-    """How people call it."""
+    """The words for a stop in the report."""
     return _TITLES[stop.when]
 
 

@@ -1,4 +1,4 @@
-"""The config that all processes of a resume check run: the user's, with short epochs and a run directory of its own."""
+"""The config of a resume check: the user's, with short epochs and another run directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def freeze(
     loop, checkpoint = dict(tree["loop"]), dict(tree["checkpoint"])
     accum = config.loop.grad_accum_steps
     epoch = math.ceil(0.4 * steps)
-    # With accumulation, the last step of an epoch has a batch too few, as in most trainings.
+    # With accumulation, the last step of an epoch has one batch less, as in most trainings.
     batches = epoch if accum == 1 else (epoch - 1) * accum + 1
     loop |= {
         "limit_train_batches": batches,
@@ -49,7 +49,7 @@ def freeze(
         "save_on_stop": True,
     }
     callbacks = {
-        # First, so that it sees each moment before anybody has changed it.
+        # First, so that it records state before other callbacks change it.
         RECORDER: {"_target_": "trainer_cli.testing.recorder.Recorder", "plan": str(plan)},
         **(tree["callbacks"] or {}),
     }
@@ -74,6 +74,6 @@ def freeze(
 
 
 def _long_enough(duration: Any) -> Any:
-    """Epochs are short here, so one or two would end before anything is proved; all else stays."""
+    """At least three epochs, since epochs are short here; other units unchanged."""
     parsed = Duration.parse(duration)
     return "3ep" if parsed.unit is Unit.EPOCH and parsed.value < 3 else duration

@@ -1,4 +1,4 @@
-"""What one process of a resume check is asked to do: which config, where to write, and where to be stopped."""
+"""The plan of one process of a resume check: its config, its trace, and where it is stopped."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class When(StrEnum):
     at_once = "at_once"
     """Started, and stopped before it makes a step."""
     accumulating = "accumulating"
-    """Killed when gradients are there, and not yet applied."""
+    """Killed after backward, before the optimizer step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where a process is stopped: at the first such place after `after` steps of its own, by step `by` in any case."""
+    """Where a process is stopped: at the first such place after `after` of its steps, at the latest at step `by`."""
 
     when: When
     after: int = 0
     by: int = 0
     twice: bool = False
-    """Started again, it is stopped at once, and then started for good."""
+    """After the restart it is stopped again at once, and restarted."""
 
 
 def chains(steps: int) -> tuple[tuple[Stop, ...], ...]:
-    """Runs that are stopped again and again, and between them in every place. Each run is on its own."""
+    """Independent runs with several stops each, which together cover every place."""
     asked = (
         Stop(When.mid_epoch, after=3, by=steps // 3),
         Stop(When.second_epoch, after=2, by=2 * steps // 3, twice=True),
@@ -49,12 +49,12 @@ def chains(steps: int) -> tuple[tuple[Stop, ...], ...]:
 
 
 SAVED_STEP = 1
-"""The step of the checkpoint that a killed run goes on from."""
+"""The step of the checkpoint that a killed run resumes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The work of one process; it stands in a file that the process is given."""
+    """The work of one process, passed to it as a file."""
 
     config: Path
     """The whole config, composed once for all processes."""
@@ -62,7 +62,7 @@ class Plan:
     config_dir: Path | None = None
     stop: Stop | None = None
     calls: Path | None = None
-    """Where calls of clocks and unseeded generators are noted; None: they are not looked for."""
+    """The file for calls of clocks and unseeded generators; None: they are not recorded."""
 
     def write(self, path: Path) -> None:
         """Put it into a file."""

@@ -1,4 +1,4 @@
-"""One process of a resume check: the user's training, recorded; and the interpreter that such processes fork from."""
+"""One process of a resume check: the recorded training; and the interpreter that such processes fork from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ERROR = "train: error: "
 
 
 def main(path: str) -> int:
-    """Do what the plan in a file says, and return the exit code of the fit."""
+    """Run the plan in a file, and return the exit code of the fit."""
     from trainer_cli.config.compose import from_yaml
     from trainer_cli.run.fit import fit
 
@@ -24,9 +24,9 @@ def main(path: str) -> int:
         composed = from_yaml(plan.config, trusted=True, config_dir=plan.config_dir)
         with ExitStack() as stack:
             if plan.calls is not None:
-                from trainer_cli.testing.calls import noted
+                from trainer_cli.testing.calls import recorded
 
-                stack.enter_context(noted(plan.calls, composed.project_root))
+                stack.enter_context(recorded(plan.calls, composed.project_root))
             return fit(composed)
     except TrainError as error:
         print(f"{ERROR}{error}", file=sys.stderr)
@@ -37,9 +37,9 @@ def main(path: str) -> int:
 
 
 def serve() -> None:
-    """Import everything, then become each probe that a line of JSON asks for; answer with its exit code.
+    """Import everything, then fork a process for each line of JSON, and print its exit code.
 
-    No thread may run and no tensor be computed here: the children could not go on with either.
+    No thread may run and no tensor be computed here, so that the children can fork safely.
     """
     import torch._dynamo  # noqa: F401  the first optimizer imports it
 

@@ -1,8 +1,8 @@
-"""Runs the processes of a resume check, and leaves none behind.
+"""Run the processes of a resume check, and kill those that are left at the end.
 
-Where the system forks well, each is forked from one of two interpreters that have imported torch and this package, and
-nothing else: a fresh start in a fraction of the time. The two differ in what differs from process to process, such as
-the order of sets, and take turns, so that what depends on it is found. Elsewhere each is an interpreter of its own.
+On Linux each is forked from one of two interpreters that have imported torch and this package and nothing else, in a
+fraction of the time of a start. The two have different hash seeds and take turns, so that a dependence on the order of
+sets shows. On other systems each process is a new interpreter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Run(Protocol):
     """Runs one process to its end."""
 
     def __call__(self, plan: Path, output: Path) -> int:
-        """The exit code, or minus the signal that killed it; what it says goes to `output`."""
+        """The exit code, or minus the signal that killed it; its output goes to the file `output`."""
         ...
 
     def close(self) -> None:
@@ -34,7 +34,7 @@ class Run(Protocol):
 
 
 def processes(cwd: Path) -> Run:
-    """What runs them in a folder on this system."""
+    """The implementation of this system, for a current folder."""
     # On macOS a fork of a process that has loaded its frameworks may not use them.
     return Forked(cwd) if sys.platform == "linux" else Fresh(cwd)
 
@@ -64,7 +64,7 @@ class Forked:
                 server.stdin.write(json.dumps(asked).encode() + b"\n")
                 server.stdin.flush()
             answer = server.stdout.readline()
-            # Without one it was killed with what it ran.
+            # Without an answer the server was killed.
             return int(answer) if answer else -int(signal.SIGKILL)
         finally:
             self._free.put(server)
@@ -104,8 +104,8 @@ class Fresh:
 
 
 def _interpreter(call: str, cwd: Path, *, pipes: bool = False, output: int | None = None) -> subprocess.Popen[bytes]:
-    """A process group of its own, so that Ctrl-C is heard here alone, and all of it can be ended."""
-    # At the end of the path the package shadows nothing.
+    """An interpreter in its own process group: Ctrl-C does not reach it, and the group can be killed."""
+    # Last on the path, so that it shadows nothing.
     script = f"import sys; sys.path.append({str(_ROOT)!r}); from trainer_cli.testing.probe import main, serve; {call}"
     return subprocess.Popen(
         [sys.executable, "-P", "-c", script],

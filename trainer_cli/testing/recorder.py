@@ -1,4 +1,4 @@
-"""The callback of a probe: writes down everything by digest, and stops its own process where the plan says."""
+"""The callback of a resume check: records digests of all state, and stops its process where the plan says."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CLOCK = ("progress.seconds", "progress.last_seconds")
 
 
 class Recorder(Callback):
-    """Stands first among the callbacks, so that it sees each moment before any other has changed it.
+    """The first of the callbacks, so that it records state before any other changes it.
 
     Args:
         plan: the file that says where to write the trace, and where to stop.
@@ -104,7 +104,7 @@ class Recorder(Callback):
 
     def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
         if trainer.sanity_checking:
-            # A process that goes on rehearses where the straight one does not: there is nothing to compare.
+            # Only resumed processes make a sanity check, so there is nothing to compare.
             return
         self._evaluated = next((name for name, own in self._loaders.items() if own is val_loader), "val")
         self._seen = 0
@@ -136,15 +136,15 @@ class Recorder(Callback):
         self._trace.close()
 
     def _write_state(self, trainer: Trainer, moment: int = 0) -> None:
-        """All that there is between two steps: before the next one, or before the evaluation."""
+        """Record all state between two steps: before the next one, or before the evaluation."""
         step = trainer.progress.step
         self._trace.record(Kind.state, step, moment, dict(self._state(trainer)))
         self._trace.record(Kind.hidden, step, moment, dict(self._hidden(trainer)))
 
     def _state(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
-        """All that a checkpoint would hold, and the buffers that it would not."""
+        """The state that a checkpoint holds, and buffers that are not persistent."""
         state = capture(trainer, None)
-        # What the next attempt still owes is written down where it is made good.
+        # A pending evaluation is recorded when it is made.
         state.get("loop", {}).pop("owed_record", None)
         for part, value in state.pop("rng").items():
             yield f"random.{part}", self._digests.whole(value)
@@ -155,7 +155,7 @@ class Recorder(Callback):
                 yield f"model.{name}{NOT_PERSISTENT}", str(self._digests.one(buffer))
 
     def _hidden(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
-        """What no checkpoint holds."""
+        """State that no checkpoint holds."""
         digests = self._digests
         yield from digests.of_model(trainer.model)
         for name, optimizer in trainer.optimizers.items():
@@ -192,6 +192,6 @@ class Recorder(Callback):
         progress = trainer.progress
         self._trace.stopped(step=progress.step, epoch=progress.epoch, batch=progress.batch, micro=self._batch)
         if number is signal.SIGKILL and isinstance(trainer.checkpoint, CheckpointerCallback):
-            # What the next process goes on from must not depend on how fast the disk is.
+            # The checkpoint that is resumed must not depend on the speed of the disk.
             trainer.checkpoint.drain()
         os.kill(os.getpid(), number)

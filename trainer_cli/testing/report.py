@@ -1,4 +1,4 @@
-"""What a resume check has to say: a row for each stop, and the finding; as text and as plain values."""
+"""The report of a resume check: a row for each stop, and the finding; as text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from trainer_cli.testing.causes import Cause
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One stop: where it came, which steps after it were compared, and how that went."""
+    """One stop: where it was, which steps after it were compared, and the result."""
 
     stop: str
     at: str
     compared: str
     result: str
     exact: bool | None
-    """None: it never came, so nothing was compared."""
+    """None: it was not reached, so nothing was compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Finding:
     """The first thing that differs, and why."""
 
     after: str
-    """The stop after which it differs, or why none was needed."""
+    """The stop after which it differs."""
     step: int
     moment: str
     shows: str
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def exact(self) -> bool:
-        """True where every stop that came was resumed exactly."""
+        """Whether every stop that was reached was resumed exactly."""
         return self.finding is None and all(row.exact is not False for row in self.rows)
 
     def as_dict(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def check_resume(
     steps: int = STEPS,
     config_dir: Path | None = None,
     cwd: Path | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    show: Callable[[str], None] = lambda text: None,
     run: Run | None = None,
 ) -> Report:
     """Stop and resume an experiment in every way, and compare with going straight through.
@@ -69,7 +69,7 @@ def check_resume(
     began = time.monotonic()
     with scratch() as folder:
         run = run or processes(cwd or Path.cwd())
-        runner = Runner(composed, folder, steps, config_dir, run, tell)
+        runner = Runner(composed, folder, steps, config_dir, run, show)
         try:
             report = _checked(composed, runner, steps)
             return replace(report, processes=runner.started, seconds=round(time.monotonic() - began, 1))
@@ -89,7 +89,7 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
         )
     jobs = 2 if straight.facts["device"] == "cpu" and (os.cpu_count() or 1) > 1 else 1
     comparison = Comparison(straight)
-    resumed = comparison.is_worth_going_on
+    resumed = comparison.can_continue
     pool = ThreadPoolExecutor(jobs)
     try:
         works = [

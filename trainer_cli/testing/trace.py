@@ -170,7 +170,7 @@ def differences(straight: Trace, other: Trace, *, resumed: bool, ignored: Collec
             restored = False
 
 
-def told(found: Iterator[Difference]) -> Difference | None:
+def first_difference(found: Iterator[Difference]) -> Difference | None:
     """The first difference that is one: hidden things alone are none. What the hidden shows next is added."""
     for difference in found:
         if difference.kind is Kind.hidden:
