@@ -251,7 +251,7 @@ def test_epochs_of_a_stream_can_be_reported_where_their_length_is(forks: Forks, 
     assert message["end"] is None
     assert [one["step"] for one in message["saves"]] == [0]
     assert message["unknown"][0].startswith("loop.max_duration (3 epochs): ")
-    assert "when it ends cannot be reported" in forks.run(place, "plan", *rules).out
+    assert "its end is not known" in forks.run(place, "plan", *rules).out
     known = (*rules, "loop.steps_per_epoch=10", "checkpoint.ephemeral_save_interval=0.3ep")
     compare(planned(forks, place, *known), did(forks, place, *known))
 

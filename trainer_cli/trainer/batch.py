@@ -1,4 +1,4 @@
-"""What a batch holds: its tensors in any container, its size, and how it gets to a device."""
+"""Batches: find and move the tensors in any container, and the number of samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if _is_dataclass(batch):
         moved = copy.copy(batch)
         for field in dataclasses.fields(batch):
-            # Also where it is frozen.
+            # A frozen dataclass too.
             object.__setattr__(moved, field.name, to_device(getattr(batch, field.name), device))
         return moved
     return batch
@@ -73,7 +73,7 @@ def _is_dataclass(batch: Any) -> bool:
 
 
 def _mapping_like(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
-    """A mapping of the same type, and with the same attributes where it can be changed, that holds other values."""
+    """A mapping of the same type and attributes with other values."""
     if not hasattr(batch, "__setitem__"):
         return type(batch)(values)  # type: ignore[call-arg]
     moved: Any = copy.copy(batch)

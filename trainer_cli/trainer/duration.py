@@ -1,4 +1,4 @@
-"""One type for every length of training: steps, epochs, samples, tokens or time, as `500st` or `1h30m`."""
+"""A length of training in steps, epochs, samples, tokens or time, such as `500st` or `1h30m`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXAMPLES = "a number of steps, or a string such as 500st, 3ep, 0.25ep, 1e9tok, 2
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """A positive amount of one unit. Amounts are exact: `0.25ep` is a quarter, not nearly one."""
+    """A positive amount of one unit. Amounts are exact fractions."""
 
     value: Fraction
     unit: Unit
@@ -58,7 +58,7 @@ class Duration:
         return cls(value, unit)
 
     def steps(self, steps_per_epoch: int | None) -> int | None:
-        """The number of optimizer steps that reach this duration, or None where it is unknown."""
+        """The number of optimizer steps that reach this duration, or None if unknown."""
         if self.unit is Unit.STEP:
             return int(self.value)
         if self.unit is Unit.EPOCH and steps_per_epoch is not None:

@@ -1,4 +1,4 @@
-"""A training whose loss or weights hold NaN or infinity: when it is noticed, and what the message says."""
+"""Detect a loss or weights with NaN or infinity, and raise NotFiniteError."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ log = logging.getLogger(__name__)
 
 
 class LossCheck:
-    """Follows the losses that are logged, so that nothing more is read from the device."""
+    """Checks the losses that are logged, so that nothing else is read from the device."""
 
     def __init__(self) -> None:
         self._since: int | None = None
 
     def check(self, trainer: Trainer, *, finite: bool) -> None:
-        """Warn of a loss that is not finite. One alone may be of a step that the loss scale left out.
+        """Warn of a loss that is not finite; a single one may be from a step that loss scaling skipped.
 
         Raises:
             NotFiniteError: it is the second in a row.
@@ -39,7 +39,7 @@ class LossCheck:
 
 
 def check_end(trainer: Trainer) -> None:
-    """Refuse to call a training finished whose weights are not finite.
+    """Raise if the weights at the end of a training are not finite.
 
     Raises:
         NotFiniteError: they are not.
@@ -54,7 +54,7 @@ def _error(trainer: Trainer, what: str) -> NotFiniteError:
 
 
 def _last_finite(trainer: Trainer) -> tuple[str, str]:
-    """The last checkpoint whose weights are finite, and how to go on."""
+    """The hint: the last checkpoint with finite weights, and how to resume it."""
     try:
         path = None if trainer.checkpoint is None else trainer.checkpoint.newest_finite()
     except OSError as error:
@@ -66,6 +66,5 @@ def _last_finite(trainer: Trainer) -> tuple[str, str]:
         )
     return (
         f"The last finite checkpoint is {path}.",
-        "The same command goes on from there: change what led to it, for example with optimizer.lr=… "
-        "'resume_allow=[optimizer.lr]'.",
+        "The same command resumes it: change the cause, for example with optimizer.lr=… 'resume_allow=[optimizer.lr]'.",
     )

@@ -1,4 +1,4 @@
-"""Whether an optimizer's whole step can be one fused kernel, which is then the default.
+"""Whether an optimizer can use its fused kernel, which is then the default.
 
 Its results differ in the last bits from those of a step of many kernels. So the choice follows from the config, the
 model and the type of the device alone, and a resume makes the same.
@@ -19,15 +19,15 @@ _KERNELS: Mapping[Any, frozenset[str]] = {
     SGD: frozenset({"cpu", "cuda", "mps"}),
     Adagrad: frozenset({"cpu"}),
 }
-"""The optimizers that have such a kernel, and on which devices."""
+"""Optimizers with a fused kernel -> its devices."""
 _WAYS = ("fused", "foreach", "capturable", "differentiable")
-"""Settings that choose how a step is computed. Who sets one has chosen."""
+"""Settings that choose the implementation of a step; fused is no default if one is set."""
 
 
 def can_be_fused(
     optimizer: Any, settings: Mapping[str, Any], groups: Iterable[Mapping[str, Any]], model: nn.Module
 ) -> bool:
-    """True where this optimizer class has a fused kernel for all these parameters, and no other way is configured.
+    """Whether this optimizer class has a fused kernel for all these parameters, and no implementation is configured.
 
     Args:
         settings: the arguments it is made with; `groups`: its parameter groups, with their own settings.
@@ -41,6 +41,6 @@ def can_be_fused(
 
 
 def _fits(parameter: Tensor, devices: frozenset[str]) -> bool:
-    """True for what is a plain tensor there; of its subclasses nothing is known."""
+    """Whether a parameter is a plain tensor on a device with the kernel."""
     floats = {torch.float32} if parameter.device.type == "mps" else {torch.float32, torch.bfloat16, torch.float64}
     return type(parameter) in (Tensor, nn.Parameter) and parameter.device.type in devices and parameter.dtype in floats

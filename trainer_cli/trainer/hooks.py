@@ -1,4 +1,4 @@
-"""Every hook, what it promises, and how it is called.
+"""The hooks of callbacks: when each is called, and what holds then.
 
 The loop in pseudo-code, each hook at its place:
 
@@ -9,7 +9,7 @@ The loop in pseudo-code, each hook at its place:
         on_fit_start
         on_save_opportunity(pre_train)
         until the run ends:
-            on_enter_train(stack)  on_train_start    one stretch: the steps up to the next evaluation
+            on_enter_train(stack)  on_train_start    the steps up to the next evaluation
             for each optimizer step:
                 for each batch of it:
                     on_train_batch_start  on_train_step_start
@@ -68,31 +68,31 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Base of all callbacks: override what you need, the rest costs nothing.
+    """Base class of callbacks. A hook that is not overridden costs nothing.
 
     Hooks run in the order of the callbacks, teardowns (`…_end`, `…_exception`, `finalize`) in reverse. An
     exception keeps its type and gets a note which hook of which callback it came from.
     """
 
     save_requested: bool = False
-    """Set when a save is requested; read by the callback that saves."""
+    """Set when a save is requested; read by the checkpointer."""
     evaluates: bool = False
-    """True where its state changes what an evaluation gives. The state is then loaded wherever weights are loaded to
-    be evaluated, and is {} where the checkpoint has none."""
+    """Whether the state changes the result of an evaluation. It is then loaded with the weights for an evaluation, as
+    {} if the checkpoint has none."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a resume. Empty: nothing is saved."""
+        """The state to save in checkpoints. Empty: none."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Load a state from `state_dict`."""
 
     def check_state(self, state: dict[str, Any]) -> Iterable[str]:
-        """A line for each thing in a saved state that does not fit here. Nothing has been loaded yet, by anybody."""
+        """One line for each part of a saved state that does not fit. Called before any state is loaded."""
         return ()
 
     def wanted_metrics(self) -> Mapping[str, str]:
-        """Metrics of an evaluation that it cannot do without, each by the name of the setting that names it."""
+        """Setting -> the metric of an evaluation that it needs."""
         return {}
 
     def pre_setup(self, trainer: Trainer) -> None:
@@ -105,7 +105,7 @@ class Callback:
         """Every callback's `setup` has run."""
 
     def finalize(self) -> None:
-        """The end of a fit, whatever became of it."""
+        """The end of a fit, also after an error."""
 
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
@@ -121,35 +121,35 @@ class Callback:
         """Training ended without an exception."""
 
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        """Any exception that leaves the fit, KeyboardInterrupt too."""
+        """An exception ends the fit; KeyboardInterrupt too."""
 
     def on_enter_train(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, loop: TrainingLoop, loop_idx: int
     ) -> None:
-        """Enter contexts that last for one train stretch."""
+        """Enter contexts that last until the next evaluation."""
 
     def on_train_start(
         self, trainer: Trainer, model: nn.Module, train_loader: Any, loop: TrainingLoop, loop_idx: int
     ) -> None:
-        """A train stretch begins; the model is in train mode."""
+        """Training begins or continues after an evaluation; the model is in train mode."""
 
     def on_train_end(self, trainer: Trainer, model: nn.Module, loop: TrainingLoop, loop_idx: int) -> None:
-        """A train stretch ended."""
+        """Training pauses for an evaluation, or ends."""
 
     def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        """An exception leaves a train stretch."""
+        """An exception ends the training."""
 
     def on_train_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
-        """A batch is on the device. `batch_idx` counts from the epoch's beginning."""
+        """A batch is on the device. `batch_idx` counts from the start of the epoch."""
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """The batch is done; where it completed an optimizer step, `trainer.progress.step` counts it."""
+        """The batch is done; `trainer.progress.step` counts an optimizer step that it completed."""
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
         """Before the forward of one batch."""
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
-        """After the backward of one batch and, where it was due, the optimizer step."""
+        """After the backward of one batch and, if due, the optimizer step."""
 
     def on_before_forward(
         self, trainer: Trainer, model: nn.Module, batch: Any, args: list[Any], kwargs: dict[str, Any]
@@ -163,24 +163,24 @@ class Callback:
         """The loss of this batch, before accumulation weights it."""
 
     def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
-        """Gradients of this batch are added."""
+        """The gradients of this batch are accumulated."""
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
-        """Gradients are whole (averaged over the accumulation) and not yet clipped."""
+        """The gradients are complete (averaged over the accumulation) and not yet clipped."""
 
     def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
-        """Parameters have changed."""
+        """The parameters are updated."""
 
     def on_before_optimizer_zero_grad(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
-        """Gradients are still there (clipped)."""
+        """The gradients still exist (clipped)."""
 
     def on_after_optimizer_zero_grad(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
-        """Gradients are gone."""
+        """The gradients are cleared."""
 
     def on_before_scheduler_step(
         self, trainer: Trainer, model: nn.Module, optimizer: Optimizer, scheduler: Any
     ) -> None:
-        """Before the schedule of learning rates moves on."""
+        """Before a scheduler steps."""
 
     def on_after_scheduler_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """The learning rates are those of the next step."""
@@ -195,10 +195,10 @@ class Callback:
         """The evaluation on one loader begins; the model is in eval mode."""
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
-        """The evaluation on one loader is whole; `loop.metrics` holds its means. Not called where the run stops."""
+        """The evaluation on one loader is complete; `loop.metrics` holds its means. Not called if the run stops."""
 
     def on_validate_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        """An exception leaves an evaluation. Not called where the run stops, as at a signal."""
+        """An exception ends an evaluation. Not called if the run stops, as by a signal."""
 
     def on_validate_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
         """A validation batch is on the device."""
@@ -215,23 +215,23 @@ class Callback:
         """After the forward of a validation batch."""
 
     def run_validation(self, trainer: Trainer, is_last: bool) -> None:
-        """All loaders have been evaluated: further evaluations that depend on nothing but the model."""
+        """All loaders are evaluated: make further evaluations, which may depend on the model only."""
 
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        """In a fit, an evaluation is whole: `metrics` holds all that loaders and callbacks reported in it."""
+        """In a fit, an evaluation is complete: `metrics` holds what loaders and callbacks reported."""
 
     def next_step(self, trainer: Trainer) -> int | None:
         """The earliest step after this one at which `on_save_opportunity` must be called; None: never by step."""
         return None
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
-        """The moment for saving: after the evaluation and the log of this step."""
+        """The opportunity to save: after the evaluation and the log of this step."""
 
     def on_save_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        """Add to the state that will be saved. Called once more before the first step, to see that it can be."""
+        """Add to the state that will be saved. Called once before the first step too, as a check."""
 
     def postprocess_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        """Change the state once everybody has added to it."""
+        """Change the state after all callbacks have added to it."""
 
     def on_after_save_checkpoint(self, trainer: Trainer, path: Path) -> None:
         """The checkpoint is committed: at its own step, or at the end of a later one where a thread wrote it, and then
@@ -241,10 +241,10 @@ class Callback:
         """Before a checkpoint is read."""
 
     def preprocess_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        """Change what was read before anybody takes from it."""
+        """Change the loaded state before any part of it is used."""
 
     def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        """Take back what `on_save_checkpoint` added; model, optimizer and progress are restored."""
+        """Load what `on_save_checkpoint` added; model, optimizer and progress are restored."""
 
 
 @runtime_checkable
@@ -274,7 +274,7 @@ Hook = tuple[Callable[..., Any], ...]
 
 
 class Hooks:
-    """For each hook the callbacks that override it, bound once, in calling order."""
+    """For each hook the methods of the callbacks that override it, in calling order."""
 
     def __init__(self, callbacks: Mapping[str, Callback], families: Iterable[str] = ()) -> None:
         self._callbacks = dict(callbacks)
@@ -284,16 +284,16 @@ class Hooks:
         self._hooks = {hook: self._bind(hook) for hook in {*VOCABULARY, *self._family_names}}
 
     def __getitem__(self, hook: str) -> Hook:
-        """The overriders of a hook; a loop binds this once and calls each in turn."""
+        """The methods that override a hook, to be bound once and called in turn."""
         return self._hooks[hook]
 
     def call(self, hook: str, *args: Any) -> None:
-        """Call every overrider in order; the first exception stops it."""
+        """Call every method of a hook in order, up to the first exception."""
         for call in self._hooks[hook]:
             call(*args)
 
     def call_all(self, hook: str, *args: Any) -> None:
-        """Call every overrider whatever happens; then raise the first exception, noting the others."""
+        """Call every method of a hook; then raise the first exception, with notes of the others."""
         first: BaseException | None = None
         for call in self._hooks[hook]:
             try:
@@ -333,7 +333,7 @@ class Hooks:
 
 @contextmanager
 def second_to(first: BaseException) -> Iterator[None]:
-    """What goes wrong while another exception is being dealt with becomes a note on that one."""
+    """Add an exception inside the block as a note to `error`."""
     try:
         yield
     except Exception as error:

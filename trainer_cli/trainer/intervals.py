@@ -1,6 +1,6 @@
-"""What is due at which step: intervals and step counts as pure arithmetic over progress.
+"""Intervals and step counts: at which steps something is due, as pure arithmetic.
 
-An interval is counted from the beginning of the run, so it is due at the same steps after a resume as without one.
+An interval counts from the start of the run, so it is due at the same steps with and without a resume.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _PLACE = {Unit.EPOCH: 0, Unit.SAMPLE: 3, Unit.TOKEN: 4, Unit.SECOND: 5}
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Every so much of something, counted from the run's beginning, never from where it was resumed.
+    """A duration that repeats, counted from the start of the run.
 
-    `steps_per_epoch` turns epochs into steps; without it only whole epochs are known, at their ends. Where epochs
-    had another length before a resume, `offset` is by how many steps the run would be further with today's.
+    `steps_per_epoch` turns epochs into steps; without it only ends of whole epochs are known. `offset`: if epochs had
+    another length before a resume, how many steps further the run would be with the present length.
     """
 
     interval: Duration
@@ -48,10 +48,10 @@ class Interval:
         return None
 
     def due(self, now: Progress) -> bool:
-        """True where the step just finished reached or crossed a multiple of the interval."""
+        """Whether the step just finished reached or crossed a multiple of the interval."""
         if now.step == 0:
             return False
-        # Steps made with epochs of another length do not give whole epochs; the count of epochs does.
+        # The step does not give the epoch if epochs had another length; the epoch count does.
         by_epochs = self.offset and self.interval.value.denominator == 1
         if (steps := self.steps) is not None and not by_epochs:
             step = now.step + self.offset
@@ -66,14 +66,14 @@ class Interval:
         return now.step + 1
 
     def reached(self, now: Progress) -> bool:
-        """True where the whole interval lies behind `now`: what a duration asks, not a cadence."""
+        """Whether the whole duration has passed at `now`."""
         if (steps := self.steps) is not None:
             return now.step + self.offset >= steps
         return self._counts(now)[1] >= self.interval.value
 
     @property
     def end(self) -> int | None:
-        """The step at which the whole interval has passed, or None where it is unknown."""
+        """The step at which the whole duration has passed, or None if unknown."""
         steps = self.interval.steps(self.steps_per_epoch)
         return None if steps is None else steps - self.offset
 
@@ -108,7 +108,7 @@ def limited_batches(batches: int | None, limit: int | float | None) -> int | Non
 
 
 def epoch_steps(epoch_batches: int | None, grad_accum_steps: int, configured: int | None) -> int | None:
-    """Optimizer steps of an epoch; what is left over at its end makes one more step."""
+    """Optimizer steps of an epoch; a rest at its end makes one more step."""
     return configured if epoch_batches is None else math.ceil(epoch_batches / grad_accum_steps)
 
 
@@ -121,7 +121,7 @@ def total_steps(
     batch_size: int | None,
     epoch_samples: int | None,
 ) -> int | None:
-    """Optimizer steps that a training of this length makes, or None where unknown beforehand."""
+    """Optimizer steps of a training of this length, or None if unknown."""
     an_epoch = epoch_steps(epoch_batches, grad_accum_steps, steps_per_epoch)
     steps = length.steps(an_epoch)
     if steps is not None or length.unit is not Unit.SAMPLE:
@@ -135,7 +135,7 @@ def total_steps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """How far each step goes, in every unit that is known, from where the training resumes."""
+    """The counts of each future step, in every unit that is known."""
 
     start: Progress = field(default_factory=Progress)
     grad_accum_steps: int = 1
@@ -150,7 +150,7 @@ class StepCounts:
     step_time_s: float | None = None
 
     def knows(self, cadence: Interval) -> bool:
-        """True where it is known beforehand when an interval is due."""
+        """Whether it is known when an interval is due."""
         return (
             cadence.steps is not None
             or {
@@ -174,7 +174,7 @@ class StepCounts:
         )  # fmt: skip
 
     def next_due(self, cadence: Interval, after: int) -> int | None:
-        """The earliest step after this one at which a cadence is due; None where that is unknown."""
+        """The earliest step after this one at which an interval is due; None if unknown."""
         if not self.knows(cadence):
             return None
         if cadence.steps is not None:
@@ -223,7 +223,7 @@ class StepCounts:
 
 
 def first_step(holds: Callable[[int], bool], low: int) -> int | None:
-    """The first step from `low` on at which something holds that goes on holding; None where it never does."""
+    """The first step from `low` on at which a monotonic condition holds; None if it never does."""
     reach = 1
     while not holds(low + reach - 1):
         reach *= 2

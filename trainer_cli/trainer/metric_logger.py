@@ -1,4 +1,4 @@
-"""What is written down: the record of each step, handed to every logger once; the clock and the rate."""
+"""Collect the metrics of each step into one record for the loggers; measure training time and samples per second."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class MetricLogger:
         self.loggers = loggers
         self.record: dict[str, float | Tensor] = {}
         self.last: dict[str, float] = {}
-        """What was recorded at the step of the last flush; empty where nothing was."""
+        """The last record; empty if there is none."""
         self._last_step = -1
         self._began, self._seconds_before = time.monotonic(), 0.0
         self._rate_mark = (time.monotonic(), 0)
 
     def start(self, facts: RunFacts, progress: Progress, *, keep: int) -> None:
-        """Cut every logger back to records of at most step `keep`, and start it; the clock runs from here."""
+        """Rewind every logger to step `keep`, start it, and start the clock."""
         self._began, self._seconds_before = time.monotonic(), progress.seconds
         self._rate_mark = (self._began, progress.samples)
         for logger in self.loggers.values():
@@ -39,7 +39,7 @@ class MetricLogger:
             self.record[name] = value.detach() if isinstance(value, Tensor) else value
 
     def flush(self, progress: Progress, epoch: float) -> dict[str, float]:
-        """Hand the record of this step to every logger, once and whole. Returns it."""
+        """Pass the record of this step to every logger, and return it."""
         record = {name: float(value) for name, value in self.record.items()}
         self.record.clear()
         self.last = {**self.last, **record} if progress.step == self._last_step else record
@@ -51,14 +51,14 @@ class MetricLogger:
         return record
 
     def write_out(self) -> None:
-        """Hand everything logged so far to the operating system: `make_durable` may then come later."""
+        """Write everything logged so far to the operating system, so that `make_durable` may follow later."""
         for logger in self.loggers.values():
             logger.flush()
 
     def make_durable(self) -> None:
         """Flush everything logged so far to the disk, before a checkpoint of this step is committed.
 
-        In the thread that publishes it; meanwhile more may be logged.
+        Called in the writer thread; the main thread may log meanwhile.
         """
         for logger in self.loggers.values():
             logger.flush(durable=True)
@@ -74,11 +74,11 @@ class MetricLogger:
         return (samples - before) / max(now - then, 1e-9)
 
     def exclude_time(self, seconds: float) -> None:
-        """Time that was not spent on training does not count in the rate."""
+        """Exclude time from the rate."""
         self._rate_mark = (self._rate_mark[0] + seconds, self._rate_mark[1])
 
     def close(self) -> None:
-        """Close every logger, whatever happens."""
+        """Close every logger, also after an error in one."""
         with ExitStack() as stack:
             for logger in self.loggers.values():
                 stack.callback(logger.close)

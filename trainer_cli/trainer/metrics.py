@@ -1,4 +1,4 @@
-"""What the outputs of a batch mean: its loss, its weight, its number of samples; and weighted means of metrics."""
+"""Read loss, weight and metrics from a model's outputs, and average them."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def sample_count(batch: Any) -> int:
 
 
 def batch_weight(outputs: Mapping[str, Any], size: int) -> Number | Tensor:
-    """How much a batch counts in means and gradients: the outputs' `weight`, else its number of samples."""
+    """The weight of a batch in means and gradients: `weight` in the outputs, else its number of samples."""
     weight: Number | Tensor = outputs.get("weight", size)
     if not isinstance(weight, Tensor):
         return weight
-    # Sums of weights in 16 bits would be off by whole samples.
+    # 16-bit sums of weights would be wrong by whole samples.
     weight = weight.detach().reshape(())
     return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
 
 
 def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
-    """Loss and further outputs of a model: a scalar tensor, `(loss, outputs)`, or a mapping with `loss`.
+    """Loss and other outputs of a model: a scalar tensor, `(loss, outputs)`, or a mapping with `loss`.
 
     Raises:
         UserError: the outputs are of none of these forms.
@@ -74,7 +74,7 @@ _NOT_METRICS = frozenset({"loss", "weight", "tokens"})
 class WeightedMeans:
     """Weighted means of scalars, summed on the device; the host waits only in `means`.
 
-    What was counted once stays in its state, as zero: that keeps the form which saves have got ready for.
+    A metric stays in the state after `reset`, as zero, so that the layout of a checkpoint does not change.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -83,9 +83,9 @@ class WeightedMeans:
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, Number | Tensor] = {}
         self._counted: dict[str, None] = {}
-        """Names since the last reset, in the order in which they came."""
+        """Names since the last reset, in order of appearance."""
         self.loss_is_finite = True
-        """Whether all losses in the last `means` were; their mean is NaN too where all weights are zero."""
+        """Whether all losses in the last `means` were finite; a mean is NaN also if all weights are zero."""
 
     def add(self, loss: Tensor, outputs: Mapping[str, Any], weight: Number | Tensor) -> None:
         """Count one batch: its loss, and every other number of its outputs, as a tensor without dimensions or not."""
@@ -105,7 +105,7 @@ class WeightedMeans:
             total = self._sums[name] = torch.zeros((), dtype=self._dtype, device=self._device)
             self._weights[name] = 0
         self._counted[name] = None
-        # A Python number goes along with the kernel's launch; as a tensor it would be copied, and waited for.
+        # A Python number is a kernel argument; a tensor would be copied, with a wait.
         if not isinstance(weight, Tensor):
             total.add_(value, alpha=weight)
         else:
@@ -118,11 +118,11 @@ class WeightedMeans:
 
     @property
     def empty(self) -> bool:
-        """True where nothing has been counted."""
+        """Whether nothing has been counted."""
         return not self._counted
 
     def means(self) -> dict[str, float]:
-        """The means so far; one wait for the device, however many there are."""
+        """The means so far; with one wait for the device."""
         if not self._counted:
             return {}
         values = [self._sums[name] / self._weights[name] for name in self._counted]
@@ -139,15 +139,15 @@ class WeightedMeans:
             self._weights[name] = torch.zeros_like(weight) if isinstance(weight, Tensor) else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums and weights, so that a mean begun before a stop ends as if there had been none."""
+        """The sums and weights, so that a resume continues the mean."""
         return {"sums": dict(self._sums), "weights": dict(self._weights), "counted": list(self._counted)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back saved sums."""
+        """Load saved sums."""
         self._sums = {name: total.to(self._device, self._dtype, copy=True) for name, total in state["sums"].items()}
         self._weights = {
             name: weight.to(self._device) if isinstance(weight, Tensor) else weight
             for name, weight in state["weights"].items()
         }
-        # The first states held nothing but what was counted.
+        # Old states hold only counted metrics.
         self._counted = dict.fromkeys(state.get("counted", self._sums))

@@ -1,4 +1,4 @@
-"""Optimizers from settings: parameters in groups by globs of their names, fused where that can be; several by name."""
+"""Make optimizers: parameter groups by globs of names, the fused kernel where possible, several by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer_cli.trainer.fused import can_be_fused
 from trainer_cli.trainer.setup import made, typed
 
 ONLY = "optimizer"
-"""The name of an optimizer that has none beside it."""
+"""The name of a single optimizer."""
 
 
 def optimizer_factory(
@@ -27,11 +27,11 @@ def optimizer_factory(
     param_groups: Mapping[str, Mapping[str, Any]] | None = None,
     **settings: Any,
 ) -> Callable[[nn.Module], Optimizer]:
-    """What makes an optimizer of a model as a config's `optimizer` does.
+    """A function `model -> optimizer`, as a config's `optimizer` describes it.
 
     Args:
         kind: the optimizer's class, which is called with parameter groups and `settings`.
-        params: globs of the names of its parameters; not given: all that are trained.
+        params: globs of its parameters' names; not given: all trained parameters.
         param_groups: globs of names -> settings of these parameters.
     """
 
@@ -75,7 +75,7 @@ def make_optimizer(
     takes = argument_names(kind)
     refuse_unknown_settings(optimizer, getattr(kind, "__name__", str(kind)), takes, param_groups)
     if str(getattr(kind, "__module__", "")).startswith("torch.optim."):
-        # torch checks only the settings for all parameters: it is called once for each group, with the group's.
+        # torch checks only the settings of the constructor, so call it once with each group's.
         for pattern, given in param_groups.items():
             own = {key: value for key, value in given.items() if key in takes}
             matrix = torch.nn.Parameter(torch.zeros(1, 1, device="cpu"))
@@ -86,7 +86,7 @@ def make_optimizer(
 def parameters_of(
     model: nn.Module, chosen: Mapping[str, str | Sequence[str] | None], *, where: str = "optimizer"
 ) -> dict[str, list[str]]:
-    """The names of the trained parameters of each optimizer, by globs; the one without globs has what no other has.
+    """The names of the trained parameters of each optimizer, by globs; the one without globs has the rest.
 
     Raises:
         ConfigError: a glob matches nothing, or a parameter has two optimizers, or none.
@@ -113,7 +113,7 @@ def parameters_of(
         raise ConfigError(
             f"no optimizer has the parameter {left[0]}",
             location=where,
-            hint="Leave out params of one optimizer, which then has what no other has; or set requires_grad to False.",
+            hint="Leave out params of one optimizer, which then has the rest; or set requires_grad to False.",
         )
     owner |= dict.fromkeys(left, rest[0]) if rest else {}
     return {name: [each for each in trained if owner.get(each) == name] for name in chosen}
@@ -181,7 +181,7 @@ def parameter_groups(
 
 
 def refuse_unknown_settings(optimizer: Any, name: str, takes: Collection[str], patterns: Mapping[str, Any]) -> None:
-    """Refuse settings that an optimizer called `name`, whose constructor `takes` these, does not have: it ignores them.
+    """Refuse settings that the optimizer `name`, whose constructor `takes` these, does not have: torch ignores them.
 
     Raises:
         ConfigError: naming the setting and the nearest that there is.
@@ -199,7 +199,7 @@ def refuse_unknown_settings(optimizer: Any, name: str, takes: Collection[str], p
 
 
 def argument_names(kind: Callable[..., Any]) -> list[str]:
-    """The names of the arguments that a class takes; none where that cannot be told."""
+    """The names of the arguments that a class takes; none if it has no signature."""
     try:
         takes = inspect.signature(kind).parameters.values()
     except (ValueError, TypeError):

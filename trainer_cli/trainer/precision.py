@@ -18,25 +18,25 @@ _FIRST_SCALE = 65536.0
 
 
 class LossScaler:
-    """Torch's GradScaler, with a fixed scale too, and a count of the steps left out, which stays on the device.
+    """Torch's GradScaler, with a fixed scale too, and a count of skipped steps, kept on the device.
 
-    A step whose gradients hold NaN or infinity changes no parameter and no state of the optimizer. It counts as a
-    step all the same: schedules and intervals go on, so that no phase depends on what overflowed.
+    A step whose gradients hold NaN or infinity changes no parameter and no state of the optimizer. It still counts as
+    a step for schedules and intervals, so that these do not depend on overflows.
     """
 
     def __init__(self, device: torch.device, scale: str | float = DYNAMIC) -> None:
         self._fixed = None if scale == DYNAMIC else float(scale)
         self._scaler = torch.amp.GradScaler(device.type, init_scale=self._fixed or _FIRST_SCALE)
-        # Torch's schedulers would warn where all steps before theirs were left out.
+        # Torch's schedulers warn if all optimizer steps so far were skipped.
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
         self._skipped = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss that `backward` is called on."""
+        """The loss times the scale."""
         return self._scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients as they would be without a scale; it is noted whether all are finite."""
+        """Divide the gradients by the scale; record whether all are finite."""
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -46,24 +46,24 @@ class LossScaler:
         self._scaler.step(optimizer)
 
     def update(self) -> None:
-        """Move the scale, where it is dynamic, after all optimizers were stepped."""
+        """Adapt a dynamic scale after all optimizers were stepped."""
         self._scaler.update(self._fixed)
 
     def metrics(self) -> dict[str, float]:
-        """The scale, and how many steps of the run were left out; waits for the device."""
+        """The scale and the number of skipped steps; waits for the device."""
         return {"loss_scale": self._scaler.get_scale(), "skipped_steps": float(self._skipped)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, how long it has held, and the steps left out."""
+        """The scale, the steps since it last changed, and the skipped steps."""
         own = self._scaler.state_dict()
         return {"scale": own["scale"], "steps_held": own["_growth_tracker"], "skipped_steps": int(self._skipped)}
 
     def check_state(self, state: Any) -> list[str]:
-        """What of a saved state does not fit."""
+        """The parts of a saved state that do not fit."""
         return [f"{key}: missing in the checkpoint" for key in self.state_dict() if key not in state]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with a saved scale; a fixed one is the config's."""
+        """Load a saved dynamic scale; a fixed one is the config's."""
         own = self._scaler.state_dict()
         scale = state["scale"] if self._fixed is None else self._fixed
         self._scaler.load_state_dict({**own, "scale": scale, "_growth_tracker": state["steps_held"]})
@@ -80,7 +80,7 @@ class Precision:
         clip_value: float | None = None,
         loss_scale: str | float = DYNAMIC,
     ) -> None:
-        # The rules of the config, for library users too.
+        # The config's rules hold for library users too.
         settings = PrecisionConfig(
             dtype=Dtype(dtype), loss_scale=loss_scale, clip_norm=clip_norm, clip_value=clip_value
         )
@@ -93,13 +93,13 @@ class Precision:
         return LossScaler(device, self.loss_scale) if self.dtype is Dtype.fp16 else None
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any] | None:
-        """A context for each forward, which may be entered again and again; None where none is needed."""
+        """The reusable autocast context of a forward; None for fp32."""
         if self.dtype is Dtype.fp32:
             return None
         return torch.autocast(device.type, dtype=torch.float16 if self.dtype is Dtype.fp16 else torch.bfloat16)
 
     def clip(self, parameters: list[nn.Parameter], strategy: Strategy) -> Tensor | None:
-        """Clip the gradients in place. Returns their norm before clipping, on the device, where it was taken."""
+        """Clip the gradients in place. Returns their norm before clipping, on the device, if it was computed."""
         if self.clip_norm is not None:
             return strategy.clip_norm(parameters, self.clip_norm)
         if self.clip_value is not None:

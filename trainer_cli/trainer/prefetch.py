@@ -1,4 +1,4 @@
-"""The batches of an epoch, on the device: on CUDA the next one is on its way while this one is trained on."""
+"""The batches of an epoch, on the device: on CUDA the next one is copied while this one is trained on."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from trainer_cli.trainer.progress import Progress
 
 
 class DevicePrefetcher(Protocol):
-    """Brings batches to where the model is."""
+    """Copies batches to the model's device."""
 
     ahead: bool
-    """True where it pays to send a batch before it is needed."""
+    """Whether batches should be sent ahead."""
 
     def send(self, batch: Any) -> Any:
-        """Begin to bring a batch; `receive` takes what this returns."""
+        """Start to copy a batch; `receive` takes the returned value."""
 
     def receive(self, sent: Any) -> Any:
-        """The batch, ready for kernels that are launched from now on."""
+        """The batch, ready for kernels launched from now on."""
 
 
 class Direct:
-    """Brings a batch when it is needed; on the CPU it is there already."""
+    """Copies a batch when it is needed; does nothing on the CPU."""
 
     ahead = False
 
@@ -42,9 +42,8 @@ class Direct:
 
 
 class SideStream:
-    """Copies on a stream of their own, beside the kernels of the step before; the host waits for neither.
-
-    What is copied from pageable memory is copied all the same, only not beside anything.
+    """Copies on a side stream, in parallel with the kernels of the previous step, without a wait of the host. From
+    pageable memory the copy is not parallel.
     """
 
     ahead = True
@@ -65,24 +64,24 @@ class SideStream:
         current = torch.cuda.current_stream(self._device)
         current.wait_event(arrived)
         for tensor in tensors_of(moved):
-            # Its memory is of the side stream: it may be given to the next batch only after this step's kernels.
+            # Memory of the side stream may be reused only after this step's kernels.
             if tensor.is_cuda:
                 tensor.record_stream(current)
         return moved
 
 
 def device_prefetcher(device: torch.device) -> DevicePrefetcher:
-    """What brings batches to this device."""
+    """The prefetcher of a device."""
     return SideStream(device) if device.type == "cuda" else Direct(device)
 
 
 class TrainBatches:
-    """The batches of a train loader, epoch by epoch, from where `Progress` stands."""
+    """The batches of a train loader, epoch by epoch, from the position in `Progress`."""
 
     def __init__(self, loader: Any, prefetcher: DevicePrefetcher, length: int | None) -> None:
         self._loader, self._prefetcher, self._length = loader, prefetcher, length
         self.samples_per_batch: int | None = getattr(loader, "samples_per_batch", None)
-        """By how many samples a batch moves the loader's position; None where it does not count them."""
+        """Samples by which a batch advances the loader's position; None if the loader does not count samples."""
         self._stateful = bool(getattr(loader, "stateful", False))
         self._iterator: Iterator[Any] | None = None
         self._ahead: list[Any] = []
@@ -108,7 +107,7 @@ class TrainBatches:
             ) from None
 
     def is_over(self, at: Progress) -> bool:
-        """True after the last batch of an epoch. The next one may be sent to the device on this occasion.
+        """Whether the epoch is over after this batch. May send the next batch to the device.
 
         A loader without length must be asked for a batch, to see whether there is one. One that has both a length and a
         position of its own is not: its state before would have to be taken for each batch.
@@ -127,7 +126,7 @@ class TrainBatches:
         return False
 
     def state(self, at: Progress) -> dict[str, Any]:
-        """Where the loader stands: after the last batch trained on, not one fetched ahead."""
+        """The loader's position after the last batch trained on, not after one fetched ahead."""
         return self._ahead_state or self._state(at)
 
     def _state(self, at: Progress) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""All that training counts: where it is, in every unit, and where it was one step before."""
+"""The counts of a training in every unit, now and one step before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class Progress:
-    """Counts since the run's very beginning, over all attempts; a checkpoint carries it whole.
+    """Counts since the start of the run, over all attempts; saved in every checkpoint.
 
     `batch` and `epoch_samples` say how much of the current epoch has been consumed; at an epoch's end the
     position is (epoch + 1, 0). The `last_*` fields are the counts one step earlier, so that "was a multiple
@@ -30,7 +30,7 @@ class Progress:
 
     @classmethod
     def of(cls, counts: Mapping[str, int | float]) -> Progress | None:
-        """The progress with these counts, or None where one is missing or unknown."""
+        """The progress with these counts, or None if one is missing or unknown."""
         return cls(**counts) if set(counts) == {field.name for field in fields(cls)} else None  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, int | float]:
@@ -38,7 +38,7 @@ class Progress:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def load_state_dict(self, state: dict[str, int | float]) -> None:
-        """Take over saved counts. A count that this version does not know, or lacks, is an error."""
+        """Load saved counts. A missing or unknown count is an error."""
         names = {field.name for field in fields(self)}
         if set(state) != names:
             wrong = ", ".join(sorted(names.symmetric_difference(state)))

@@ -24,7 +24,7 @@ _EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
 def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
     """Refuse a metric that a callback needs and nothing reports; do nothing where none is needed.
 
-    `run_validation` is called only where the loaders do not report all of them. The check leaves nothing behind: its
+    `run_validation` is called only where the loaders do not report all of them. The check has no lasting effect: its
     record is dropped, random generators and the callbacks' states are restored, and `trainer.sanity_checking` is True
     meanwhile, for callbacks that write or count elsewhere.
 
@@ -41,7 +41,7 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
         return
     for setting, metric in wanted.items():
         if metric not in reported:
-            known = f"Reported are {', '.join(sorted(reported)[:12])}." if reported else "Nothing is evaluated here."
+            known = f"Reported are {', '.join(sorted(reported)[:12])}." if reported else "Run no evaluation."
             raise UserError(
                 f"{setting} is '{metric}', which no validation loader or callback reports",
                 cure=did_you_mean(metric, reported).strip() or known,
@@ -95,10 +95,7 @@ def _without_a_trace(trainer: Trainer) -> Iterator[None]:
 
 
 def _hears_of_it(trainer: Trainer, callback: Callback) -> bool:
-    """True where an evaluation calls it, so that its state may have changed.
-
-    One whose state is what is evaluated is only read from.
-    """
+    """Whether an evaluation calls a callback, so that its state may change; not one whose state is evaluated itself."""
     own, family = type(callback), f"on_{trainer.loop.validation.hook}_"
     hooks = (*_EVALUATION, *(name for name in dir(own) if name.startswith(family)))
     overridden = (getattr(own, hook, None) is not getattr(Callback, hook, None) for hook in hooks)

@@ -1,4 +1,4 @@
-"""The schedulers of a training: by name, each saved with its settings, and resumed at its position; and our own one.
+"""The schedulers of a training by name, saved with their settings and resumed at their position; and WarmupCosine.
 
 A schedule's settings are those of the config now, its position is the checkpoint's. Torch's schedulers keep both in
 one state, so the state as it was when the scheduler was made is saved too: what has not moved since is a setting.
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 NAME = "scheduler"
 MOVED = frozenset({"lr", "momentum", "betas"})
-"""The settings of parameter groups that torch's schedulers move."""
+"""The settings of parameter groups that torch's schedulers change."""
 _RENAMED = {"trainer_cli.trainer.schedules.WarmupCosine": "trainer_cli.trainer.schedulers.WarmupCosine"}
 """Classes under the names that earlier versions saved."""
 _LAST = "_last_lr"
@@ -38,7 +38,7 @@ _ABSENT = object()
 
 
 def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: Any) -> Callable[[Optimizer], Any]:
-    """What makes a schedule for an optimizer as a config's `scheduler` does.
+    """A function `optimizer -> schedule`, as a config's `scheduler` describes it.
 
     Durations such as `1ep` among the settings become steps, and `total_steps`, where `kind` takes it and it is not
     given, is the number of steps in the loop's `max_duration`.
@@ -82,7 +82,7 @@ def _steps(value: Any, where: str, steps_per_epoch: int | None) -> Any:
 
 
 def by_name(given: Any, optimizers: Collection[str] = (ONLY,)) -> dict[str, tuple[str, Any]]:
-    """Name -> (optimizer, schedule or what makes it).
+    """Name -> (optimizer, schedule or function that makes it).
 
     For one optimizer: a mapping's own names, `scheduler` for one without, `scheduler_2` for the next. For several:
     one function is called for each of them; a mapping has their names, each with what one optimizer may have.
@@ -116,7 +116,7 @@ def _several(given: Any, name: str) -> dict[str, Any]:
 
 
 class Schedulers:
-    """What steps once after each step of its optimizer, in the order in which it was given."""
+    """Steps each scheduler once after each step of its optimizer, in the given order."""
 
     def __init__(self, given: Any = None, optimizers: Mapping[str, Optimizer] | None = None) -> None:
         self._optimizers = dict(optimizers or {})
@@ -143,9 +143,8 @@ class Schedulers:
         }
 
     def fit(self, saved: Mapping[str, Any] | Sequence[Any]) -> Fitting:
-        """What of saved states does not fit, and the act of going on from them.
-
-        Checkpoints of before schedulers had names hold a list of bare states.
+        """The parts of saved states that do not fit, and a function that loads them. Old checkpoints hold a list of
+        states without names.
         """
         rows: list[str] = []
         if not isinstance(saved, Mapping):
@@ -181,7 +180,7 @@ class Schedulers:
                 for name in own:
                     self.live[name].load_state_dict(states[name])
                 if len(own) > 1:
-                    # One that sets the rate as it is put back knows nothing of what the others made of it.
+                    # A scheduler that sets the rate on load does not know the factors of the others.
                     for group, rate in zip(optimizer.param_groups, rates, strict=True):
                         group["lr"] = rate
 
@@ -189,7 +188,7 @@ class Schedulers:
 
 
 class _Merger:
-    """Joins a saved state and one made now: positions of the first, settings of the second."""
+    """Merges a saved state and a new one: positions of the first, settings of the second."""
 
     def __init__(self, rows: list[str], notes: list[str]) -> None:
         self._rows, self._notes = rows, notes
@@ -232,7 +231,7 @@ class _Merger:
                 before = made.get(key, _ABSENT) if _is_mapping(made) else _ABSENT
                 merged[key] = self.merged(f"{path}.{key}", key, value, before, now[key])
             elif key.startswith("_"):
-                # What a library keeps for itself changes with its version.
+                # Private entries change with the library's version.
                 merged[key] = value
             else:
                 self._rows.append(f"{path}.{key}: not in this schedule")
@@ -285,7 +284,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """A copy that later steps do not change; what is no plain data is kept, and refused when it is to be saved."""
+    """A copy of plain data; anything else is kept as it is, and refused on saving."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if type(value) in (dict, Counter):
@@ -326,12 +325,12 @@ def warmup_cosine(total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> 
 class WarmupCosine:
     """Linear warm-up, then a cosine down to `min_ratio` of the learning rate at `total_steps`.
 
-    Each parameter group keeps its own peak: the learning rate that it is given, also one that is added later.
+    Each parameter group keeps its own peak, the learning rate it was made with; groups may be added later.
     `warmup` is in optimizer steps, or a duration such as `0.1ep` in a config.
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> None:
-        # Not its groups: `load_state_dict` gives an optimizer a new list of them.
+        # Not the groups: `load_state_dict` replaces their list.
         self._optimizer = optimizer
         self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
         self._factor = warmup_cosine(total_steps, warmup, min_ratio)
@@ -352,14 +351,14 @@ class WarmupCosine:
         return {"step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved step, along the schedule as it is configured now."""
+        """Load a saved step; peaks and lengths stay as configured."""
         self._step = int(state["step"])
         self._apply()
 
     def _apply(self) -> None:
         factor = self._factor(self._step)
         for group in self._optimizer.param_groups[len(self._peaks) :]:
-            # Saved with the group, as torch's schedules do: after a resume its `lr` is no peak.
+            # Saved with the group, as torch does: after a resume its `lr` is not the peak.
             self._peaks.append(float(group.setdefault("initial_lr", group["lr"])))
         for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * factor

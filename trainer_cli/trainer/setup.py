@@ -1,4 +1,4 @@
-"""Checking and making what a trainer is put together from: modules, optimizers, names, device, seed."""
+"""Check and make the parts of a trainer: modules, optimizers, names, device, seed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def seed_everything(seed: int) -> None:
 
 
 def be_deterministic() -> None:
-    """Only deterministic kernels from here on, on every device."""
+    """Use only deterministic kernels from now on, on every device."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name; `auto` is cuda, else mps, else cpu. On `meta` there are shapes, but no values.
+    """The device of that name; `auto` is cuda, else mps, else cpu. `meta` has shapes, but no values.
 
     Raises:
         UserError: this machine has no such device.
@@ -49,26 +49,26 @@ def pick_device(name: str) -> torch.device:
 
 
 def made(given: Any, kind: type, *args: Any) -> Any:
-    """A part given ready, or by a function that makes it."""
+    """A part, made by calling it if it is a function."""
     return given if isinstance(given, kind) or not callable(given) else given(*args)
 
 
 def typed(slot: str, value: Any, kind: type) -> Any:
-    """The value, if it is of the kind that the slot takes."""
+    """The value, if it is of this kind; else raise UserError."""
     if not isinstance(value, kind):
         raise UserError(f"{slot}: expected {kind.__name__}, got {type(value).__name__}")
     return value
 
 
 def named(slot: str, given: Any, kind: type) -> dict[str, Any]:
-    """A mapping, or a sequence under the names of its classes, every value of it checked."""
+    """A mapping, or a sequence by the names of its classes, with every value checked."""
     if not isinstance(given, Mapping | Iterable):
         raise UserError(f"{slot}: expected a sequence or mapping of {kind.__name__}, got {type(given).__name__}")
     found: dict[str, Any] = {}
     if isinstance(given, Mapping):
         for name, value in given.items():
             if value is not None and found.setdefault(str(name), value) is not value:
-                raise UserError(f"{slot}: two are called '{name}'", cure="Give each a name of its own.")
+                raise UserError(f"{slot}: two are called '{name}'", cure="Name each of them in a mapping.")
     else:
         for value in given:
             name, count = type(value).__name__, 1
@@ -85,7 +85,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def reset(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]) -> None:
-    """Have an optimizer be as when it was made: with these groups, their settings, and no state or gradients."""
+    """Reset an optimizer to these groups and settings, without state or gradients."""
     optimizer.zero_grad()
     optimizer.state.clear()
     del optimizer.param_groups[len(settings) :]

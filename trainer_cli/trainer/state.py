@@ -1,7 +1,7 @@
-"""A training's whole state as one tree, and back: model, optimizer, schedules, counts, data, callbacks, RNG.
+"""The state of a training as one tree, and back: model, optimizer, schedules, counts, data, callbacks, RNG.
 
-Taking it back has two halves. First every owner says what does not fit, and all of that is one table; only where
-the table is empty does anybody take anything.
+Loading has two phases: every part reports what does not fit, in one table; only if the table is empty is anything
+loaded.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ log = logging.getLogger(__name__)
 
 _SEVERAL = "optimizers"
 """The states of several optimizers, by name; that of a single one is under `optimizer`."""
-ADVICE = "Go on with what the checkpoint was made with, or begin a new run from its weights with ckpt=."
+ADVICE = "Resume with the config of the checkpoint, or start a new run from its weights with ckpt=."
 
 
 def later(trainer: Trainer) -> tuple[str, ...]:
-    """What is read straight to where it is wanted, once it is known that it fits."""
+    """Tensors that are read into their destination after all checks."""
     return ("model", *(f"{_place_of(name)}/state" for name in trainer.optimizers))
 
 
 def _place_of(optimizer: str) -> str:
-    """Where an optimizer's state stands in the tree."""
+    """The key of an optimizer's state in the tree."""
     return ONLY if optimizer == ONLY else f"{_SEVERAL}/{optimizer}"
 
 
 class Tree(dict[str, Any]):
-    """A state that is being put together: what stands in it is not replaced by who comes later."""
+    """A state being assembled: an existing key must not be replaced."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key in self:
@@ -87,7 +87,7 @@ def capture(trainer: Trainer, train_loader: Any) -> Tree:
 
 
 def take_weights(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None:
-    """Take the model alone.
+    """Load the model alone.
 
     Raises:
         UserError: with a table of all that does not fit; the model is then untouched.
@@ -96,7 +96,7 @@ def take_weights(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None
 
 
 def take_for_evaluation(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None:
-    """Take the model, and the state of every callback that changes what is evaluated."""
+    """Load the model, and the state of every callback that changes evaluations."""
     fittings = {"model": _of_model(trainer, state)}
     saved = state.get("callbacks", {})
     for name, callback in trainer.callbacks.items():
@@ -108,13 +108,11 @@ def take_for_evaluation(trainer: Trainer, state: Mapping[str, Any], path: Path) 
 def take_all(
     trainer: Trainer, train_loader: Any, state: Mapping[str, Any], keep_settings: Sequence[str], path: Path
 ) -> None:
-    """Take everything; the RNG waits in `trainer.rng` for the first step.
-
-    What only one side has of callbacks and of the loss scale is logged, not refused: whoever changed the config so
-    has said that it may be.
+    """Load everything; the RNG state is kept in `trainer.rng` until the first step. Callbacks and a loss scale that
+    only the checkpoint or only the trainer has are logged, not refused.
 
     Raises:
-        UserError: with a table of all that does not fit; nothing is then taken.
+        UserError: with a table of all that does not fit; nothing is loaded then.
     """
     fittings = {"model": _of_model(trainer, state)}
     saved = {ONLY: state[ONLY]} if ONLY in state else state.get(_SEVERAL, {})
@@ -149,7 +147,7 @@ def take_all(
 
 
 def _nothing() -> None:
-    """Takes nothing."""
+    """Load nothing."""
 
 
 def _take(fittings: Mapping[str, Fitting], path: Path) -> None:
@@ -198,7 +196,7 @@ def _of_loop(trainer: Trainer, own: Any) -> Fitting:
 
 def _of_data(train_loader: Any, own: Mapping[str, Any]) -> Fitting:
     try:
-        # Without the position of the loader's own, which it would keep as soon as it has seen that the rest fits.
+        # Without the loader's own position: a loader keeps that once the rest fits.
         train_loader.check_state({**own, "loader": None})
     except TrainError as error:
         return Fitting([error.what], _nothing)
@@ -210,22 +208,22 @@ def _of_callback(callback: Callback, own: dict[str, Any]) -> Fitting:
 
 
 def _one_sided(trainer: Trainer, state: Mapping[str, Any]) -> list[str]:
-    """What is only in the checkpoint, or only here."""
+    """Log state that only the checkpoint has, or only the trainer."""
     saved = state.get("callbacks", {})
     lines = [
-        f"the checkpoint has state of a callback '{name}', which is not here: it is dropped"
+        f"the checkpoint has state of a callback '{name}', which this training does not have: it is dropped"
         for name in saved
         if name not in trainer.callbacks
     ]
     lines += [
-        f"callback '{name}' keeps state, but the checkpoint has none of it: it begins anew"
+        f"callback '{name}' has state, but the checkpoint has none for it: it starts new"
         for name, callback in trainer.callbacks.items()
         if name not in saved and callback.state_dict()
     ]
     if "step" not in state and trainer.step.state_dict():
-        lines.append("the step keeps state, but the checkpoint has none of it: it begins anew")
+        lines.append("the step has state, but the checkpoint has none for it: it starts new")
     if trainer.scaler is None and "scaler" in state:
         lines.append("the checkpoint has a loss scale, but there is none in this precision: it is dropped")
     if trainer.scaler is not None and "scaler" not in state:
-        lines.append("the checkpoint has no loss scale: scaling begins anew")
+        lines.append("the checkpoint has no loss scale: scaling starts new")
     return lines

@@ -1,4 +1,4 @@
-"""Why training stops: pure decisions over progress and stop requests."""
+"""When and why a training stops: pure functions of progress and stop requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer_cli.trainer.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """An end and its reason. `finished`: the run is done; else it is to be resumed."""
+    """The end of a fit and its reason. Not `finished`: the run can be resumed."""
 
     reason: str
     finished: bool
@@ -18,7 +18,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long the run may go on. `max_time_s` bounds this process, in seconds."""
+    """How long the run may last. `max_time_s` bounds this process, in seconds."""
 
     max_duration: Interval
     hard_stop: Interval | None = None
@@ -26,7 +26,7 @@ class Limits:
 
 
 def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: Stop | None) -> Stop | None:
-    """Why the training ends at this step, or None. A complete run is finished, even where a stop was requested."""
+    """Why the training ends at this step, or None. A complete run is finished, even if a stop was requested."""
     if limits.max_duration.reached(now):
         return Stop(f"max_duration of {limits.max_duration.interval} reached", finished=True)
     if limits.hard_stop is not None and limits.hard_stop.reached(now):
@@ -39,7 +39,7 @@ def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: S
 
 
 def next_stop_step(limits: Limits, now: Progress) -> int:
-    """The earliest step after `now` at which `why_stop` may answer, requests aside."""
+    """The earliest step after `now` at which `why_stop` may return a reason, requests aside."""
     if limits.max_time_s is not None:
         return now.step + 1
     ends = [end for end in (limits.max_duration, limits.hard_stop) if end is not None]

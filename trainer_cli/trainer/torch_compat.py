@@ -1,4 +1,4 @@
-"""Everything of the trainer that depends on torch's private names, each with what happens where a name is missing.
+"""Everything that depends on torch's private names, with the fallback if a name is missing.
 
 leave_compiler_out   `torch._dynamo` is half of the time to the first step. Torch wraps methods of its optimizers so
                      that a compiled function does not trace into them, and imports the compiler at their first call.
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 _COMPILER = "torch._dynamo"
 _BARE = "__dynamo_disable"
-"""Where torch keeps what it calls in place of a function that is not to be traced; made at the first call."""
+"""The attribute of torch's wrapper for the untraced function; set at the first call."""
 _UNTRACED = "_disable_dynamo.<locals>.inner"
 _PROFILED = "Optimizer.profile_hook_step.<locals>.wrapper"
 _WITHOUT_GRADIENTS = "_use_grad_for_differentiable.<locals>._use_grad"
@@ -42,7 +42,7 @@ def _bare(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[
     def call(*args: Any, **kwargs: Any) -> Any:
         if _COMPILER not in sys.modules:
             return function(*args, **kwargs)
-        # The compiler was imported: torch makes its own wrapper again, for good.
+        # The compiler was imported: torch makes its wrapper again.
         if getattr(function, _BARE, None) is call:
             delattr(function, _BARE)
         return method(*args, **kwargs)
@@ -51,10 +51,9 @@ def _bare(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[
 
 
 def step_lightly(optimizer: Optimizer) -> None:
-    """Have `optimizer.step` do the update without what torch wraps around it, wherever that would do nothing.
-
-    It does something, and is called as ever, where the step is compiled, profiled, or has hooks. An optimizer whose
-    step is not wrapped as torch's own are, or was replaced, stays as it is.
+    """Call an optimizer's update without torch's wrapper of `step` while that does nothing. The wrapper is called as
+    usual if the step is compiled or profiled or has hooks. An optimizer with another wrapper, or a replaced step, is
+    not changed.
     """
     whole = type(optimizer).step
     guarded = getattr(whole, "__wrapped__", None)
@@ -89,7 +88,7 @@ def foreach_div_(tensors: list[Tensor], divisor: float | Tensor) -> None:
 
 
 def foreach_lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:
-    """Move each tensor in place by a part of the way to its end."""
+    """Interpolate each tensor in place."""
     if (kernel := getattr(torch, "_foreach_lerp_", None)) is not None:
         kernel(tensors, ends, weight)
         return
@@ -107,7 +106,7 @@ def foreach_copy_(tensors: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def overflow_flags(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> list[Tensor]:
-    """Per device, above zero where the gradients of this step overflowed, on the device."""
+    """Device -> a tensor there that is above zero if the gradients of this step overflowed."""
     found = getattr(scaler, "_found_inf_per_device", None)
     return [] if found is None else list(found(optimizer).values())
 

@@ -1,4 +1,4 @@
-"""The training step: forward, backward and optimizer steps of one batch. A subclass trains in another way."""
+"""The training step: forward, backward and optimizer steps of one batch. A subclass defines another step."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class _Updated:
-    """One optimizer, and what its step needs."""
+    """One optimizer, and the state of its next step."""
 
     def __init__(self, name: str, optimizer: Optimizer, schedulers: list[Any], grad_norm: Tensor | None) -> None:
         self.name, self.optimizer, self.schedulers = name, optimizer, schedulers
         self.grad_norm = grad_norm
         self.clears = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer)
-        """Whether it has its own way to clear gradients. Torch's takes 7 us more a step than a loop over them."""
+        """Whether the optimizer overrides zero_grad. Torch's takes 7 us more a step than a loop over the gradients."""
         self.pending = False
-        """Whether a backward has been made for it since its last step."""
+        """Whether gradients were added since its last step."""
         self.weight: Number | Tensor = 0
         """Sum of the weights of these backwards, in units of the first."""
         self.list_parameters()
 
     def list_parameters(self) -> None:
-        """What the optimizer changes: gradients of other parameters are neither divided nor clipped."""
+        """List the optimizer's parameters: gradients of others are neither divided nor clipped."""
         groups = self.optimizer.param_groups
         self.group_count = len(groups)
         self.parameters = [parameter for group in groups for parameter in group["params"]]
@@ -78,7 +78,7 @@ class TrainStep:
                 self._step(one)
 
     def forward(self, batch: Any) -> Any:
-        """The model's outputs for a batch, under autocast, with the hooks around it. Evaluation calls it, too."""
+        """The model's outputs for a batch, under autocast, with the hooks around it. Evaluation calls it too."""
         args: list[Any] = [batch]
         kwargs: dict[str, Any] = {}
         for call in self._before_forward:
@@ -109,7 +109,7 @@ class TrainStep:
         share = loss
         if self._accumulates:
             weight = self.batch_size if weight is None else weight
-            # In units of the first weight: gradients as large as those of one batch, which 16 bits hold.
+            # In units of the first weight, so that 16-bit gradients are no larger than those of one batch.
             if self._unit is None:
                 self._unit = _not_zero(weight)
             part = weight / self._unit
@@ -138,21 +138,21 @@ class TrainStep:
             self._step(one)
 
     def state_dict(self) -> dict[str, Any]:
-        """What of the step's own must survive a resume. Empty: nothing is saved."""
+        """The step's own state to save in checkpoints. Empty: none."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Load a state from `state_dict`."""
 
     def bind_model(self, trainer: Trainer) -> None:
-        """Called by the loops: what `forward` works with."""
+        """Called by the loops: bind what `forward` needs."""
         hooks = trainer.hooks
         self.trainer, self.model, self.device = trainer, trainer.model, trainer.device
         self._autocast = trainer.precision.autocast(trainer.device)
         self._before_forward, self._after_forward = hooks["on_before_forward"], hooks["on_after_forward"]
 
     def bind(self, trainer: Trainer) -> None:
-        """Called by the training loop, between two steps: what the other methods work with."""
+        """Called by the training loop between two steps: bind what the other methods need."""
         self.bind_model(trainer)
         hooks, precision, norms = trainer.hooks, trainer.precision, self.grad_norms()
         self._scaler, self._precision, self._strategy = trainer.scaler, precision, trainer.strategy
@@ -171,14 +171,14 @@ class TrainStep:
         self._before_lr, self._after_lr = hooks["on_before_scheduler_step"], hooks["on_after_scheduler_step"]
 
     def grad_norms(self) -> dict[str, Tensor]:
-        """The norm of each optimizer's gradients at its last step, before clipping, where it was taken."""
+        """The norm of each optimizer's gradients at its last step, before clipping, if it was computed."""
         return {one.name: one.grad_norm for one in self._updated if one.grad_norm is not None}
 
     def end_step(self) -> None:
         """Called by the training loop after the last batch of a step.
 
         Raises:
-            UserError: gradients are left, which no checkpoint would hold; or no optimizer has ever made a step.
+            UserError: gradients are left, which checkpoints do not hold; or no optimizer has made a step.
         """
         self._complete = True
         self.update()
@@ -257,5 +257,5 @@ class TrainStep:
 
 
 def _not_zero(weight: Number | Tensor) -> Number | Tensor:
-    """The weight, or 1 for a batch that counts nothing; without a wait for the device."""
+    """The weight, or 1 for a weight of 0; without a wait for the device."""
     return torch.where(weight == 0, 1, weight) if isinstance(weight, Tensor) else weight or 1

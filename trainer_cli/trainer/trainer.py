@@ -73,7 +73,7 @@ class Evaluation:
 
 
 class Unset:
-    """The default of `ckpt_path`: the newest checkpoint of this run, where there is one."""
+    """The default of `ckpt_path`: the newest checkpoint of this run, if there is one."""
 
 
 UNSET = Unset()
@@ -92,7 +92,7 @@ class Trainer:
             function that is called for each, or a mapping of their names to what one optimizer may have.
         step: forward, backward and optimizer steps of one batch; None: one loss, all optimizers stepped together.
         precision: number format, loss scaling and clipping.
-        loop: how long, and what how often.
+        loop: lengths and intervals of the training.
         checkpoint: the CheckpointerCallback (or a subclass); it is called after all other callbacks.
         callbacks, loggers: sequences, or mappings by name. The name is the key of a callback's saved state.
         seed: seeds python, numpy and torch before the model is made.
@@ -171,7 +171,7 @@ class Trainer:
         self.stop_request: Stop | None = None
         self.evaluation_requested = False
         self.interrupt_requested = False
-        """True where the loop must handle a request after this step."""
+        """Whether the loop must handle a request after this step."""
         self.loaded_from: Path | None = None
         self.loaded_step = 0
         self.resumed = False
@@ -198,15 +198,15 @@ class Trainer:
         Args:
             train_loader: a Dataset, a DataLoader, or a loader of `trainer_cli.data`.
             val_loader: one of these, or a mapping of names to them.
-            ckpt_path: not given: go on from the newest valid checkpoint of this run, else from where this trainer is;
-                None: begin anew, from step 0, with a new optimizer state, and with new weights where `model` was given
-                as a function; a path: from this checkpoint, and no other in its place.
-            states: `("all",)`, or `("model",)` to take the weights alone and start at step 0.
+            ckpt_path: not given: resume the newest valid checkpoint of this run, else continue from the trainer's
+            present state; None: start at step 0 with a new optimizer state, and with new weights if `model` was given
+            as a function; a path: load this checkpoint, and no other.
+            states: `("all",)`, or `("model",)` to load the weights alone and start at step 0.
             keep_settings: optimizer settings (such as `lr`, or `NAME.lr` of one of several) that stay as configured,
-                whatever the checkpoint says.
+            not as in the checkpoint.
 
         Raises:
-            UserError: no optimizer, an empty loader, a model or a loader that does not keep its contract.
+            UserError: no optimizer, an empty loader, a model or a loader that breaks its contract.
             CheckpointError: the checkpoint named is not valid, or does not fit.
             NotFiniteError: the loss, or the weights at the end, are not finite.
         """
@@ -222,7 +222,7 @@ class Trainer:
         if ckpt_path is None and self._used:
             self._reset()
         self._used = True
-        # What an interrupted step of an earlier fit left would be added to the first one's.
+        # Gradients that an interrupted fit left would be added to the first step's.
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
         try:
@@ -240,11 +240,11 @@ class Trainer:
                     self.load_checkpoint(path, states, keep_settings)
                 else:
                     self._make_schedulers()
-                    # Its own earlier fit, or what was loaded before: the records up to here stay.
+                    # An earlier fit of this trainer, or a loaded state: the records up to here stay.
                     self.resumed = self.resumed or self.progress.step > 0
                 loop.start_at(train, self.progress)
                 self._start_samples = self.progress.samples
-                # Whoever refuses to start does so here, before anything written earlier is cut back.
+                # Callbacks that refuse to start do so here, before loggers are rewound.
                 self.hooks.call("on_fit_start", self, train, val, loop)
                 sanity_check(self, val)
                 self._start_loggers()
@@ -262,7 +262,7 @@ class Trainer:
         return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.metric_logger.last))
 
     def validate(self, val_loader: Any, ckpt_path: str | Path | None = None) -> dict[str, dict[str, float]]:
-        """Evaluate on each loader, with the weights of a checkpoint where one is given: loader -> metrics."""
+        """Evaluate on each loader, with the weights of a checkpoint if one is given: loader -> metrics."""
         rows = self.validate_all(val_loader, [None if ckpt_path is None else ckpt_path])
         return {row.loader: row.metrics for row in rows}
 
@@ -275,32 +275,32 @@ class Trainer:
             self._clear_requests()
 
     def stop(self, reason: str, *, finished: bool = True) -> None:
-        """Ask for an end after the step that is being made. `finished=False`: with exit code 75, to be resumed."""
+        """Request an end after the current step. `finished=False`: with exit code 75, to be resumed."""
         if self.stop_request is None:
             self.stop_request = Stop(reason, finished)
         self.interrupt_requested = True
 
     def ask_for_save(self) -> None:
-        """Have the step that is being made saved; from any thread."""
+        """Request a save after the current step; from any thread."""
         if self.checkpoint is not None:
             self.checkpoint.save_requested = True
         self.interrupt_requested = True
 
     def ask_for_evaluation(self) -> None:
-        """Have the model evaluated after the step that is being made; from any thread."""
+        """Request an evaluation after the current step; from any thread."""
         self.evaluation_requested = True
         self.interrupt_requested = True
 
     def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
-        """Add to the record of the current step; nothing is dropped. Tensors wait for the device at the flush."""
+        """Add metrics to the record of the current step. Tensors are read from the device at the flush."""
         self.metric_logger.add({**(metrics or {}), **named})
 
     def flush_record(self) -> dict[str, float]:
-        """Hand the record of this step to every logger, once and whole. Returns it."""
+        """Pass the record of this step to every logger, and return it."""
         return self.metric_logger.flush(self.progress, self._epoch())
 
     def evaluate(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> bool:
-        """Evaluate on every loader and log `LOADER/K`. False where a stop was requested meanwhile."""
+        """Evaluate on every loader and log `LOADER/K`. False if a stop was requested meanwhile."""
         before = dict(self.metric_logger.record)
         began = time.monotonic()
         try:
@@ -321,7 +321,7 @@ class Trainer:
     def _evaluate_all(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> None:
         rng = model_state.capture_rng()
         if self.rng is not None:
-            # An evaluation that an earlier attempt owes: it draws what it would have drawn there.
+            # A pending evaluation of an earlier attempt: use the random state that it would have had.
             model_state.restore_rng(self.rng)
         try:
             with ExitStack() as stack:
@@ -334,9 +334,8 @@ class Trainer:
             model_state.restore_rng(rng)
 
     def maybe_checkpoint(self, stop: Stop | None, *, over: bool = False) -> None:
-        """The moment for saving after a step: an ordinary one, the final one, or one that stops early.
-
-        `over` says that a stop came when no step was left to make.
+        """Offer a save after a step: an ordinary one, the final one, or one that stops early. `over`: the stop came
+        when no step was left.
 
         Raises:
             NotFiniteError: the training is at its end, and its weights are not finite.
@@ -351,12 +350,12 @@ class Trainer:
         self.metric_logger.exclude_time(time.monotonic() - began)
 
     def callback_steps(self) -> list[int]:
-        """The steps at which callbacks want their moment for saving."""
+        """The next steps at which callbacks may save."""
         steps = (call(self) for call in self.hooks["next_step"])
         return [step for step in steps if step is not None]
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Everything that a resume needs, as one tree; hooks have added theirs."""
+        """The state that a resume needs, as one tree, with what hooks added."""
         growing = capture(self, self._train_loader)
         self.hooks.call("on_save_checkpoint", self, growing)
         state = dict(growing)
@@ -366,7 +365,7 @@ class Trainer:
     def load_checkpoint(
         self, path: str | Path, states: Sequence[str] = ("all",), keep_settings: Sequence[str] = ()
     ) -> None:
-        """Take everything, or the model alone, from a checkpoint. The RNG follows when training begins.
+        """Load everything, or the model alone, from a checkpoint. The RNG state is restored when training begins.
 
         Args:
             keep_settings: optimizer settings (such as `lr`) that stay as they are configured now.
@@ -383,12 +382,12 @@ class Trainer:
         self.resumed = whole
 
     def _make_schedulers(self) -> None:
-        """Make the schedules, once: over a trained optimizer, they would take its rates for the first ones."""
+        """Make the schedules once: made over a trained optimizer, they would start from its present rates."""
         if not self.schedulers.live:
             self.schedulers = Schedulers(self._given_schedulers, self.optimizers)
 
     def _reset(self) -> None:
-        """Take back what an earlier fit has changed. A model given as an instance keeps its weights."""
+        """Undo the changes of an earlier fit. A model given as an instance keeps its weights."""
         if self.seed is not None:
             seed_everything(self.seed)
         if not isinstance(self._given_model, nn.Module):
@@ -410,11 +409,11 @@ class Trainer:
         self.stop_request, self.evaluation_requested, self.interrupt_requested = None, False, False
 
     def _progress_of(self, path: str | Path) -> Progress | None:
-        """Where a checkpoint stands, if it says so."""
+        """The progress of a checkpoint, if it has one."""
         return Progress.of(self.checkpointer.progress(path) or {})
 
     def _read(self, path: Path, parts: Sequence[str] | None) -> dict[str, Any]:
-        """What a checkpoint holds, or these parts of it, as hooks have changed it."""
+        """The state in a checkpoint, or these parts of it, as changed by hooks."""
         self.hooks.call("on_before_load_checkpoint", self, path)
         state = self.checkpointer.read(path, parts)
         if lacking := [name for name in ("model", "progress") if name not in state]:
@@ -426,25 +425,25 @@ class Trainer:
         return state
 
     def restore_rng(self) -> None:
-        """Put the random state of the loaded checkpoint in place: the last thing before the first step."""
+        """Restore the random state of the loaded checkpoint, last before the first step."""
         if self.rng is not None:
             model_state.restore_rng(self.rng)
             self.rng = None
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer, the first of several; None where the trainer can only validate."""
+        """The optimizer (the first of several), or None."""
         return next(iter(self.optimizers.values()), None)
 
     @property
     def samples_this_time(self) -> int:
-        """Samples trained on since this process began."""
+        """Samples trained on in this process."""
         return self.progress.samples - self._start_samples
 
     def close(self) -> None:
-        """Close loggers and callbacks; every one of them, whatever happens."""
+        """Close all loggers and callbacks, also after an error in one."""
         with ExitStack() as stack:
-            # Last: a save that is still being written brings to rest what was logged before it.
+            # Last: a save in flight makes durable what was logged before it.
             stack.callback(self.metric_logger.close)
             stack.callback(self.hooks.call_all, "finalize")
 

@@ -1,4 +1,4 @@
-"""The training loop: what is done with each batch, and what after which step."""
+"""The training loop: steps, logs, evaluations and saves until the run ends."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 
 class TrainingLoop:
-    """Steps, logs, evaluations and saves, until the run ends.
-
-    The arguments are the fields of `LoopConfig`, which says what each means. Durations are a number of optimizer
+    """The arguments are the fields of `LoopConfig`, which says what each means. Durations are a number of optimizer
     steps, or a string such as `3ep`, `1e9tok` or `30min`.
     """
 
@@ -73,7 +71,7 @@ class TrainingLoop:
         self._counts_tokens = False
 
     def prepare(self, trainer: Trainer, train_loader: Any, resumed: Progress | None = None) -> None:
-        """Get ready to train on a loader.
+        """Prepare to train on a loader.
 
         Args:
             resumed: the progress of the checkpoint that is resumed.
@@ -91,7 +89,7 @@ class TrainingLoop:
         self._began = time.monotonic()
 
     def learn_lengths(self, train_loader: Any, resumed: Progress | None = None) -> None:
-        """Learn the lengths that intervals need; from `resumed` on, epochs may be of another length than before.
+        """Set the lengths that intervals need; from `resumed` on, epochs may have another length than before.
 
         Raises:
             UserError: the loader is empty, or a duration needs the length of a loader that has none.
@@ -112,7 +110,7 @@ class TrainingLoop:
         self.total_steps = self.length(train_loader)
 
     def cadence(self, interval: Any) -> Interval | None:
-        """A cadence of this training, or None for null."""
+        """An interval of this training, or None for null."""
         if interval is None:
             return None
         duration = Duration.parse(interval)
@@ -120,10 +118,10 @@ class TrainingLoop:
         return Interval(duration, self.steps_per_epoch, self.epoch_offset if duration.unit is Unit.EPOCH else 0)
 
     def checkpoint_interval(self, key: str, interval: Any) -> Interval | None:
-        """The cadence of a setting of `checkpoint`.
+        """The interval of a setting of `checkpoint`.
 
         Raises:
-            ConfigError: a part of an epoch, where the number of steps of an epoch is unknown.
+            ConfigError: a part of an epoch, if the number of steps of an epoch is unknown.
         """
         try:
             return self.cadence(interval)
@@ -131,7 +129,7 @@ class TrainingLoop:
             raise ConfigError(str(error), location=f"checkpoint.{key}") from None
 
     def length(self, train_loader: Any) -> int | None:
-        """Optimizer steps in `max_duration`, where known beforehand."""
+        """Optimizer steps in `max_duration`, if known."""
         settings, duration = self.settings, Duration.parse(self.settings.max_duration)
         steps = total_steps(
             duration,
@@ -144,29 +142,29 @@ class TrainingLoop:
         return steps if steps is None or duration.unit is Unit.STEP else steps - self.epoch_offset
 
     def _offset(self, train_loader: Any, at: Progress) -> int:
-        """By how many steps the run would be further than `at`, had all its epochs been of today's length."""
+        """How many steps further than `at` the run would be if all epochs had had the present length."""
         if self.epoch_batches is None or self.steps_per_epoch is None or at.samples == 0:
-            # At step 0, or of a checkpoint of before its place in the epoch was saved.
+            # At step 0, or from an old checkpoint without the position in its epoch.
             return 0
         epoch, batch = self._position(train_loader, at)
         left = -(-(self.epoch_batches - batch) // self.settings.grad_accum_steps)
         return (epoch + 1) * self.steps_per_epoch - left - at.step
 
     def _position(self, train_loader: Any, at: Progress) -> tuple[int, int]:
-        """Epoch and batch of a position, in batches of today's size where the loader counts in samples."""
+        """Epoch and batch of a position, in batches of the present size if the loader counts samples."""
         counts_samples = getattr(train_loader, "samples_per_batch", None) is not None
         batch = len(train_loader) - train_loader.batches_after(at.epoch_samples) if counts_samples else at.batch
         over = self.epoch_batches is not None and batch >= self.epoch_batches
         return (at.epoch + 1, 0) if over else (at.epoch, batch)
 
     def start_at(self, train_loader: Any, progress: Progress) -> None:
-        """Count the batches of a loaded position in today's size. An epoch that has none left is over."""
+        """Convert the batches of a loaded position to the present size. An epoch without a rest is over."""
         epoch, progress.batch = self._position(train_loader, progress)
         if epoch != progress.epoch:
             progress.epoch, progress.epoch_samples = epoch, 0
 
     def _batches_of(self, train_loader: Any) -> int | None:
-        """Batches of an epoch of this training; None where unknown.
+        """Batches of an epoch of this training; None if unknown.
 
         Raises:
             UserError: there are none, or `limit_train_batches` is a part of what has no length.
@@ -197,36 +195,36 @@ class TrainingLoop:
         return stop
 
     def why_stop(self, trainer: Trainer) -> Stop | None:
-        """The end that has come, if one has."""
+        """The stop that is due, or None."""
         return why_stop(
             self.limits, trainer.progress, process_s=time.monotonic() - self._began, stop_request=trainer.stop_request
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Means begun since the last log, and the record of an evaluation that is still owed."""
+        """The means since the last log, and the record of a pending evaluation."""
         means = self._means_since_log.state_dict() if self._means_since_log is not None else None
         return {"meter": means, "owed_record": self.pending_eval_record}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back the means begun and the evaluation owed."""
+        """Load the means and the pending evaluation."""
         self._saved_means = state["meter"]
         if self._means_since_log is not None and self._saved_means is not None:
             self._means_since_log.load_state_dict(self._saved_means)
         self.pending_eval_record = state["owed_record"]
 
     def reset(self) -> None:
-        """Forget what an earlier training left."""
+        """Reset the state of an earlier training."""
         self._means_since_log, self._saved_means, self.pending_eval_record = None, None, None
         self._loss_check = LossCheck()
 
     def data_state(self, trainer: Trainer) -> dict[str, Any]:
-        """Where the train loader stands: after the last batch trained on, not one fetched ahead."""
+        """The train loader's position after the last batch trained on, not after one fetched ahead."""
         assert self._batches is not None
         return self._batches.state(trainer.progress)
 
     def _first_moments(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop | None:
-        """What happens before the first step of this process; returns a stop that is already due."""
-        # The record of the step resumed from is written already: what is logged now joins the next one.
+        """The evaluation and save before the first step of this process; returns a stop that is already due."""
+        # The record of the resumed step is written already: metrics logged now join the next one.
         written = trainer.resumed and self.pending_eval_record is None and not self._wants_evaluation_at_start(trainer)
         if self.pending_eval_record is not None:
             trainer.log_metrics(self.pending_eval_record)
@@ -253,14 +251,14 @@ class TrainingLoop:
         return self.settings.eval_at_start and progress.step == 0 and progress.evaluated_step != 0
 
     def _run_until_eval(self, trainer: Trainer, val_loaders: Mapping[str, Any], loop_idx: int) -> Stop | None:
-        """Steps up to the next evaluation or the end, then both; the moments for logs and saves on the way."""
+        """Train up to the next evaluation or the end, with logs and saves on the way; then evaluate."""
         assert self._means_since_log is not None
         stop = None
         with ExitStack() as stack:
             trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
             try:
                 if not trainer.model.training:
-                    # Only then: a part that its owner put into evaluation mode stays there.
+                    # Only then: a module that the user put into evaluation mode stays in it.
                     trainer.model.train()
                 trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
@@ -269,7 +267,7 @@ class TrainingLoop:
                     self._count_time(trainer)
                     stop = self.why_stop(trainer)
                     done = stop is not None and stop.finished
-                    # Where a stop was requested between two steps, this step has its record and evaluation already.
+                    # If a stop was requested between two steps, this step has its record and evaluation already.
                     if not self._means_since_log.empty and (done or _due(self._log, trainer.progress)):
                         self._log_training(trainer)
                     evaluate = trainer.progress.evaluated_step != trainer.progress.step and (
@@ -295,7 +293,7 @@ class TrainingLoop:
         return stop
 
     def _stop_before_eval(self, trainer: Trainer) -> Stop:
-        """Stop before an evaluation that is due: the next attempt makes it, and completes this step's record."""
+        """Stop before a due evaluation: the next attempt makes it, and completes this step's record."""
         self.pending_eval_record = trainer.flush_record()
         stop = trainer.stop_request or self.why_stop(trainer)
         assert stop is not None, "an evaluation is only put off for a stop"
@@ -313,22 +311,21 @@ class TrainingLoop:
         return requested
 
     def _next_event(self, trainer: Trainer) -> int:
-        """The earliest step after this one at which anything but training may happen."""
+        """The earliest step after this one at which something other than training may be due."""
         now = trainer.progress
         steps = [next_stop_step(self.limits, now), *trainer.callback_steps()]
         steps += [cadence.next_step(now) for cadence in (self._log, self.eval_interval) if cadence is not None]
         return min(steps)
 
     def _steps(self, trainer: Trainer, event: int) -> None:
-        """Optimizer steps until step `event`, until something is requested, or until a step has something to record.
-
-        The hot path: no work but training.
+        """Make optimizer steps until step `event`, a request, or metrics to record. The hot path: no work but
+        training.
         """
         model, progress, step = trainer.model, trainer.progress, trainer.step
         assert self._means_since_log is not None and self._batches is not None
         accum, means, hooks = self.settings.grad_accum_steps, self._means_since_log, trainer.hooks
         record, batches = trainer.metric_logger.record, self._batches
-        # What the loader counts its position in is not always the leading size of its batches.
+        # The loader's samples per batch can differ from the leading size of the tensors.
         counted = batches.samples_per_batch
         step.bind(trainer)
         batch_start, step_start = hooks["on_train_batch_start"], hooks["on_train_step_start"]
@@ -380,7 +377,7 @@ class TrainingLoop:
             if record:
                 break
         if tokens is not None:
-            # Nothing asks for them at every step, so the device is waited for here alone.
+            # Tokens are not needed at every step, so the device is waited for only here.
             progress.tokens += int(tokens)
             progress.last_tokens = progress.tokens
 
@@ -389,7 +386,7 @@ class TrainingLoop:
         progress.last_seconds, progress.seconds = progress.seconds, trainer.metric_logger.seconds()
 
     def _log_what_is_left(self, trainer: Trainer, stop: Stop | None) -> None:
-        """Means that the end of the run, come with an evaluation, would lose."""
+        """Log the means since the last log at the end of the run."""
         if stop is not None and stop.finished and self._means_since_log is not None and not self._means_since_log.empty:
             self._log_training(trainer)
 

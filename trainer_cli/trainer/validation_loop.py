@@ -1,4 +1,4 @@
-"""The validation loop: one pass over one loader, which leaves model mode, gradients and hooks as they were."""
+"""The validation loop: one pass over one loader, after which model mode, gradients and hooks are as before."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ValidationLoop:
         """Means over the loader (or its first `eval_steps` batches), weighted by the batches' weights.
 
         Raises:
-            EvaluationInterruptedError: the run is to stop here and be started again, and this was not the last batch.
+            EvaluationInterruptedError: a stop was requested before the last batch; the next attempt evaluates again.
             UserError: the loader gave no batch.
         """
         hooks, model, base = trainer.hooks, trainer.model, self.hook
@@ -50,7 +50,7 @@ class ValidationLoop:
                 self.metrics = self._means(trainer, model, loader, name)
                 hooks.call_all(f"on_{base}_end", trainer, model, self)
         except EvaluationInterruptedError:
-            raise  # An ordinary stop: nothing has failed, and there are no means to report.
+            raise  # An ordinary stop, without means to report.
         except BaseException as error:
             with second_to(error):
                 hooks.call_all("on_validate_exception", trainer, error)
