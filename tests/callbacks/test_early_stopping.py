@@ -188,7 +188,7 @@ def test_a_metric_that_nothing_reports_is_refused_before_step_1(metric: str, sai
 
 
 def test_without_validation_there_is_nothing_to_watch() -> None:
-    with pytest.raises(UserError, match=r"is 'val/loss', which no .* reports\. Nothing is evaluated here"):
+    with pytest.raises(UserError, match=r"is 'val/loss', which no .* reports\. There is no validation data"):
         trainer(callbacks={"stopping": EarlyStopping()}).fit(loader())
 
 

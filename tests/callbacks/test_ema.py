@@ -163,7 +163,7 @@ def test_one_that_is_new_on_a_resume_is_reported_and_begins_with_the_weights(
     trainer(Noisy, checkpoint=CheckpointerCallback(tmp_path), settings={"max_duration": 4}).fit(loader())
     new = EMA(0.9, every=100)
     made = _fit(new, folder=tmp_path)
-    assert "callback 'ema' keeps state, but the checkpoint has none of it: it begins anew" in caplog.text
+    assert "callback 'ema' has state, but the checkpoint has none for it: it starts new" in caplog.text
     assert same(new.state_dict()["average"], dict(made.model.named_parameters()))
     assert made.loaded_step == 4
 

@@ -160,7 +160,7 @@ def test_a_scale_that_only_one_side_has_is_reported(tmp_path: Path, caplog: pyte
     for dtype, said in (
         ("fp16", ""),
         ("bf16", "has a loss scale, but there is none in this precision: it is dropped"),
-        ("fp16", "the checkpoint has no loss scale: scaling begins anew"),
+        ("fp16", "the checkpoint has no loss scale: scaling starts new"),
     ):
         caplog.clear()
         length = len(list(tmp_path.glob("step*"))) + 1

@@ -91,8 +91,7 @@ def test_what_does_not_fit_is_one_table_by_owner_and_nothing_is_taken(tmp_path: 
         "  rng            numpy: missing in the checkpoint\n"
         "  callbacks.ema  body.0.weight: has shape (8, 2) in this model, but (1,) in the checkpoint\n"
         "  data           the training data is not what the checkpoint was made with: length was 11 and is 10\n"
-        "Nothing was loaded. Go on with what the checkpoint was made with, or begin a new run from its weights with "
-        "ckpt=."
+        "Nothing was loaded. Resume with the config of the checkpoint, or start a new run from its weights with ckpt=."
     )
     assert same(dict(made.model.state_dict()), before) == []
     assert same(model_state.capture_rng(), generators) == []
@@ -155,8 +154,8 @@ def test_a_callback_that_only_one_side_has_is_reported(tmp_path: Path, caplog: p
     new, both = Keeps(3), Keeps()
     fit({"both": both, "new": new, "none": Callback()}, 2)
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "the checkpoint has state of a callback 'old', which is not here: it is dropped",
-        "callback 'new' keeps state, but the checkpoint has none of it: it begins anew",
+        "the checkpoint has state of a callback 'old', which this training does not have: it is dropped",
+        "callback 'new' has state, but the checkpoint has none for it: it starts new",
     ]
     assert (both.seen, new.seen) == (7, 3)
 

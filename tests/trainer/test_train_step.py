@@ -20,6 +20,8 @@ from trainer_cli.trainer.batch import tensors_of, to_device
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.precision import Precision
+from trainer_cli.trainer.trainer import Trainer
+from trainer_cli.trainer.training_loop import TrainingLoop
 
 Pair = namedtuple("Pair", ["x", "y"])
 CPU = torch.device("cpu")
@@ -336,3 +338,25 @@ def test_bf16_runs_the_forward_under_autocast_and_keeps_the_parameters_whole() -
     assert seen == {(True, torch.bfloat16), (False, torch.bfloat16)}
     assert {parameter.dtype for parameter in trained.model.parameters()} == {torch.float32}
     assert not torch.is_autocast_enabled("cpu")
+
+
+class WeighsNothing(nn.Module):
+    """Its batches have a weight of 0, as batches of padding alone."""
+
+    def __init__(self, weight: Any) -> None:
+        super().__init__()
+        self.line = nn.Linear(2, 1)
+        self.weight = weight
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        return {"loss": (self.line(x).squeeze(-1) - y).square().mean(), "weight": self.weight}
+
+
+@pytest.mark.parametrize("weight", [0, torch.tensor(0.0)], ids=["number", "tensor"])
+def test_an_accumulated_step_of_weight_zero_leaves_the_parameters_finite(weight: Any) -> None:
+    model = WeighsNothing(weight)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    loop = TrainingLoop(max_duration=2, grad_accum_steps=2)
+    Trainer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loop=loop).fit(loader())
+    assert all(map(torch.equal, before, model.parameters()))

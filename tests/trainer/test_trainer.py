@@ -125,7 +125,7 @@ def test_state_of_a_callback_that_is_gone_is_dropped_aloud(tmp_path: Path, caplo
     stop = StopAt(2)
     trainer(callbacks={"count": Counter(), "stop": stop}, checkpoint=CheckpointerCallback(tmp_path)).fit(loader())
     trainer(checkpoint=CheckpointerCallback(tmp_path)).fit(loader())
-    assert "state of a callback 'count', which is not here: it is dropped" in caplog.text
+    assert "state of a callback 'count', which this training does not have: it is dropped" in caplog.text
 
 
 def test_hooks_may_add_to_a_checkpoint_and_take_it_back(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
         return
     for setting, metric in wanted.items():
         if metric not in reported:
-            known = f"Reported are {', '.join(sorted(reported)[:12])}." if reported else "Run no evaluation."
+            known = f"Reported are {', '.join(sorted(reported)[:12])}." if reported else "There is no validation data."
             raise UserError(
                 f"{setting} is '{metric}', which no validation loader or callback reports",
                 cure=did_you_mean(metric, reported).strip() or known,

@@ -215,7 +215,7 @@ class TrainStep:
         if len(optimizer.param_groups) != one.group_count:
             one.list_parameters()
         if self._accumulates:
-            foreach_div_([each.grad for each in one.parameters if each.grad is not None], one.weight)
+            foreach_div_([each.grad for each in one.parameters if each.grad is not None], _not_zero(one.weight))
             one.weight = 0
         for call in self._before_step:
             call(trainer, model, optimizer)
