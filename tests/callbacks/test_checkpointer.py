@@ -504,7 +504,7 @@ def test_a_save_that_was_asked_for_comes_once(tmp_path: Path) -> None:
         checkpoint=CheckpointerCallback(tmp_path, save_interval=None),
     ).fit(loader(10, 4))
     assert steps(tmp_path) == [0, 4, 8]
-    assert manifest(tmp_path, 4)["reason"] == "asked for"
+    assert manifest(tmp_path, 4)["reason"] == "requested"
 
 
 class Fails(Callback):

@@ -106,7 +106,7 @@ class Attempts:
     def __init__(self, root: Path, *, knows_epochs: bool = True, behind: bool = False) -> None:
         self.root = root / "checkpoints"
         self.oracle = Oracle(EPOCH_STEPS if knows_epochs else None)
-        self.loop = SimpleNamespace(checkpoint_interval=lambda key, interval: self._cadence(interval))
+        self.loop = SimpleNamespace(checkpoint_interval=lambda key, interval: self._interval(interval))
         self.number = 0
         self.alive = False
         self.story: list[str] = []
@@ -117,7 +117,7 @@ class Attempts:
         self._epoch_steps = EPOCH_STEPS if knows_epochs else None
         self._weight = torch.nn.Parameter(torch.zeros(1))
 
-    def _cadence(self, interval: Any) -> Interval | None:
+    def _interval(self, interval: Any) -> Interval | None:
         return None if interval is None else Interval(Duration.parse(interval), self._epoch_steps)
 
     # One attempt.

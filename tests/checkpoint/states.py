@@ -63,4 +63,4 @@ def restore_optimizer(
 def _take(fitting: Fitting) -> None:
     if fitting.faults:
         raise UserError(table("it does not fit the checkpoint", {"": fitting.faults}), cure="Nothing was loaded.")
-    fitting.take()
+    fitting.load()

@@ -67,7 +67,7 @@ def load(checkpointer: SyncCheckpointer, path: Path, model: nn.Module, optimizer
         fittings.append(fit_optimizer(model, optimizer, tree["optimizer"]))
     assert [fitting.faults for fitting in fittings] == [[]] * len(fittings)
     for fitting in fittings:
-        fitting.take()
+        fitting.load()
     return tree
 
 
@@ -124,7 +124,7 @@ def test_names_that_are_tied_in_the_model_alone_are_compared_by_value(tmp_path, 
     assert same(capture_model(model), before)
     assert bool(fitting.faults) is differ
     if not differ:
-        fitting.take()
+        fitting.load()
         assert torch.equal(model.last.weight, source.first.weight)
 
 

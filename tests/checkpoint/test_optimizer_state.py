@@ -146,7 +146,7 @@ def test_how_a_step_is_computed_is_configured_here_and_what_it_computes_is_not(
     _step(model, optimizer)
     tree = capture_optimizer(model, optimizer)
     again = torch.optim.AdamW(model.parameters(), fused=True, weight_decay=0.2, lr=1)
-    fit_optimizer(model, again, tree, moved=["lr"]).take()
+    fit_optimizer(model, again, tree, moved=["lr"]).load()
     group = again.param_groups[0]
     assert (group["fused"], group["foreach"], group["weight_decay"], group["lr"]) == (True, None, 0.1, 0.001)
     assert [record.message for record in caplog.records] == [

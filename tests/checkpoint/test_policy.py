@@ -123,7 +123,7 @@ def test_no_step_before_the_next_save_step_saves(rules):
             assert ask(rules, Progress(step=step), None, moment=STEP) is None
 
 
-def test_cadences_count_in_other_units_too():
+def test_intervals_count_in_other_units_too():
     rules = SaveRules(save_interval=every("100tok"))
     crossed = Progress(step=3, tokens=105, last_tokens=95)
     assert ask(rules, crossed, None, moment=STEP).reason == "every 100 tokens"
@@ -167,13 +167,13 @@ def test_large_values_are_best_where_the_mode_is_max():
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({"save_requested": True}, (P, "asked for")),
+        ({"save_requested": True}, (P, "requested")),
         ({"held": True}, None),
-        ({"held": True, "save_requested": True}, (P, "asked for")),
+        ({"held": True, "save_requested": True}, (P, "requested")),
         ({}, (E, "every 10 steps, ephemeral")),
     ],
 )
-def test_a_wish_saves_and_a_hold_keeps_ephemeral_intervals_back(facts, expected):
+def test_a_request_saves_and_a_hold_keeps_ephemeral_intervals_back(facts, expected):
     decision = ask(RULES, Progress(step=20), None, **facts)
     assert (decision and (decision.kind, decision.reason)) == expected
 

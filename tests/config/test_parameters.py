@@ -141,8 +141,8 @@ def test_arguments_that_do_not_fit_are_reported_with_their_key(named: dict[str, 
 
 
 def test_what_comes_later_is_not_missed() -> None:
-    assert wrong(Model, {}, late=True) == []
-    assert wrong(Model, {"width": "x"}, late=True) != []
+    assert wrong(Model, {}, partial=True) == []
+    assert wrong(Model, {"width": "x"}, partial=True) != []
 
 
 def test_positional_arguments_fill_places_and_are_judged() -> None:

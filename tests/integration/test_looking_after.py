@@ -132,7 +132,7 @@ def test_files_in_the_run_directory_ask_for_a_save_an_evaluation_and_a_stop(tmp_
     first = min(line["step"] for line in metrics(run) if "val/loss" in line)
     assert first % 16 != 0
     assert (run / f"checkpoints/step{first}/manifest.json").exists()
-    assert "asked for" in (run / "train.log").read_text()
+    assert "requested" in (run / "train.log").read_text()
     if result.code == 75:
         assert json.loads((run / "summary.json").read_text())["reason"] == "requested by a file"
 

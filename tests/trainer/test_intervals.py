@@ -11,7 +11,7 @@ from trainer_cli.trainer.intervals import Interval, epoch_steps, limited_batches
 from trainer_cli.trainer.progress import Progress
 
 
-def cadence(text: str, steps_per_epoch: int | None = None) -> Interval:
+def interval_of(text: str, steps_per_epoch: int | None = None) -> Interval:
     return Interval(Duration.parse(text), steps_per_epoch)
 
 
@@ -24,17 +24,17 @@ def cadence(text: str, steps_per_epoch: int | None = None) -> Interval:
         ("0.1ep", 5, list(range(1, 13))),
     ],
 )
-def test_a_cadence_in_steps_is_due_at_its_multiples(text: str, steps_per_epoch: int | None, due: list[int]) -> None:
-    asked = cadence(text, steps_per_epoch)
-    assert [step for step in range(13) if asked.due(Progress(step=step))] == due
+def test_an_interval_in_steps_is_due_at_its_multiples(text: str, steps_per_epoch: int | None, due: list[int]) -> None:
+    interval = interval_of(text, steps_per_epoch)
+    assert [step for step in range(13) if interval.due(Progress(step=step))] == due
 
 
 @given(st.sampled_from(["3st", "0.25ep", "0.3ep", "1.7ep", "2ep"]), st.integers(1, 30), st.integers(0, 200))
 def test_the_next_step_is_the_first_that_is_due(text: str, steps_per_epoch: int, step: int) -> None:
-    asked = cadence(text, steps_per_epoch)
-    following = asked.next_step(Progress(step=step))
-    assert asked.due(Progress(step=following))
-    assert not any(asked.due(Progress(step=between)) for between in range(step + 1, following))
+    interval = interval_of(text, steps_per_epoch)
+    following = interval.next_step(Progress(step=step))
+    assert interval.due(Progress(step=following))
+    assert not any(interval.due(Progress(step=between)) for between in range(step + 1, following))
 
 
 @pytest.mark.parametrize(
@@ -56,17 +56,17 @@ def test_where_steps_cannot_tell_a_crossed_multiple_is_due(
     text: str, before: dict[str, float], after: dict[str, float], due: bool
 ) -> None:
     now = Progress(step=9, **before, **after)  # type: ignore[arg-type]
-    assert cadence(text).due(now) is due
-    assert cadence(text).next_step(now) == 10
+    assert interval_of(text).due(now) is due
+    assert interval_of(text).next_step(now) == 10
 
 
 def test_nothing_is_due_before_the_first_step() -> None:
-    assert not cadence("1st").due(Progress())
+    assert not interval_of("1st").due(Progress())
 
 
 def test_a_part_epoch_needs_the_length_of_one() -> None:
     with pytest.raises(ValueError, match=r"loop\.steps_per_epoch"):
-        cadence("0.5ep")
+        interval_of("0.5ep")
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_a_part_epoch_needs_the_length_of_one() -> None:
     ],
 )
 def test_a_duration_is_reached_once_it_lies_behind(text: str, now: Progress, reached: bool) -> None:
-    assert cadence(text).reached(now) is reached
+    assert interval_of(text).reached(now) is reached
 
 
 @pytest.mark.parametrize(("text", "said"), [("1ep", "every epoch"), ("250st", "every 250 steps"), ("1s", "every 1s")])
-def test_a_cadence_says_itself_in_words(text: str, said: str) -> None:
-    assert str(cadence(text, 5)) == said
+def test_an_interval_says_itself_in_words(text: str, said: str) -> None:
+    assert str(interval_of(text, 5)) == said
 
 
 @pytest.mark.parametrize(

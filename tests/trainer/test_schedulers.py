@@ -275,5 +275,5 @@ def test_a_schedule_saved_under_its_old_name_goes_on() -> None:
     saved["scheduler"]["class"] = "trainer_cli.trainer.schedules.WarmupCosine"
     fitting = after.fit(saved)
     assert fitting.faults == []
-    fitting.take()
+    fitting.load()
     assert same(before.state_dict(), after.state_dict()) == []

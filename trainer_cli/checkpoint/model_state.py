@@ -1,7 +1,7 @@
 """Models and random generators to state tree, and back. Optimizers are in optimizer_state.py.
 
 Capturing copies nothing: the tensors of the tree are the live ones. Restoring has two steps: `fit_…` reports all that
-does not fit and changes nothing; the `take` that it returns copies the values in place, without a cast.
+does not fit and changes nothing; the `load` that it returns copies the values in place, without a cast.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Fitting:
     """A saved state compared with its owner: a line for each fault, and a function that loads the state."""
 
     faults: list[str]
-    take: Callable[[], None]
+    load: Callable[[], None]
 
 
 @dataclass(slots=True)
 class LoadReport:
-    """What was taken from a checkpoint, and what was not."""
+    """What was loaded from a checkpoint, and what was not."""
 
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ def fit_model(
     strict: bool = True,
     ignore_keys: Iterable[str] = (),
 ) -> tuple[Fitting, LoadReport]:
-    """What of a captured state does not fit a model, and what `take` will copy into it.
+    """What of a captured state does not fit a model, and what `load` will copy into it.
 
     Args:
         strict: names that only one side has are faults; else they are only in the report. A different shape or element
@@ -106,12 +106,12 @@ def fit_model(
     if strict:
         rows += _differences(report)
 
-    def take() -> None:
+    def load() -> None:
         if report.missing or report.unexpected:
             logger.warning("%s", table("not everything was loaded", {"": _differences(report)}))
         inner.load_state_dict({live[name][0]: given[name] for name in report.loaded}, strict=False)
 
-    return Fitting(rows, take), report
+    return Fitting(rows, load), report
 
 
 def capture_rng() -> dict[str, Any]:

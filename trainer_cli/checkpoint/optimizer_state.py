@@ -53,9 +53,9 @@ def fit_optimizer(
     keep_settings: Collection[str] = (),
     moved: Collection[str] = (),
 ) -> Fitting:
-    """What of a captured state does not fit an optimizer, and what `take` will give it.
+    """What of a captured state does not fit an optimizer, and what `load` will give it.
 
-    Settings come from the checkpoint, and `take` says which of them are configured otherwise; `moved` names those
+    Settings come from the checkpoint, and `load` logs which of them are configured otherwise; `moved` names those
     that schedules move, which differ as a matter of course.
     """
     names = _parameter_names(model, optimizer)
@@ -90,7 +90,7 @@ def fit_optimizer(
         rows = _state_faults(optimizer, names, kept_of, groups)
     index_of = {name: index for index, name in enumerate(names)}
 
-    def take() -> None:
+    def load() -> None:
         for line in dict.fromkeys(notes):
             log.warning("optimizer: %s", line)
         packed: dict[Any, Any] = {index_of[name]: kept for name, kept in kept_of.items()}
@@ -98,7 +98,7 @@ def fit_optimizer(
         optimizer.load_state_dict({**state.get("more", {}), "state": packed, "param_groups": groups})
         _undo_casts(optimizer, packed)
 
-    return Fitting(rows, take)
+    return Fitting(rows, load)
 
 
 def _state_faults(

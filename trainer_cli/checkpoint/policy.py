@@ -86,7 +86,7 @@ class BestRule:
 
 @dataclass(frozen=True, slots=True)
 class SaveRules:
-    """The config's rules of saving, with cadences that know the length of an epoch."""
+    """The config's rules of saving, with intervals that know the length of an epoch."""
 
     save_interval: Interval | None = None
     ephemeral_save_interval: Interval | None = None
@@ -140,7 +140,7 @@ def why_save(rules: SaveRules, at: Moment) -> Decision | None:
     if occasion in (Occasion.final, Occasion.last_stop) and rules.save_final:
         return Decision(Kind.permanent, "end of training")
     if at.save_requested:
-        return Decision(Kind.permanent, "asked for")
+        return Decision(Kind.permanent, "requested")
     if rules.keep_best is not None and (merit := rules.keep_best.why_enter(at.metrics, at.saved)):
         return Decision(Kind.ephemeral, merit)
     if occasion in (Occasion.stop, Occasion.last_stop) and rules.save_on_stop:
@@ -154,8 +154,8 @@ def why_save(rules: SaveRules, at: Moment) -> Decision | None:
 def next_save_step(rules: SaveRules, now: Progress) -> int | None:
     """The earliest step after `now` at which a rule may ask for a save; None where none ever will."""
     steps = [step for step in rules.fixed_steps if step > now.step]
-    cadences = (rules.save_interval, rules.ephemeral_save_interval)
-    steps += [cadence.next_step(now) for cadence in cadences if cadence is not None]
+    intervals = (rules.save_interval, rules.ephemeral_save_interval)
+    steps += [interval.next_step(now) for interval in intervals if interval is not None]
     return min(steps, default=None)
 
 
@@ -226,11 +226,11 @@ def _why_stays(one: Saved, rules: RetentionRules, *, newest: bool, counted: bool
     return _among(rules.max_checkpoints) if rules.max_checkpoints is not None and counted else None
 
 
-def _names(cadence: Interval, one: Saved) -> str | None:
+def _names(interval: Interval, one: Saved) -> str | None:
     """Whether an interval is due at the step of a checkpoint. Where that is unknown, it is kept."""
-    if one.progress is None and cadence.steps is None:
-        return f"perhaps {cadence}"
-    return str(cadence) if cadence.due(one.progress or Progress(step=one.step)) else None
+    if one.progress is None and interval.steps is None:
+        return f"perhaps {interval}"
+    return str(interval) if interval.due(one.progress or Progress(step=one.step)) else None
 
 
 def _among(count: int) -> str:

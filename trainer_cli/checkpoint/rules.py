@@ -21,7 +21,7 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.intervals import Interval
 
-ToCadence = Callable[[str, Any], Interval | None]
+ToInterval = Callable[[str, Any], Interval | None]
 """The interval of a setting, by its key and value; None for null. Raises where it needs an unknown epoch length."""
 
 
@@ -72,12 +72,12 @@ def _choice(key: str, value: Any, kind: type[StrEnum]) -> StrEnum:
         raise ConfigError(f"{where} is {value!r}, but it is one of {', '.join(kind)}", location=where) from None
 
 
-def save_rules(settings: CheckpointConfig, cadence: ToCadence) -> SaveRules:
+def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
     """When to save."""
     cooldown = settings.ephemeral_cooldown
     return SaveRules(
-        save_interval=cadence("save_interval", settings.save_interval),
-        ephemeral_save_interval=cadence("ephemeral_save_interval", settings.ephemeral_save_interval),
+        save_interval=interval("save_interval", settings.save_interval),
+        ephemeral_save_interval=interval("ephemeral_save_interval", settings.ephemeral_save_interval),
         ephemeral_cooldown=None if cooldown is None else Duration.parse(cooldown),
         fixed_steps=frozenset(settings.fixed_steps),
         pre_train=settings.pre_train_checkpoint,
@@ -87,15 +87,15 @@ def save_rules(settings: CheckpointConfig, cadence: ToCadence) -> SaveRules:
     )
 
 
-def retention_rules(settings: CheckpointConfig, cadence: ToCadence) -> RetentionRules:
+def retention_rules(settings: CheckpointConfig, interval: ToInterval) -> RetentionRules:
     """What may go."""
     return RetentionRules(
         remove=settings.remove,
         max_checkpoints=settings.max_checkpoints,
-        keep_every=cadence("keep_every", settings.keep_every),
+        keep_every=interval("keep_every", settings.keep_every),
         keep_best=_best(settings),
         fixed_steps=frozenset(settings.fixed_steps),
-        save_interval=cadence("save_interval", settings.save_interval),
+        save_interval=interval("save_interval", settings.save_interval),
     )
 
 

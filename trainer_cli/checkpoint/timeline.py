@@ -102,8 +102,8 @@ class Timeline:
 def known(setting: Simulation, step_counts: StepCounts) -> Simulation:
     """The setting without rules whose steps are unknown beforehand. An end that is unknown stays."""
 
-    def if_known(cadence: Interval | None) -> Interval | None:
-        return cadence if cadence is not None and step_counts.knows(cadence) else None
+    def if_known(interval: Interval | None) -> Interval | None:
+        return interval if interval is not None and step_counts.knows(interval) else None
 
     return replace(
         setting,
@@ -200,10 +200,10 @@ class _Run:
         start = self.step_counts.start.step
         save = self.setting.save
         fixed = sorted(step for step in save.fixed_steps if step > start) if self.setting.enabled else []
-        cadences = [self.setting.eval_interval]
+        intervals = [self.setting.eval_interval]
         if self.setting.enabled:
-            cadences += [save.save_interval, save.ephemeral_save_interval]
-        coming = [None if one is None else self.step_counts.next_due(one, start) for one in cadences]
+            intervals += [save.save_interval, save.ephemeral_save_interval]
+        coming = [None if one is None else self.step_counts.next_due(one, start) for one in intervals]
         while True:
             steps = [step for step in (*coming, *fixed[:1]) if step is not None]
             step = min(steps, default=end)
@@ -213,9 +213,9 @@ class _Run:
             yield step, coming[0] == step
             if fixed and fixed[0] == step:
                 fixed.pop(0)
-            for index, cadence in enumerate(cadences):
-                if cadence is not None and coming[index] == step:
-                    coming[index] = self.step_counts.next_due(cadence, step)
+            for index, interval in enumerate(intervals):
+                if interval is not None and coming[index] == step:
+                    coming[index] = self.step_counts.next_due(interval, step)
 
     def _end(self) -> int | None:
         limits = self.setting.limits

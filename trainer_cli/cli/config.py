@@ -61,14 +61,14 @@ def run(args: argparse.Namespace) -> int:
 
         print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
     elif args.fields or args.provenance or args.diff is not None:
-        from trainer_cli.cli import views
+        from trainer_cli.cli import config_views
 
         if args.fields:
-            lines = views.every_field()
+            lines = config_views.every_field()
         elif args.provenance:
-            lines = views.provenance(args.overrides, places)
+            lines = config_views.provenance(args.overrides, places)
         else:
-            lines = views.difference(args.diff, args.overrides, places)
+            lines = config_views.difference(args.diff, args.overrides, places)
         print("\n".join(lines))
     else:
         from trainer_cli.config.compose import compose, to_yaml

@@ -192,7 +192,7 @@ class _Checker:
             if isinstance(settings, Mapping):
                 named = {str(key): value for key, value in settings.items()}
                 where = f"param_groups.{pattern}"
-                yield from misfits(where, _name(target), takes, [_SOMETHING], named, first=1, late=True)
+                yield from misfits(where, _name(target), takes, [_SOMETHING], named, first=1, partial=True)
 
     def _optimizer(self, where: str, node: Any) -> Iterator[ConfigError]:
         if where == "optimizer" or not isinstance(node, Mapping):
@@ -259,9 +259,9 @@ class _Checker:
                 named = {key: 1 if in_steps(value) else value for key, value in named.items()}
                 if any(one.name == "total_steps" and one.by_name for one in takes):
                     named.setdefault("total_steps", _SOMETHING)
-            late = bool(node.get("_partial_"))
+            partial = bool(node.get("_partial_"))
             values = [*[_SOMETHING] * first, *positional]
-            for error in misfits(where, _name(target), takes, values, named, first=first, late=late):
+            for error in misfits(where, _name(target), takes, values, named, first=first, partial=partial):
                 yield _or_duration(error, takes) if schedule else error
         for key, value in own.items():
             yield from self._inside(f"{where}.{key}", value)

@@ -62,12 +62,12 @@ def misfits(
     named: Mapping[str, Any],
     *,
     first: int = 0,
-    late: bool = False,
+    partial: bool = False,
 ) -> Iterator[ConfigError]:
     """What is wrong with a call's arguments, each mistake with the key path of its value.
 
     `where` is the key of the node and `name` what it calls; the `first` positional arguments come from train, and
-    with `late` required arguments may be given later.
+    with `partial` required arguments may be given later.
     """
     places = [one for one in takes if one.by_position]
     by_name = {one.name: one for one in takes if one.by_name}
@@ -100,7 +100,7 @@ def misfits(
         if index >= first:
             yield from one.mistakes(value, f"{where}._args_.{index - first}")
     lacking = [repr(one.name) for one in takes if one.required and one.name not in filled and one.name not in named]
-    if lacking and not late:
+    if lacking and not partial:
         several = "required arguments: " if len(lacking) > 1 else "a required argument: "
         # What is lacking is written nowhere; the line to mend is that of the target.
         yield wrong(f"{name}: missing {several}{', '.join(lacking)}", f"{where}._target_")

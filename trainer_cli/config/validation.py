@@ -144,7 +144,7 @@ class _Validation:
             except (OmegaConfBaseException, RecursionError) as error:
                 known = [".".join(path) for path, _ in leaves(self._values, ())]
                 what, hint = why_unresolved(error, value, known)
-                self._tell(path, f"{'.'.join(path)}: {what}", hint, code=Code.unresolved)
+                self._report(path, f"{'.'.join(path)}: {what}", hint, code=Code.unresolved)
                 node[key] = None  # What refers to it is no mistake of its own.
                 return None
             for below, leaf in leaves(value, path):
@@ -178,7 +178,7 @@ class _Validation:
                     with suppress(ValueError, KeyError):
                         return convert(resolved)
             if not kind.admits(resolved):
-                self._tell(path, f"{'.'.join(path)}: {value} comes to {resolved!r}, but it must be {kind}")
+                self._report(path, f"{'.'.join(path)}: {value} comes to {resolved!r}, but it must be {kind}")
         return resolved
 
     def _check_written(self, path: KeyPath, number: int) -> None:
@@ -193,7 +193,7 @@ class _Validation:
         else:
             what = f"{key}: {text} is read by YAML as the number {number}"
             hint = f"Write {number}, or '{text}' in quotes."
-        self._tell(path[:-1] if path[-1].isdecimal() else path, what, hint, source=source)
+        self._report(path[:-1] if path[-1].isdecimal() else path, what, hint, source=source)
 
     def _check_shape(self, key: str, value: Any) -> None:
         """Refuse what can be no component, or no mapping of them."""
@@ -207,14 +207,14 @@ class _Validation:
         if not value and key in ("model", "data") and not self._missing_ok:
             what = f"{key} is {'null' if value is None else 'empty'}, but nothing runs without"
             hint = f"Choose one with {key}=NAME; `train list {key}` shows them."
-            self._tell((key,), what, hint, source=self._provenance.exact((key,)).place, code=Code.not_given)
+            self._report((key,), what, hint, source=self._provenance.exact((key,)).place, code=Code.not_given)
         if key not in _BY_NAME and value is not None and not isinstance(value, Mapping):
             hint = f"Choose one with {key}=NAME, in a file by '- override /{key}: NAME' in its defaults list."
             self._refuse((key,), value, NODE, hint)
         for path, name in _odd_keys(value, (key,)):
             odd = "null" if name is None else str(name).lower()
             what = f"{'.'.join(path)} has the key {odd}, but keys are texts"
-            self._tell(path, what, f"Put it in quotes: '{odd}'.", code=Code.wrong_type)
+            self._report(path, what, f"Put it in quotes: '{odd}'.", code=Code.wrong_type)
         if key in (*_BY_NAME, "scheduler") and isinstance(value, Mapping) and "_target_" not in value:
             for name, node in value.items():
                 fits = isinstance(node, Mapping) or (node is None and key != "param_groups")
@@ -224,15 +224,15 @@ class _Validation:
     def _check_number(self, path: KeyPath, value: Any) -> None:
         key = ".".join(path)
         if isinstance(value, float) and not math.isfinite(value):
-            self._tell(path, f"{key} is {value}, but it must be finite")
+            self._report(path, f"{key} is {value}, but it must be finite")
         elif isinstance(value, int) and abs(value) >= 2**63:
             number = str(value) if abs(value) < 10**24 else "a number of too many digits"
-            self._tell(path, f"{key} is {number}, but it must fit into 64 bits")
+            self._report(path, f"{key} is {number}, but it must fit into 64 bits")
 
     def _not_given(self, path: KeyPath) -> None:
         if not self._missing_ok:
             key = ".".join(path)
-            self._tell(path, f"{key} must be given", f"Add {key}=VALUE to the command line.", code=Code.not_given)
+            self._report(path, f"{key} must be given", f"Add {key}=VALUE to the command line.", code=Code.not_given)
 
     def _add_of_type(self, path: KeyPath, mistake: ConfigError, kind: Kind, value: Any) -> None:
         """Report a wrong type; the hint on quotes depends on where the value was written."""
@@ -240,15 +240,15 @@ class _Validation:
         hint = mistake.hint
         if hint == IN_QUOTES and source == COMMAND_LINE:
             hint = f"Write {'.'.join(path)}={as_text(self._provenance.written(path, value))} if a text is meant."
-        self._tell(path, mistake.message, hint or "", code=mistake.code)
+        self._report(path, mistake.message, hint or "", code=mistake.code)
 
     def _refuse(self, path: KeyPath, value: Any, kind: str, hint: str = "") -> None:
-        self._tell(path, f"{'.'.join(path)} is {shown(value)}, but it must be {kind}", hint, code=Code.wrong_type)
+        self._report(path, f"{'.'.join(path)} is {shown(value)}, but it must be {kind}", hint, code=Code.wrong_type)
 
     def _add(self, path: KeyPath, error: ConfigError) -> None:
-        self._tell(path, error.message, error.hint or "", code=error.code)
+        self._report(path, error.message, error.hint or "", code=error.code)
 
-    def _tell(
+    def _report(
         self, path: KeyPath, what: str, hint: str = "", *, source: str = "", code: Code = Code.wrong_value
     ) -> None:
         """Report a mistake, once for each key."""

@@ -244,12 +244,12 @@ class Builder:
         raise_all(list(check_keys(node, where)))
         positional = [*first, *self.make(list(node.get("_args_", [])), f"{where}._args_")]
         named = {str(key): self.make(value, f"{where}.{key}") for key, value in node.items() if key not in SPECIAL}
-        late = bool(node.get("_partial_"))
+        is_partial = bool(node.get("_partial_"))
         takes = call_parameters(target)
         if takes is not None:
             name = getattr(target, "__name__", str(node["_target_"]))
-            raise_all(list(misfits(where, name, takes, positional, named, first=len(first), late=late)))
-        if late:
+            raise_all(list(misfits(where, name, takes, positional, named, first=len(first), partial=is_partial)))
+        if is_partial:
             return partial(target, *positional, **named)
         try:
             return target(*positional, **named)

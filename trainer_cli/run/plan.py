@@ -281,11 +281,11 @@ def _rules(setting: Simulation) -> Iterator[tuple[str, Any]]:
 
 def _estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
     flags = {"s": ("step_time_s", "--step-time", "s"), "tok": ("step_tokens", "--step-tokens", " tokens")}
-    for key, cadence in _rules(setting):
-        if cadence is not None and cadence.interval.unit in flags:
-            field, flag, unit = flags[cadence.interval.unit]
+    for key, interval in _rules(setting):
+        if interval is not None and interval.duration.unit in flags:
+            field, flag, unit = flags[interval.duration.unit]
             if (value := getattr(step_counts, field)) is not None:
-                yield f"{key} ({cadence.interval}): estimated from {flag}, {value:g}{unit} a step"
+                yield f"{key} ({interval.duration}): estimated from {flag}, {value:g}{unit} a step"
     if setting.limits.max_time_s is not None and step_counts.step_time_s is not None:
         limit = setting.limits.max_time_s
         yield f"loop.max_time ({limit:g}s): estimated from --step-time, {step_counts.step_time_s:g}s a step"
@@ -295,10 +295,10 @@ def _unknown(
     setting: Simulation, step_counts: StepCounts, kinds: dict[str, Any], size: CheckpointSize, run: RunDir
 ) -> Iterator[str]:
     cures = {"s": "give --step-time SECONDS", "tok": "give --step-tokens N"}
-    for key, cadence in _rules(setting):
-        if cadence is not None and not step_counts.knows(cadence):
-            cure = cures.get(cadence.interval.unit, "the train loader has no length")
-            yield f"{key} ({cadence.interval}): when it is reached is unknown, so it is left out; {cure}"
+    for key, interval in _rules(setting):
+        if interval is not None and not step_counts.knows(interval):
+            cure = cures.get(interval.duration.unit, "the train loader has no length")
+            yield f"{key} ({interval.duration}): when it is reached is unknown, so it is left out; {cure}"
     if setting.limits.max_time_s is not None and step_counts.step_time_s is None:
         yield f"loop.max_time ({setting.limits.max_time_s:g}s): left out; {cures['s']}"
     if setting.save.keep_best is not None and setting.enabled:

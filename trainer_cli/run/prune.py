@@ -91,16 +91,16 @@ def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
     settings = settings_of(config.checkpoint, config.callbacks.get(SAVER))
     epoch = config.loop.steps_per_epoch or steps_per_epoch(entries)
 
-    def cadence(key: str, interval: Any) -> Interval | None:
-        if interval is None:
+    def interval(key: str, duration: Any) -> Interval | None:
+        if duration is None:
             return None
         try:
-            return Interval(Duration.parse(interval), epoch)
+            return Interval(Duration.parse(duration), epoch)
         except ValueError:
             raise UserError(
-                f"checkpoint.{key}={interval} needs the number of steps of an epoch, and no "
+                f"checkpoint.{key}={duration} needs the number of steps of an epoch, and no "
                 "checkpoint was saved at an epoch's end",
                 where=os.fspath(run.config_file),
             ) from None
 
-    return retention_rules(settings, cadence)
+    return retention_rules(settings, interval)

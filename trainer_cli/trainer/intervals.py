@@ -27,24 +27,24 @@ class Interval:
     another length before a resume, how many steps further the run would be with the present length.
     """
 
-    interval: Duration
+    duration: Duration
     steps_per_epoch: int | None = None
     offset: int = 0
 
     def __post_init__(self) -> None:
-        if self.interval.unit is Unit.EPOCH and self.steps_per_epoch is None and self.interval.value.denominator != 1:
+        if self.duration.unit is Unit.EPOCH and self.steps_per_epoch is None and self.duration.value.denominator != 1:
             raise ValueError(
-                f"{self.interval} needs to know how many steps an epoch has: "
+                f"{self.duration} needs to know how many steps an epoch has: "
                 "the train loader has no length, so set loop.steps_per_epoch"
             )
 
     @property
     def steps(self) -> Fraction | None:
         """The interval in optimizer steps (a fraction for part epochs), or None where it is unknown."""
-        if self.interval.unit is Unit.STEP:
-            return self.interval.value
-        if self.interval.unit is Unit.EPOCH and self.steps_per_epoch is not None:
-            return self.interval.value * self.steps_per_epoch
+        if self.duration.unit is Unit.STEP:
+            return self.duration.value
+        if self.duration.unit is Unit.EPOCH and self.steps_per_epoch is not None:
+            return self.duration.value * self.steps_per_epoch
         return None
 
     def due(self, now: Progress) -> bool:
@@ -52,12 +52,12 @@ class Interval:
         if now.step == 0:
             return False
         # The step does not give the epoch if epochs had another length; the epoch count does.
-        by_epochs = self.offset and self.interval.value.denominator == 1
+        by_epochs = self.offset and self.duration.value.denominator == 1
         if (steps := self.steps) is not None and not by_epochs:
             step = now.step + self.offset
             return _whole(step, steps) > _whole(step - 1, steps)
         before, after = self._counts(now)
-        return math.floor(after / self.interval.value) > math.floor(before / self.interval.value)
+        return math.floor(after / self.duration.value) > math.floor(before / self.duration.value)
 
     def next_step(self, now: Progress) -> int:
         """The earliest step after `now` at which it may be due; exact where the interval has a length in steps."""
@@ -69,12 +69,12 @@ class Interval:
         """Whether the whole duration has passed at `now`."""
         if (steps := self.steps) is not None:
             return now.step + self.offset >= steps
-        return self._counts(now)[1] >= self.interval.value
+        return self._counts(now)[1] >= self.duration.value
 
     @property
     def end(self) -> int | None:
         """The step at which the whole duration has passed, or None if unknown."""
-        steps = self.interval.steps(self.steps_per_epoch)
+        steps = self.duration.steps(self.steps_per_epoch)
         return None if steps is None else steps - self.offset
 
     def _counts(self, now: Progress) -> tuple[Fraction, Fraction]:
@@ -83,12 +83,12 @@ class Interval:
             Unit.SAMPLE: (now.last_samples, now.samples),
             Unit.TOKEN: (now.last_tokens, now.tokens),
             Unit.SECOND: (now.last_seconds, now.seconds),
-        }[self.interval.unit]
+        }[self.duration.unit]
         return Fraction(before), Fraction(after)
 
     def __str__(self) -> str:
-        single = self.interval.value == 1 and self.interval.unit is not Unit.SECOND
-        return f"every {str(self.interval).removeprefix('1 ') if single else self.interval}"
+        single = self.duration.value == 1 and self.duration.unit is not Unit.SECOND
+        return f"every {str(self.duration).removeprefix('1 ') if single else self.duration}"
 
 
 def _whole(count: int, interval: Fraction) -> int:
@@ -149,17 +149,17 @@ class StepCounts:
     step_tokens: float | None = None
     step_time_s: float | None = None
 
-    def knows(self, cadence: Interval) -> bool:
+    def knows(self, interval: Interval) -> bool:
         """Whether it is known when an interval is due."""
         return (
-            cadence.steps is not None
+            interval.steps is not None
             or {
                 Unit.STEP: True,
                 Unit.EPOCH: self.epoch_batches is not None,
                 Unit.SAMPLE: self._knows_samples,
                 Unit.TOKEN: self.step_tokens is not None,
                 Unit.SECOND: self.step_time_s is not None,
-            }[cadence.interval.unit]
+            }[interval.duration.unit]
         )
 
     def at(self, step: int) -> Progress:
@@ -173,14 +173,14 @@ class StepCounts:
             last_samples=before[3], last_tokens=before[4], last_seconds=before[5], last_epoch=before[0],
         )  # fmt: skip
 
-    def next_due(self, cadence: Interval, after: int) -> int | None:
+    def next_due(self, interval: Interval, after: int) -> int | None:
         """The earliest step after this one at which an interval is due; None if unknown."""
-        if not self.knows(cadence):
+        if not self.knows(interval):
             return None
-        if cadence.steps is not None:
-            return cadence.next_step(self.at(after))
-        place, interval = _PLACE[cadence.interval.unit], cadence.interval.value
-        aim = (math.floor(Fraction(self._counts(after)[place]) / interval) + 1) * interval
+        if interval.steps is not None:
+            return interval.next_step(self.at(after))
+        place, length = _PLACE[interval.duration.unit], interval.duration.value
+        aim = (math.floor(Fraction(self._counts(after)[place]) / length) + 1) * length
         whole = aim.numerator if aim.denominator == 1 else aim
         return first_step(lambda step: self._counts(step)[place] >= whole, after + 1)
 

@@ -171,7 +171,7 @@ class Schedulers:
             merger = _Merger(rows, notes)
             states[name] = merger.merged(name, "", saved[name]["state"], made, self._made[name])
 
-        def take() -> None:
+        def load() -> None:
             for line in notes:
                 log.info("schedule %s", line)
             for owner, optimizer in self._optimizers.items():
@@ -184,7 +184,7 @@ class Schedulers:
                     for group, rate in zip(optimizer.param_groups, rates, strict=True):
                         group["lr"] = rate
 
-        return Fitting(rows, take)
+        return Fitting(rows, load)
 
 
 class _Merger:

@@ -86,26 +86,26 @@ def capture(trainer: Trainer, train_loader: Any) -> Tree:
     return state
 
 
-def take_weights(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None:
+def load_weights(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None:
     """Load the model alone.
 
     Raises:
         UserError: with a table of all that does not fit; the model is then untouched.
     """
-    _take({"model": _of_model(trainer, state)}, path)
+    _load({"model": _of_model(trainer, state)}, path)
 
 
-def take_for_evaluation(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None:
+def load_for_evaluation(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None:
     """Load the model, and the state of every callback that changes evaluations."""
     fittings = {"model": _of_model(trainer, state)}
     saved = state.get("callbacks", {})
     for name, callback in trainer.callbacks.items():
         if callback.evaluates:
             fittings[f"callbacks.{name}"] = _of_callback(callback, saved.get(name, {}))
-    _take(fittings, path)
+    _load(fittings, path)
 
 
-def take_all(
+def load_all(
     trainer: Trainer, train_loader: Any, state: Mapping[str, Any], keep_settings: Sequence[str], path: Path
 ) -> None:
     """Load everything; the RNG state is kept in `trainer.rng` until the first step. Callbacks and a loss scale that
@@ -140,7 +140,7 @@ def take_all(
             fittings[f"callbacks.{name}"] = _of_callback(callback, of_callbacks[name])
     if train_loader is not None:
         fittings["data"] = _of(state, "data", lambda own: _of_data(train_loader, own))
-    _take(fittings, path)
+    _load(fittings, path)
     for line in _one_sided(trainer, state):
         log.warning("%s", line)
     trainer.rng = state["rng"]
@@ -150,13 +150,13 @@ def _nothing() -> None:
     """Load nothing."""
 
 
-def _take(fittings: Mapping[str, Fitting], path: Path) -> None:
+def _load(fittings: Mapping[str, Fitting], path: Path) -> None:
     faults = {owner: fitting.faults for owner, fitting in fittings.items() if fitting.faults}
     if faults:
         text = model_state.table(f"{path} does not fit this training", faults)
         raise UserError(f"{text}\n", cure=f"Nothing was loaded. {ADVICE}")
     for fitting in fittings.values():
-        fitting.take()
+        fitting.load()
 
 
 def _of(state: Mapping[str, Any], owner: str, fit: Callable[[Any], Fitting]) -> Fitting:

@@ -28,9 +28,9 @@ class Limits:
 def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: Stop | None) -> Stop | None:
     """Why the training ends at this step, or None. A complete run is finished, even if a stop was requested."""
     if limits.max_duration.reached(now):
-        return Stop(f"max_duration of {limits.max_duration.interval} reached", finished=True)
+        return Stop(f"max_duration of {limits.max_duration.duration} reached", finished=True)
     if limits.hard_stop is not None and limits.hard_stop.reached(now):
-        return Stop(f"hard_stop at {limits.hard_stop.interval}", finished=True)
+        return Stop(f"hard_stop at {limits.hard_stop.duration}", finished=True)
     if stop_request is not None:
         return stop_request
     if limits.max_time_s is not None and process_s >= limits.max_time_s:

@@ -40,7 +40,7 @@ from trainer_cli.trainer.setup import (
     settings_of,
     typed,
 )
-from trainer_cli.trainer.state import capture, take_all, take_for_evaluation, take_weights
+from trainer_cli.trainer.state import capture, load_all, load_for_evaluation, load_weights
 from trainer_cli.trainer.stopping import Stop
 from trainer_cli.trainer.torch_compat import leave_compiler_out, step_lightly
 from trainer_cli.trainer.train_step import TrainStep
@@ -375,10 +375,10 @@ class Trainer:
         self._make_schedulers()
         state = self._read(path, None if whole else [*states, "progress"])
         if whole:
-            take_all(self, self._train_loader, state, keep_settings, path)
+            load_all(self, self._train_loader, state, keep_settings, path)
             self.hooks.call("on_load_checkpoint", self, state)
         else:
-            take_weights(self, state, path)
+            load_weights(self, state, path)
         self.resumed = whole
 
     def _make_schedulers(self) -> None:
@@ -456,7 +456,7 @@ class Trainer:
             self._used = True
             evaluating = any(callback.evaluates for callback in self.callbacks.values())
             parts = ["model", "progress", *(["callbacks"] if evaluating else [])]
-            take_for_evaluation(self, self._read(Path(path), parts), Path(path))
+            load_for_evaluation(self, self._read(Path(path), parts), Path(path))
         self.metric_logger.record.clear()
         self._evaluate_all(loaders, self.loop.validation, is_last=True)
         rows: dict[str, dict[str, float]] = {name: {} for name in loaders}

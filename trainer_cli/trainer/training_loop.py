@@ -99,9 +99,9 @@ class TrainingLoop:
         self.steps_per_epoch = epoch_steps(self.epoch_batches, settings.grad_accum_steps, settings.steps_per_epoch)
         self.epoch_offset = 0 if resumed is None else self._offset(train_loader, resumed)
         try:
-            self._log = self.cadence(settings.log_interval)
-            self.eval_interval = self.cadence(settings.eval_interval)
-            longest, hard_stop = self.cadence(settings.max_duration), self.cadence(settings.hard_stop)
+            self._log = self.interval(settings.log_interval)
+            self.eval_interval = self.interval(settings.eval_interval)
+            longest, hard_stop = self.interval(settings.max_duration), self.interval(settings.hard_stop)
         except ValueError as error:
             raise UserError(str(error)) from None
         assert longest is not None, "the schema refuses a null max_duration"
@@ -109,22 +109,22 @@ class TrainingLoop:
         self.limits = Limits(longest, hard_stop, float(max_time.value) if max_time else None)
         self.total_steps = self.length(train_loader)
 
-    def cadence(self, interval: Any) -> Interval | None:
+    def interval(self, duration: Any) -> Interval | None:
         """An interval of this training, or None for null."""
-        if interval is None:
+        if duration is None:
             return None
-        duration = Duration.parse(interval)
-        self._counts_tokens = self._counts_tokens or duration.unit is Unit.TOKEN
-        return Interval(duration, self.steps_per_epoch, self.epoch_offset if duration.unit is Unit.EPOCH else 0)
+        parsed = Duration.parse(duration)
+        self._counts_tokens = self._counts_tokens or parsed.unit is Unit.TOKEN
+        return Interval(parsed, self.steps_per_epoch, self.epoch_offset if parsed.unit is Unit.EPOCH else 0)
 
-    def checkpoint_interval(self, key: str, interval: Any) -> Interval | None:
+    def checkpoint_interval(self, key: str, duration: Any) -> Interval | None:
         """The interval of a setting of `checkpoint`.
 
         Raises:
             ConfigError: a part of an epoch, if the number of steps of an epoch is unknown.
         """
         try:
-            return self.cadence(interval)
+            return self.interval(duration)
         except ValueError as error:
             raise ConfigError(str(error), location=f"checkpoint.{key}") from None
 
@@ -314,7 +314,7 @@ class TrainingLoop:
         """The earliest step after this one at which something other than training may be due."""
         now = trainer.progress
         steps = [next_stop_step(self.limits, now), *trainer.callback_steps()]
-        steps += [cadence.next_step(now) for cadence in (self._log, self.eval_interval) if cadence is not None]
+        steps += [interval.next_step(now) for interval in (self._log, self.eval_interval) if interval is not None]
         return min(steps)
 
     def _steps(self, trainer: Trainer, event: int) -> None:
@@ -408,5 +408,5 @@ class TrainingLoop:
         self._loss_check.check(trainer, finite=finite)
 
 
-def _due(cadence: Interval | None, now: Progress) -> bool:
-    return cadence is not None and cadence.due(now)
+def _due(interval: Interval | None, now: Progress) -> bool:
+    return interval is not None and interval.due(now)
