@@ -1,1 +1,1 @@
-"""Callbacks that ship, one a file."""
+"""The callbacks of this package, one per file."""

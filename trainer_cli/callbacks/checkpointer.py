@@ -1,4 +1,4 @@
-"""The CheckpointerCallback: applies the policy of when to save, and has the checkpointer save."""
+"""CheckpointerCallback: decides by the policy when to save, and calls the checkpointer."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ log = logging.getLogger(__name__)
 AFTER_EXCEPTION = "exception"
 """Folder, below that of the checkpoints, of the one saved when the training failed. No resume looks there."""
 _DELETING_S = 60.0
-"""The end of a training waits this long for removed checkpoints to be deleted."""
+"""How long the end of a training waits for the deletion of removed checkpoints."""
 _ORDINARY = (Occasion.pre_train, Occasion.step)
-"""Occasions after which the training goes on, so that a save may be written meanwhile."""
+"""Occasions after which the training continues, so that a save may be written in the background."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class CheckpointerCallback(Callback):
             )
         self._in_flight: InFlightSave | None = None
         self._prepared = False
-        """Whether memory for copies was asked for."""
+        """Whether memory for copies was reserved."""
         self._in_flight_requested = False
         """Whether the save in flight was requested by the user; if it fails, it is requested again."""
         self._failed_step: int | None = None
@@ -155,7 +155,7 @@ class CheckpointerCallback(Callback):
         self._held.add(name)
 
     def release_ephemeral(self, name: str) -> None:
-        """Release a hold; without effect where there is none."""
+        """Release a hold, if there is one."""
         self._held.discard(name)
 
     def wanted_metrics(self) -> dict[str, str]:
@@ -198,7 +198,7 @@ class CheckpointerCallback(Callback):
         if self.background is not None:
             log.info("saves are written behind the training (checkpoint.save_async=false turns this off)")
         if own:
-            # An attempt that died may not have come to the fsync after its last rename. Before older ones are removed.
+            # An attempt that was killed may have missed the fsync after its last rename: do it before any removal.
             self._fsync_names(own[-1].name)
         self.retention.leave_branch(trainer.progress.step, self.settings.newer)
         self._last_saved_step = max((one.step for one in own if one.step <= trainer.progress.step), default=None)
@@ -231,7 +231,7 @@ class CheckpointerCallback(Callback):
         elif self._last_saved_step == step:
             self._try(lambda: self._amend(self._moment(trainer, occasion), finished), last=last)
         elif decision is not None and occasion in _ORDINARY and self.background is not None:
-            # While a save before it has not ended, which was reported, this one is left out.
+            # Skip this save while an earlier one, which was reported, has not ended.
             if self._in_flight is None:
                 self._try(lambda: self._save_in_background(trainer, decision))
         elif decision is not None:
@@ -243,19 +243,19 @@ class CheckpointerCallback(Callback):
 
     @property
     def _newest_step(self) -> int | None:
-        """The step saved last. A save in flight counts, so that no rule saves a step twice."""
+        """The last saved step. A save in flight counts, so that no step is saved twice."""
         return self._last_saved_step if self._in_flight is None else self._in_flight.metadata.step
 
     def _depends_on_save_in_flight(self, trainer: Trainer, occasion: Occasion) -> bool:
-        """Whether what is decided now depends on the outcome of the save in flight: it is waited for then, so that no
-        decision depends on how fast the disk is."""
+        """Whether a decision depends on the outcome of the save in flight. It is then waited for, so that no decision
+        depends on the speed of the disk."""
         save, metrics = self._in_flight, trainer.metric_logger.last
         if save is None:
             return False
         if occasion not in _ORDINARY:
             return True
         if save.metadata.step == trainer.progress.step:
-            # The same step again: only an evaluation since then makes a difference.
+            # The same step again: only an evaluation since then matters.
             return not _same_metrics(save.metadata.metrics, metrics)
         return self._rules is not None and self._rules.keep_best is not None and self._rules.keep_best.metric in metrics
 
@@ -285,7 +285,7 @@ class CheckpointerCallback(Callback):
         self._try(lambda: self._poll(trainer, wait=True))
 
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        """Keep what there is, apart from the checkpoints: it is of no step's end, so no resume may take it."""
+        """Save the present state outside the checkpoints: it is not the end of a step, so no resume may load it."""
         if self.background is not None and isinstance(exception, KeyboardInterrupt):
             self.background.interrupt()
         try:
@@ -340,7 +340,7 @@ class CheckpointerCallback(Callback):
         return path
 
     def _save_in_background(self, trainer: Trainer, decision: Decision) -> None:
-        """Copy this step and have it written; `_poll` reports the outcome."""
+        """Copy this step and submit it to the writer thread; `_poll` reports the outcome."""
         assert self.background is not None
         self._prepared = True
         step, path = trainer.progress.step, self.folder / self._name(trainer)
@@ -353,7 +353,7 @@ class CheckpointerCallback(Callback):
                     metadata=self._metadata_of(trainer, decision, None),
                     trained=_trained(trainer),
                     before_commit=trainer.metric_logger.make_durable,
-                    # In the writing thread, before the save counts as done: nothing else reads the disk meanwhile.
+                    # In the writer thread, before the save is done: nothing else reads the disk meanwhile.
                     after_commit=partial(self._is_committed, step, decision),
                 )
         except SaveError as error:
@@ -394,7 +394,7 @@ class CheckpointerCallback(Callback):
         trainer.hooks.call("on_after_save_checkpoint", trainer, path)
 
     def _has_failed(self, step: int, failure: SaveError) -> None:
-        """No interval saves a failed step again; one that is there, though not durable, counts as saved."""
+        """A failed step is not saved again by an interval; one that exists but is not durable counts as saved."""
         if isinstance(failure, NotDurableError):
             self._last_saved_step, self.save_requested = step, False
         else:
@@ -412,7 +412,7 @@ class CheckpointerCallback(Callback):
     def _try(self, save: Callable[[], object], *, last: bool = False) -> None:
         """Save; a failure ends the training or is logged, as `on_save_error` says.
 
-        A failure of the `last` save always ends the training with an error: no later save makes up for it.
+        A failure of the `last` save always ends the training with an error, since no later save follows.
         """
         try:
             save()
@@ -488,7 +488,7 @@ class CheckpointerCallback(Callback):
         self.retention.retire(self._last_saved_step)
 
     def _fsync_names(self, name: str) -> None:
-        """Have the names of all checkpoints survive a power cut.
+        """fsync the folder of checkpoints.
 
         Raises:
             NotDurableError: they may not; it names this checkpoint.
@@ -499,7 +499,7 @@ class CheckpointerCallback(Callback):
             raise disk_error(error, self.folder / name) from error
 
     def _resumes_from_folder(self, trainer: Trainer) -> bool:
-        """True where the training goes on, whole, from a checkpoint in the folder."""
+        """Whether the training resumes a checkpoint of the folder with all its state."""
         source = trainer.loaded_from
         return trainer.resumed and source is not None and source.absolute().parent == self.folder.absolute()
 
@@ -539,7 +539,7 @@ def _same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> bo
 
 
 def _saves_in_background(save_async: bool | None) -> bool:
-    """Whether saves are written behind the training: as configured, else where more than one CPU is usable."""
+    """Whether saves are written in the background: as configured, else if more than one CPU is usable."""
     if save_async is not None:
         return save_async
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

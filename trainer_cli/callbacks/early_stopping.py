@@ -1,4 +1,4 @@
-"""EarlyStopping: ends the run once a metric has not become better for a while."""
+"""EarlyStopping: finish the run if a metric has not improved for some time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ _COUNTS = {
 
 
 class EarlyStopping(Callback):
-    """Looks at each evaluation, and finishes the run where `patience` has passed since the best one.
-
-    NaN is never the best. A run that was ended so is finished: started again it does nothing. Under a larger
-    `max_duration` it goes on, up to the next evaluation that is not better; under another metric or patience too.
+    """Finishes the run if `patience` has passed since the best evaluation. NaN is never the best. The run stays
+    finished when started again. With a larger `max_duration`, another metric or patience it trains up to the next
+    evaluation that is not better.
 
     Args:
         metric: `LOADER/NAME` as it is logged, such as `val/loss`.
@@ -45,7 +44,7 @@ class EarlyStopping(Callback):
         self.patience = Duration.parse(patience)
         self.best: float | None = None
         self.since: dict[str, int | float] | None = None
-        """Where the best evaluation was; the first, as long as none had a number."""
+        """The position of the best evaluation; of the first, as long as none had a number."""
         self._stopped: dict[str, Any] | None = None
         self._steps_per_epoch: int | None = None
         self._max_duration = ""
@@ -82,7 +81,7 @@ class EarlyStopping(Callback):
             self._stop(trainer, reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value and where it was, and how this ended the run, if it did."""
+        """The best value, its position, and whether it ended the run."""
         return {"best": self.best, "since": self.since, "stopped": self._stopped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -93,7 +92,7 @@ class EarlyStopping(Callback):
         trainer.stop(reason)
 
     def _rule(self) -> list[str | float]:
-        """What decided: where this is the same, the run is as finished as it was."""
+        """The settings of the decision: if they are unchanged, the run stays finished."""
         return [self.metric, self.mode, str(self.patience), self.min_delta, self._max_duration]
 
     def _is_better(self, value: float) -> bool:

@@ -1,4 +1,4 @@
-"""EMA: evaluates a moving average of the weights, which is steadier than the weights of any one step."""
+"""EMA: evaluate an exponential moving average of the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Applies the retention policy to the checkpoints on the disk, and removes those that it does not keep."""
+"""Remove the checkpoints on the disk that the retention policy does not keep."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Retention:
-    """Keeps one run's folder of checkpoints as its rules say."""
+    """Applies the rules of one run to its folder of checkpoints."""
 
     def __init__(self, folder: Path, storage: Storage, run_id: str) -> None:
         self.folder, self.storage, self.run_id = folder, storage, run_id
@@ -29,8 +29,8 @@ class Retention:
         return self.catalog.valid(self.run_id)
 
     def facts(self, newest: int | None) -> list[Saved]:
-        """What is there, for the policy, up to the step that was saved last or resumed from. A newer one could not
-        be read: it does not count when others are removed."""
+        """The checkpoints for the policy, up to the step that was saved or resumed last. A newer one could not be
+        read, so it must not count when others are removed."""
         own = [entry for entry in self.own() if newest is None or entry.step <= newest]
         return [saved for entry in own if (saved := entry.saved()) is not None]
 
@@ -58,10 +58,8 @@ class Retention:
                 log.info("removed %s (%s)", name, reason)
 
     def leave_branch(self, step: int, newer: Newer) -> None:
-        """Training goes back to a step: refuse where there are newer ones, or remove or quarantine them, so that
-        they can never win later.
-
-        One that cannot be read was passed over, not left: it stays.
+        """The training resumes an older step: refuse if there are newer checkpoints, or remove or quarantine them, so
+        that no later resume chooses them. One that cannot be read is kept.
 
         Raises:
             UserError: there are newer ones, and they may not go, or cannot.
@@ -84,7 +82,7 @@ class Retention:
             )
         for entry in reversed(left):
             if self.rules.remove is Removal.never:
-                # Nothing is ever deleted then; under its hidden name it wins no more.
+                # Nothing is deleted then; under its hidden name no resume chooses it.
                 self.storage.quarantine(entry.name, f"the training went back to step {step}")
             elif not self.storage.remove(entry.name):
                 raise UserError(f"{entry.name} is being read, so it cannot be removed now", cure="Try again later.")

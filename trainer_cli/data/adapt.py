@@ -1,4 +1,4 @@
-"""The right loader for whatever the user gives: a dataset, a DataLoader, or something that can be iterated."""
+"""Choose the loader for a dataset, a DataLoader, or another iterable."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def as_loader(
     worker_timeout: float | str | None = None,
     where: str = "data",
 ) -> Loader | StreamLoader | UserLoader:
-    """The right loader for what the user's data object holds.
+    """The loader for a dataset, a DataLoader, or another iterable.
 
-    A dataset becomes a `Loader` (batches of 32 unless said otherwise), an IterableDataset a `StreamLoader`, any
+    A dataset becomes a `Loader` (batches of 32 by default), an IterableDataset a `StreamLoader`, any
     other iterable a `UserLoader`.
 
     Args:
-        persistent_workers: workers live over epochs, with a copy of the dataset as it was when they started. Not
-            given: yes, but for an IterableDataset that has no `state_dict`.
-        worker_timeout: how long to wait for a batch from the workers, in seconds or as
-            `30s` or `5min`. Not given: ten minutes.
+        persistent_workers: keep workers between epochs, with a copy of the dataset from their start. Not given: yes,
+            except for an IterableDataset without `state_dict`.
+        worker_timeout: limit of the wait for a batch from the workers, in seconds or as `30s` or `5min`. Not given:
+            ten minutes.
 
     Raises:
-        UserError: for an object that is neither, and for settings that a ready-made loader cannot heed.
+        UserError: the object is none of these, or a setting has no effect on a loader.
     """
     if isinstance(data, Loader | StreamLoader | UserLoader):
         return data
@@ -56,31 +56,20 @@ def as_loader(
             f"data.persistent_workers is {persistent_workers!r}, but it must be true, false or null",
             where="data.persistent_workers",
         )
+    batches: dict[str, Any] = {
+        "batch_size": 32 if batch_size is None else batch_size,
+        "seed": seed,
+        "num_workers": num_workers or 0,
+        "collate_fn": collate_fn,
+        "drop_last": drop_last,
+        "pin_memory": pin_memory,
+        "persistent_workers": persistent_workers,
+        "worker_timeout_s": timeout_s,
+    }
     if isinstance(data, IterableDataset):
-        return StreamLoader(
-            data,
-            32 if batch_size is None else batch_size,
-            seed=seed,
-            num_workers=num_workers or 0,
-            collate_fn=collate_fn,
-            drop_last=drop_last,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            worker_timeout_s=timeout_s,
-        )
+        return StreamLoader(data, **batches)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, DataLoader):
-        return Loader(
-            data,
-            32 if batch_size is None else batch_size,
-            shuffle=shuffle,
-            seed=seed,
-            num_workers=num_workers or 0,
-            collate_fn=collate_fn,
-            drop_last=drop_last,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            worker_timeout_s=timeout_s,
-        )
+        return Loader(data, shuffle=shuffle, **batches)
     if not hasattr(data, "__iter__"):
         raise UserError(
             f"{type_name(data)} is neither a dataset nor a loader",

@@ -1,7 +1,7 @@
-"""Batches in an order that can be resumed at any sample, from this process or from workers.
+"""Batches of a map-style dataset in an order that can be resumed at any sample, with or without workers.
 
-`Loader` owns the order and the random numbers of each sample, so its resume is exact, and it leaves the random
-state of the training alone.
+`Loader` decides the order and seeds each sample, so its resume is exact; it does not change the random state of the
+training.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class MapDataset(Protocol):
     It may also have `deterministic = True` (its samples use no random numbers, so none are seeded),
     `fingerprint` (a digest of its content, checked at a resume), `__getitems__` (samples by a list of
     numbers, used where it is deterministic), `collate` (makes a batch of a list of samples, where the loader
-    is given no `collate_fn`), and an order of its own: `sample_keys(seed, epoch, start, stop)`, what
-    `__getitem__` gets at these positions of the epoch. It must be a pure function; `order_version` names it.
+    is given no `collate_fn`), and an order of its own: `sample_keys(seed, epoch, start, stop)`, the arguments of
+    `__getitem__` at these positions of the epoch. It must be a pure function; `order_version` names it.
     """
 
     def __len__(self) -> int: ...
@@ -40,17 +40,17 @@ class Loader:
     function of (seed, epoch), the same with any number of workers and ranks, and from any sample on.
 
     Before each `dataset[index]` python's, numpy's and torch's CPU generators are seeded from (seed, epoch,
-    index), or with an order of the dataset's own from (seed, epoch, position); `collate_fn` goes on with what
-    the last sample left. In this process their states are put back after each batch.
+    index), or with an order of the dataset's own from (seed, epoch, position); `collate_fn` draws after the last
+    sample. Without workers their states are restored after each batch.
 
-    On `world_size` ranks the order is one and the same. `world_size * batch_size` samples of it at a time are
+    On `world_size` ranks the order is the same. `world_size * batch_size` samples of it at a time are
     cut into a batch for each rank, in the order of ranks, so every rank has equally many batches. Fewer at the
     end of an epoch are cut as evenly; fewer than there are ranks join the batches before them. With
     `drop_last` both are left out.
 
     Args:
-        persistent_workers: workers live over epochs, until the loader is closed or goes, each with a copy of the
-            dataset as it was when they started. Not given: yes.
+        persistent_workers: keep workers between epochs, each with a copy of the dataset from their start. Not given:
+            yes.
         worker_timeout_s: how long to wait for a batch from the workers. Not given: ten minutes.
     """
 
@@ -81,7 +81,7 @@ class Loader:
         self.pin_memory = pin_memory
         self.rank, self.world_size = rank, world_size
         self.samples_per_batch = batch_size * world_size
-        """By how many samples of all ranks a batch moves the position."""
+        """Samples of all ranks by which a batch advances the position."""
         self.length = len(dataset)
         self.fingerprint: str | None = getattr(dataset, "fingerprint", None)
         self.source = KeyedSource(dataset, seed, collate_fn, shuffle=shuffle, length=self.length)
@@ -165,7 +165,7 @@ class Loader:
 
 
 class KeyedSource:
-    """Makes one batch of a dataset from its place in the order, the same wherever it runs. Workers get a copy."""
+    """Makes a batch of a dataset from its positions in the order. Each worker has a copy."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class KeyedSource:
         self.order_name: str = usual if self.own_order is None else getattr(dataset, "order_version", "own")
 
     def keys(self, epoch: int, start: int, stop: int) -> Sequence[Any]:
-        """What `dataset[…]` gets at these positions of an epoch."""
+        """The keys for `dataset[…]` at these positions of an epoch."""
         if self.own_order is not None:
             own: Sequence[Any] = self.own_order(self.seed, epoch, start, stop)
             return own

@@ -1,6 +1,6 @@
 """Several sources of training data in fixed proportions, in an order that can be resumed anywhere.
 
-Positions run on over epochs. Each block of `BLOCK` of them holds the same number of samples of each source, by the
+Positions count over all epochs. Each block of `BLOCK` of them holds the same number of samples of each source, by the
 largest remainder of its weight; within the block a keyed permutation arranges them. Each source is walked without
 replacement, in a new order each time it ends, independently of the epochs of the training. So the sample at a position
 is a pure function of (seed, position), at the same cost for every position.
@@ -181,9 +181,9 @@ def _trainable(name: str, source: Any) -> MapDataset:
 
 
 def _common_collate(datasets: Sequence[MapDataset]) -> Callable[[list[Any]], Any] | None:
-    """What all of them make batches with, where they say so."""
+    """The common collate function of the sources, or None."""
     own: list[Any] = [getattr(dataset, "collate", None) for dataset in datasets]
-    # Of two datasets of one class each has its own binding of the one method.
+    # Bound methods of two datasets of one class are equal only by their function.
     if len({getattr(one, "__func__", one) for one in own}) > 1:
         raise UserError("the sources make batches in different ways", where="data.sources", cure="Set data.collate_fn.")
     collate: Callable[[list[Any]], Any] | None = own[0]

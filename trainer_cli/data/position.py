@@ -1,4 +1,4 @@
-"""Checks that loaders share: sensible settings, and a saved position that fits the data."""
+"""Checks of loaders: their settings, and whether a saved position fits the data."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from trainer_cli.errors import UserError
 from trainer_cli.trainer.duration import Duration, Unit
 
 STATE_VERSION = 3
-"""Changes when a saved position would be read otherwise, or `seed_random` would give other random numbers."""
+"""Changes when a saved position would mean another, or `seed_random` would give other random numbers."""
 
 
 def check_counts(*, batch_size: int, num_workers: int) -> None:
-    """Refuse what is no whole number of at least 1 (batch_size) or 0 (num_workers)."""
+    """Refuse anything but a whole number of at least 1 (batch_size) or 0 (num_workers)."""
     for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise UserError(
@@ -23,7 +23,7 @@ def check_counts(*, batch_size: int, num_workers: int) -> None:
 
 
 def timeout_seconds(value: float | str | None) -> float | None:
-    """How long to wait for a batch: a number of seconds, or a string such as 30s or 5min; None stays None."""
+    """The limit of the wait for a batch: a number of seconds, or a string such as 30s or 5min; None stays None."""
     if value is None:
         return None
     try:
@@ -44,7 +44,7 @@ def timeout_seconds(value: float | str | None) -> float | None:
 
 
 def check_same(ours: Mapping[str, Any], saved: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse a saved position whose facts of these names differ from ours."""
+    """Refuse a saved position that differs in these entries."""
     differing = [
         f"{name} was {saved.get(name)!r} and is {ours[name]!r}" for name in names if saved.get(name) != ours[name]
     ]
@@ -58,7 +58,7 @@ def check_same(ours: Mapping[str, Any], saved: Mapping[str, Any], names: Sequenc
 
 def check_batch_size(batch_size: int | None, saved: Mapping[str, Any]) -> None:
     """Refuse a position inside an epoch that is counted in batches of another size."""
-    # Checkpoints of before it was saved have none.
+    # Old checkpoints do not have it.
     before = saved.get("batch_size", batch_size)
     if saved["batch"] and before != batch_size:
         raise UserError(
@@ -69,5 +69,5 @@ def check_batch_size(batch_size: int | None, saved: Mapping[str, Any]) -> None:
 
 
 def type_name(thing: object) -> str:
-    """A thing's class, with its module."""
+    """The class of an object, with its module."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"

@@ -1,7 +1,7 @@
-"""Batches of an iterable dataset: one that saves its position is resumed there, in every worker.
+"""Batches of an iterable dataset. A dataset that saves its position is resumed there, in every worker.
 
-Each batch comes with the state of the dataset after it, so what is saved is the position of the training, however far
-the workers have read ahead. A dataset without a state is read again up to that position.
+Each batch comes with the state of the dataset after it, so that the saved position is that of the training, not of
+the workers' prefetching. A dataset without a state is read again up to that position.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from trainer_cli.errors import UserError
 log = logging.getLogger(__name__)
 
 _LONG_S = 0.001
-"""A copy of a dataset's state that takes longer is reported: it is made for every batch."""
+"""A slower copy of the dataset's state is reported, since it is made for every batch."""
 
 
 class Request(NamedTuple):
-    """The next batch of a pass over an epoch; at its first, `start` is the state that the dataset loads."""
+    """The next batch of a pass over an epoch; `start` of the first is the state that the dataset loads."""
 
     turn: int
     epoch: int
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A batch, if there was one, the dataset's state after it, and whether the dataset has come to its end."""
+    """A batch, if there was one, the dataset's state after it, and whether the dataset has ended."""
 
     batch: Any
     found: bool
@@ -47,7 +47,7 @@ class Answer:
     ended: bool
 
     def pin_memory(self) -> Answer:
-        """The batch alone is brought to a GPU."""
+        """Pin the batch only."""
         return replace(self, batch=pinned(self.batch)) if self.found else self
 
 
@@ -64,18 +64,18 @@ class StreamLoader:
     """Batches of an IterableDataset, from this process or from workers in turn.
 
     A resume loads the position of a dataset with `state_dict` and `load_state_dict`; of any other, it replays the
-    batches of the epoch that were seen already. Every epoch begins with the dataset in the state in which it was
-    given; `set_epoch`, where it has one, is called first. Before each batch the random generators are seeded from
+    batches of the epoch that were seen already. Every epoch begins with the dataset in its initial state;
+    `set_epoch`, if it has one, is called first. Before each batch the random generators are seeded from
     (seed, epoch, number of the batch). As usual, it is the dataset that shares its samples among workers, by
     `torch.utils.data.get_worker_info()`.
 
     Args:
-        persistent_workers: workers live over epochs. Not given: where the dataset has a state to go back to; else
+        persistent_workers: keep workers between epochs. Not given: if the dataset has a state that can be reset; else
             each epoch begins with new copies of it.
     """
 
     stateful = True
-    """A caller that fetches a batch ahead takes the state before it."""
+    """A caller that fetches a batch ahead must take the state before."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class StreamLoader:
 
     @property
     def promise(self) -> str:
-        """What its resume can promise, in a sentence."""
+        """How exact its resume is, for the log."""
         if not self.source.stateful:
             return (
                 f"{type_name(self.source.dataset)} has no position of its own, so a resume replays the batches of the "
@@ -172,7 +172,7 @@ class StreamLoader:
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a position in other data, and one inside an epoch that other workers share; keep it for `iterate`.
+        """Refuse a position in other data, or inside an epoch shared by other workers; keep it for `iterate`.
 
         Raises:
             UserError: saying what differs.
@@ -234,7 +234,7 @@ class StreamLoader:
             yield answer.pin_memory() if self.pin_memory and answer is not None else answer
 
     def _requests(self, epoch: int) -> Generator[Request | None, None, None]:
-        """One for each worker in turn, without an end: None for those before the first and for one at its end."""
+        """One for each worker in turn, endlessly; None for a worker that is skipped or at its end."""
         places, first, turn = self._places, self._next, self._turn
         asked: list[int] = [place.batches for place in places]
         starts: list[Any] = [place.state for place in places]
@@ -250,7 +250,7 @@ class StreamLoader:
 
 
 class StreamSource:
-    """Makes one batch after the other of an iterable dataset, from a given position. Workers get a copy."""
+    """Makes the batches of an iterable dataset from a position. Each worker has a copy."""
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class StreamSource:
         return Answer(batch, found, self._state(), self._ended)
 
     def _state(self) -> Any:
-        """The dataset's state, copied. Of every batch: which of them a save will need is not known here."""
+        """The dataset's state, copied. For every batch, since any may be followed by a save."""
         if not self.stateful:
             return None
         began = time.perf_counter()

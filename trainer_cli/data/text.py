@@ -55,7 +55,7 @@ class Text:
         content = b"".join(_contents(path))
         self.context = context
         tokens, self.characters = _tokens([content], unit)
-        """Where tokens are characters: these, in the order of their tokens."""
+        """The characters in the order of their tokens; None for bytes."""
         self.vocab_size = 256 if self.characters is None else len(self.characters)
         split = len(tokens) - round(len(tokens) * val_fraction)
         if min(split, len(tokens) - split) <= context:
@@ -169,7 +169,7 @@ def _documents(content: bytes, document: str) -> list[bytes]:
         found = content.splitlines(keepends=True)
     else:
         found = [one + b"\n" for one in re.split(rb"\n(?:[ \t\r]*\n)+", content)]
-        found[-1] = found[-1][:-1]  # the text's own end stays as it is
+        found[-1] = found[-1][:-1]  # the end of the text is not changed
     return [one for one in found if one.strip()]
 
 

@@ -1,4 +1,4 @@
-"""A loader that the user brings: a resume walks its sampler, loads its state or replays it, as its promise says."""
+"""Loaders that the user made: a resume loads their state, walks their sampler, or replays their batches."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class UserLoader:
     Before `iter()` and before each batch the random generators are seeded from (seed, epoch, batch), and restored
     afterwards. A resume loads the state of a loader that has `state_dict` and `load_state_dict`. Of a plain DataLoader
     of a map-style dataset without workers it walks the sampler past the samples already seen; of any other loader it
-    replays the batches already seen, and drops them. Either begins with the states that the torch generators of the
-    loader and its samplers had at the beginning of the epoch; the first epoch, with those they were given in.
+    replays the batches already seen, and drops them. Both start from the states that the torch generators of the
+    loader and its samplers had at the start of the epoch.
 
-    Where a sampler is walked and the DataLoader makes its batches itself, of `batch_size` samples, a position counts
-    samples, so the batch size may change inside an epoch. Elsewhere it counts batches.
+    If the sampler is walked and the DataLoader makes batches of `batch_size` samples itself, a position counts
+    samples, so the batch size may change inside an epoch. Otherwise it counts batches.
 
-    `set_epoch` of the loader, its samplers and its dataset, where they have one, is called before each epoch.
+    `set_epoch` of the loader, its samplers and its dataset is called before each epoch, if they have one.
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int) -> None:
@@ -53,7 +53,7 @@ class UserLoader:
         self.walks = self._rest is not None and self.loader.num_workers == 0
         counts_samples = self.walks and self.loader.batch_size is not None
         self.length = _length(self.loader.sampler) if counts_samples else None
-        """Samples of an epoch, where a position counts samples."""
+        """Samples of an epoch, if a position counts samples."""
         self.batch_size: int | None = None if self.length is None else self.loader.batch_size
         self.samples_per_batch = self.batch_size
         self._position: tuple[int, int, Any] | None = None
@@ -64,7 +64,7 @@ class UserLoader:
 
     @property
     def promise(self) -> str:
-        """What its resume can promise, in a sentence."""
+        """How exact its resume is, for the log."""
         name = type_name(self.loader)
         if self.stateful:
             text = (
@@ -116,13 +116,13 @@ class UserLoader:
             else:
                 self._set_generators(position[2])
         elif epoch == place == 0:
-            # So that every evaluation, which is a first epoch, sees the same samples.
+            # Every evaluation is a first epoch, and must use the same samples.
             self._set_generators(self._given)
         self._begun_with = self._generator_states()
         return self._batches(epoch, batch - replayed, replayed, place)
 
     def batches_after(self, samples: int) -> int:
-        """Batches that are left of an epoch after its first `samples` samples, where a position counts samples."""
+        """Batches that are left of an epoch after its first `samples` samples, if a position counts samples."""
         assert self.length is not None and self.batch_size is not None
         whole, over = divmod(max(0, self.length - samples), self.batch_size)
         return whole + (over > 0 and not self.loader.drop_last)
@@ -131,7 +131,7 @@ class UserLoader:
         return batch if self.length is None else samples
 
     def close(self) -> None:
-        """End workers that live over epochs; the next epoch begins with new ones."""
+        """End persistent workers; the next epoch starts new ones."""
         self._processes.ask_to_end()
         if self._rest is not None:
             self._own, self._rest = _rebuilt(self.loader, self._processes)
@@ -152,7 +152,7 @@ class UserLoader:
             with kept_random_state(), self._processes.starting():
                 seed_random(sample_seed(self.seed, epoch, 0))
                 if self.persistent and self._own_started:
-                    # New workers draw a seed. The order is drawn after it, and must be the same with those that live.
+                    # New workers draw a seed before the order is drawn; draw it for workers that are kept too.
                     torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
                 iterator = iter(self._own)
                 self._own_started = self._rest is not None
@@ -177,7 +177,7 @@ class UserLoader:
                 raise
             raise explained from error
         finally:
-            # Processes that a loader of another kind starts are not ours to end.
+            # Processes of other loaders are not ended here.
             if self._is_torchs and (not self.persistent or self._processes.died()):
                 self._processes.ask_to_end()
                 iterator = None
@@ -192,7 +192,7 @@ class UserLoader:
             seed_random(sample_seed(self.seed, epoch, number // entries + 1))
 
     def _leave(self, iterator: Iterator[Any], epoch: int, number: int) -> None:
-        """Let the loader see the end of its epoch. Left before it, its state does not begin the next one."""
+        """Let the loader reach the end of its epoch; otherwise its state would not be that of the next epoch."""
         try:
             whole = number >= len(self)
         except TypeError:
@@ -256,13 +256,13 @@ class _Rest:
         self.sampler = sampler
         self.skip = 0
         self.before: Callable[[int], None] = _nothing
-        """Called before each of those entries with its number, and then with `skip`: seeds what the sampler draws."""
+        """Called before each skipped entry with its number, and then with `skip`, to seed the sampler."""
 
     def __len__(self) -> int:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        # At once: what a sampler draws at its start comes before the seed of the workers.
+        # Now, so that the sampler's first draw comes before the seed of the workers.
         iterator = iter(self.sampler)
         return self._walked(iterator) if self.skip else iterator
 
@@ -275,7 +275,7 @@ class _Rest:
 
 
 def _nothing(number: int) -> None:
-    """Nothing is to be done before an entry."""
+    """Do nothing before an entry."""
 
 
 def _rebuilt(loader: Any, processes: WorkerProcesses) -> tuple[Any, _Rest | None]:
@@ -314,7 +314,7 @@ def _rebuilt(loader: Any, processes: WorkerProcesses) -> tuple[Any, _Rest | None
 
 
 def _length(sampler: Any) -> int | None:
-    """Samples that a sampler gives; None where it has no length."""
+    """The length of a sampler, or None."""
     try:
         return len(sampler)
     except TypeError:
@@ -322,7 +322,7 @@ def _length(sampler: Any) -> int | None:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    """What decides on a loader's order: itself and its samplers, each once."""
+    """A loader and its samplers, each once."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     found = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
     return list({id(one): one for one in found if one is not None}.values())

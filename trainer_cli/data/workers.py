@@ -1,7 +1,7 @@
-"""Worker processes of torch's DataLoader: they ignore signals meant for the parent, and always end.
+"""Worker processes of torch's DataLoader: they ignore signals for the parent, and end with it.
 
-`Workers` gives what a source makes of a sequence of requests, in their order. `WorkerProcesses` is what it shares
-with a DataLoader that the user made: how workers start, how one that died is reported, and how they end.
+`Workers` answers a sequence of requests in order. `WorkerProcesses` starts and ends the processes, and reports one
+that died; a DataLoader of the user uses it too.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from torch.utils.data import DataLoader
 from trainer_cli.errors import TrainError
 
 TIMEOUT_S = 600.0
-"""How long to wait for a batch unless the user says otherwise."""
+"""The default limit of a wait for a batch."""
 GRACE_S = 1.0
-"""How long a worker may take to end before it is killed."""
+"""The time a worker has to end before it is killed."""
 
 _PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _WATCH_S = 0.1
 
 
 class WorkerError(TrainError):
-    """A worker died, or gave no batch in time. What was saved before is intact."""
+    """A worker died, or returned no batch in time. Checkpoints are intact."""
 
 
 class WorkerProcesses:
-    """The processes that one loader starts. They end with `end`, with this object, or with the interpreter."""
+    """The processes of one loader. They end with `end`, with this object, or with the interpreter."""
 
     def __init__(self) -> None:
         self._closing: Any = multiprocessing.get_context().RawValue(ctypes.c_bool, False)
@@ -52,10 +52,10 @@ class WorkerProcesses:
 
     @contextmanager
     def starting(self) -> Generator[None, None, None]:
-        """Take note of the processes that start within. Until they say otherwise, the parent's signals are blocked.
+        """Register the processes that start inside. They start with the parent's signals blocked.
 
-        torch's handler of SIGCHLD, which raises an error wherever the main thread is, a save included, is removed: its
-        iterator also looks after its workers itself, every five seconds of a wait.
+        Removes torch's handler of SIGCHLD, which raises an error anywhere in the main thread, also inside a save;
+        torch's iterator checks its workers itself, every five seconds of a wait.
         """
         earlier = set(multiprocessing.active_children())
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
@@ -74,13 +74,13 @@ class WorkerProcesses:
         return partial(_begin, self._closing, own)
 
     def died(self) -> bool:
-        """True where one of them has ended."""
+        """Whether one of them has ended."""
         return any(not process.is_alive() for process in self._processes)
 
     def explained(self, error: Exception) -> Exception:
-        """A WorkerError that says which worker died and how, or the error itself where none did."""
+        """A WorkerError with the worker that died and its cause, or the error itself if none died."""
         if isinstance(error, OSError | EOFError):
-            # Of a connection that a dying worker has closed a moment before it is dead, or of the dataset.
+            # From a connection that a dying worker has closed, or from the dataset.
             dying = wait([process.sentinel for process in self._processes], timeout=GRACE_S)
             for process in self._processes:
                 process.join(GRACE_S if process.sentinel in dying else 0)
@@ -90,16 +90,16 @@ class WorkerProcesses:
         return error
 
     def ask_to_end(self) -> None:
-        """Have those with `init_fn` exit at once, whatever they are doing."""
+        """Make processes with `init_fn` exit at once."""
         self._closing.value = True
 
     def kill(self) -> None:
-        """Kill them. Whoever waits for a batch gets an error within seconds."""
+        """Kill them. A wait for a batch raises within seconds."""
         for process in self._processes:
             process.kill()
 
     def end(self) -> None:
-        """Wait until they have ended: others, too, by force after a second."""
+        """Wait until they have ended; kill them after a second."""
         self._end()
         self._closing.value = False
 
@@ -110,19 +110,19 @@ class Source(Protocol):
     dataset: Any
 
     def fetch(self, request: Any, /) -> Any:
-        """What is wanted under a request."""
+        """The answer to a request."""
         ...
 
 
 class Workers:
-    """Worker processes, each with a copy of `source`, that fetch what is requested ahead of its use.
+    """Worker processes, each with a copy of `source`, that fetch requests ahead of their use.
 
     Request k of a pass goes to worker k modulo `count`.
 
     Args:
         seed: of the random generators with which each worker starts.
         persistent: keep the processes between passes.
-        timeout_s: how long to wait for an answer. Not given: ten minutes.
+        timeout_s: limit of the wait for an answer. Not given: ten minutes.
         pin_memory: bring tensors into page-locked memory.
     """
 
@@ -138,11 +138,11 @@ class Workers:
         self._kept: _Pool | None = None
 
     def answers(self, requests: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """What the source makes of each request, in their order. Another pass meanwhile has processes of its own.
+        """The answer to each request, in order. A second pass at the same time gets other processes.
 
         Raises:
             WorkerError: a worker died, or no answer came for `timeout_s` seconds.
-            Exception: what the dataset raised; its text says in which worker, and where.
+            Exception: the error of the dataset, with the worker and the traceback in its text.
         """
         if self._kept is not None and self._kept.died():
             self.close()
@@ -155,7 +155,7 @@ class Workers:
             usable = True  # the pass was left early
             raise
         finally:
-            # It may refer to who owns these workers, who would then not end with the last reference.
+            # The generator may refer to the owner of these workers and keep it alive.
             requests.close()
             if usable and self.persistent and self._kept is None:
                 self._kept = pool
@@ -170,7 +170,7 @@ class Workers:
 
 
 class _Pool:
-    """A DataLoader whose sampler gives the requests of one pass after the other."""
+    """A DataLoader whose sampler yields the requests of one pass after the other."""
 
     def __init__(self, workers: Workers) -> None:
         self._processes = WorkerProcesses()
@@ -220,9 +220,9 @@ class _Pool:
 
 
 class _TimeLimit:
-    """Kills workers within which one batch is waited for too long: a thread looks after them.
+    """Kills the workers if a batch is waited for too long, by a thread.
 
-    DataLoader's own `timeout` does not hold where a worker stops while it hands over a tensor.
+    DataLoader's own `timeout` has no effect on a worker that stops while it sends a tensor.
     """
 
     def __init__(self, processes: WorkerProcesses, timeout_s: float) -> None:
@@ -243,7 +243,7 @@ class _TimeLimit:
         self._since = float("inf")
 
     def error(self) -> WorkerError | None:
-        """What to raise where the limit was exceeded."""
+        """The error to raise if the limit was exceeded, or None."""
         if not self._is_over:
             return None
         return WorkerError(
@@ -258,7 +258,7 @@ class _TimeLimit:
             self._thread.join(GRACE_S)
 
     def look(self) -> None:
-        """Kill the workers where the limit is exceeded. That one died, torch's iterator finds out."""
+        """Kill the workers if the limit is exceeded. torch's iterator detects one that died itself."""
         exceeded = time.monotonic() - self._since >= self._timeout_s
         if exceeded and not self._is_over and not self._processes.died():
             self._is_over = True
@@ -266,7 +266,7 @@ class _TimeLimit:
 
 
 def _watch(limit: weakref.ref[_TimeLimit], ended: threading.Event, interval_s: float) -> None:
-    """The thread of a time limit; it does not keep the limit, and so the workers, alive."""
+    """The thread of a time limit. It holds only a weak reference, so that the workers can end with their owner."""
     while not ended.wait(interval_s):
         if (existing := limit()) is None:
             return
@@ -303,7 +303,7 @@ def unchanged(batch: Any) -> Any:
 
 
 def pinned(batch: Any) -> Any:
-    """The batch in page-locked memory, from where a GPU takes it without waiting."""
+    """The batch in page-locked memory, for asynchronous copies to a GPU."""
     single: Any = [batch]
     loader: Any = DataLoader(
         single, batch_size=None, collate_fn=unchanged, pin_memory=True, generator=torch.Generator()
@@ -322,7 +322,7 @@ def _begin(closing: Any, own: Callable[[int], None] | None, number: int) -> None
 
 
 def _exit_in_time(closing: Any, parents_pid: int) -> None:
-    """Exit when asked to, or when the parent is gone, whatever the dataset is doing."""
+    """Exit on request, or when the parent is gone, also while the dataset is busy."""
     parent = multiprocessing.parent_process()
     while os.getppid() == parents_pid and parent is not None and parent.is_alive() and not closing.value:
         time.sleep(_WATCH_S)

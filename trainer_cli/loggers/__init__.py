@@ -1,1 +1,1 @@
-"""Where metrics go."""
+"""Loggers of metrics."""

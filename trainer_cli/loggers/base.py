@@ -1,8 +1,8 @@
-"""What a logger is: it hears each step's metrics once, and can be cut back to an earlier step.
+"""The base class of loggers: each gets the metrics of a step once, and can be rewound to an earlier step.
 
 The order of calls over a run's life:
 
-    rewind(run_dir, step)     only where a run goes on: nothing later than `step` may be shown
+    rewind(run_dir, step)     only on a resume: drop everything later than `step`
     start(facts)              open files; heavy imports happen here, not at construction
     log(record) …             one record a step at most, steps rising
     flush(durable) …          before every checkpoint, durably: what is logged up to it must not be lost
@@ -20,11 +20,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a logger may want to know when the run starts.
+    """Facts about the run for loggers.
 
-    `run_dir` is None for a library user who keeps no run directory; `total_steps` is None where it cannot be
-    told beforehand. `start_step` and `start_samples` are the counts that this process starts from,
-    `start_time` its unix time. `console` is the style that `logging.console` names.
+    `run_dir` is None for a library user without a run directory; `total_steps` is None if it is not known.
+    `start_step` and `start_samples` are the counts that this process starts from, `start_time` its unix time.
+    `console` is the style that `logging.console` names.
     """
 
     run_dir: Path | None = None
@@ -40,7 +40,7 @@ class RunFacts:
 class Record:
     """All metrics of one step: `train/loss`, `val/accuracy`. Values are plain numbers.
 
-    `time` is unix seconds; `samples` counts since the run's beginning, None where nobody counts.
+    `time` is unix seconds; `samples` counts since the run's beginning, None if they are not counted.
     """
 
     step: int
@@ -51,8 +51,8 @@ class Record:
 
 
 class Logger(ABC):
-    """Base of all loggers; only `log` must be written. Calls come from the main thread, one at a time; but for
-    `flush(durable=True)`, which may come from another one while `log` runs."""
+    """Base class of loggers; only `log` must be implemented. Calls come from the main thread, one at a time; except
+    `flush(durable=True)`, which another thread may call while `log` runs."""
 
     def rewind(self, run_dir: Path, step: int) -> None:  # noqa: B027
         """Drop every record later than `step`, and a torn last one, or note to do so when the first record is written.
@@ -67,15 +67,15 @@ class Logger(ABC):
 
     @abstractmethod
     def log(self, record: Record) -> None:
-        """Take one record. Cheap: this runs inside the training loop."""
+        """Log one record. Called inside the training loop, so it must be fast."""
 
     def flush(self, durable: bool = False) -> None:  # noqa: B027
-        """Hand everything logged so far to the operating system; `durable`: to the disk itself."""
+        """Write everything logged so far to the operating system; `durable`: fsync it."""
 
     def close(self) -> None:  # noqa: B027
-        """Flush and let go. May be called twice, and without `start`."""
+        """Flush and close. May be called twice, and without `start`."""
 
 
 def in_run_dir(path: str | Path, run_dir: Path | None) -> Path:
-    """Where a logger's own path lies: a relative one in the run directory, if there is one."""
+    """A logger's path, relative to the run directory if there is one."""
     return (run_dir / path) if run_dir is not None else Path(path)

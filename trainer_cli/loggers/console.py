@@ -1,4 +1,4 @@
-"""Metrics for a person: a live bar on a terminal, plain lines elsewhere. All on stderr."""
+"""Metrics on stderr: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ConsoleLogger(Logger):
     """Shows step, metrics, rate and remaining time.
 
     `style` is auto, rich, plain or off; null takes `logging.console`. The live bar is drawn when a record
-    comes and needs no thread; records with other than training metrics also leave a line above it. A terminal
-    that went away silences the display and nothing else.
+    comes and needs no thread; records with other than training metrics also leave a line above it. If the terminal is
+    gone, the display ends and the training continues.
     """
 
     def __init__(self, style: str | None = None, stream: TextIO | None = None) -> None:
@@ -87,7 +87,7 @@ class ConsoleLogger(Logger):
 
 
 class _Display(Protocol):
-    """One way to show a record."""
+    """A display of records."""
 
     def show(self, record: Record, position: str, numbers: str, speed: str) -> None: ...
 

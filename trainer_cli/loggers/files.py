@@ -1,4 +1,4 @@
-"""Files changed so that a crash at any moment leaves the old or the new content, never a mixture; and appended to.
+"""Append to files, and replace them so that a crash leaves the old or the new content.
 
 An OSError of these functions names the file, also where it comes from a write or a sync.
 """
@@ -16,22 +16,22 @@ _CHUNK_BYTES = 1 << 20
 
 
 class AppendedFile:
-    """A file that grows by whole records. There is no buffer: what could not be written is not tried again at close."""
+    """A file that grows by whole records. Without a buffer: a failed write is not repeated at close."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, and make it where there is none."""
+        """Open the file, or create it."""
         self.path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def append(self, content: bytes) -> None:
-        """Hand a record to the operating system. A part of it may be in the file after an OSError."""
+        """Write a record. A part of it may be in the file after an OSError."""
         left = memoryview(content)
         with naming(self.path):
             while left:
                 left = left[os.write(self._descriptor, left) :]
 
     def sync(self) -> None:
-        """Wait until all that was appended is on the disk itself."""
+        """fsync the file."""
         with naming(self.path):
             sync(self._descriptor)
 
@@ -42,11 +42,11 @@ class AppendedFile:
 
 
 def sync(descriptor: int) -> None:
-    """Wait until a file's content is on the disk itself."""
+    """fsync a file."""
     if sys.platform == "darwin":
         import fcntl
 
-        # Plain fsync on macOS stops at the drive's cache. Some filesystems do not know the stronger call.
+        # Plain fsync on macOS stops at the drive's cache. Some filesystems do not support the stronger call.
         with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
@@ -54,13 +54,13 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until a folder's names are on the disk itself, where the filesystem can promise that."""
+    """fsync a folder, if its filesystem supports that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with naming(folder):
             os.fsync(descriptor)
     except OSError as error:
-        # Some network filesystems know it for files only.
+        # Some network filesystems support it for files only.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -68,7 +68,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def replace(path: Path, content: Iterable[bytes]) -> None:
-    """Write a file whole and durably under another name, then give it its own. One writer at a time."""
+    """Write and fsync a file under a temporary name, then rename it. One writer at a time."""
     staged = path.with_name(f".tmp.{path.name}")
     try:
         with naming(path), open(staged, "wb") as file:
@@ -85,10 +85,10 @@ def replace(path: Path, content: Iterable[bytes]) -> None:
 
 
 def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
-    """Keep only these byte ranges (start, stop; rising) of a file; True where something had to go.
+    """Keep only these byte ranges (start, stop; rising) of a file; True if anything was dropped.
 
-    What is dropped is nearly always the end. Then the file is cut where it stands, which works on a full disk
-    too; otherwise the rest is written anew.
+    What is dropped is nearly always the end. Then the file is truncated, which works on a full disk too; otherwise it
+    is rewritten.
     """
     kept = list(_merged(spans))
     size = path.stat().st_size

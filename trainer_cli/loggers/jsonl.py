@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one line of JSON a record, the run's own book of numbers."""
+"""`metrics.jsonl`: one line of JSON per record."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ class JsonlLogger(Logger):
     """Appends `{"step": …, "epoch": …, "time": unix seconds, "train/loss": …}` lines to a file.
 
     JSON has no NaN and no infinity: they are written as the strings "nan", "inf" and "-inf", which Python's
-    `float()` reads back. Each line is handed to the operating system at once, so that a killed process loses
-    none of them and `tail -f` sees them.
+    `float()` reads back. Each line is written at once, so that a killed process loses none and `tail -f` sees them.
     """
 
     def __init__(self, path: str = "metrics.jsonl") -> None:
@@ -79,7 +78,7 @@ def _lines_up_to(path: Path, step: int) -> Iterator[tuple[int, int]]:
 
 
 def _step_of(line: bytes) -> int | None:
-    """The step of a whole line, or None for what a power cut left: half a line, zeros."""
+    """The step of a complete line, or None for what a power failure left: half a line, zeros."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _FRAME_BYTES = 16
-"""Length and checksums about each record."""
+"""Bytes of length and checksums around each record."""
 _NAME = re.compile(r"(events\.out\.tfevents\.)(\d+)(\..*)")
 
 
 class TensorBoardLogger(Logger):
     """Writes scalars to a folder of event files, a new file for each attempt.
 
-    A resume drops later steps from the files of earlier attempts, and begins its own with an event that makes a running
-    TensorBoard drop what it has read of them. Both happen at the first record: importing tensorboard would delay the
+    A resume drops later steps from the files of earlier attempts, and starts its own with an event that makes a
+    running TensorBoard drop them too. Both happen at the first record, since importing tensorboard would delay the
     first step.
     """
 
@@ -108,7 +108,7 @@ class TensorBoardLogger(Logger):
 
 
 def _event_files(folder: Path) -> list[Path]:
-    """In the order in which TensorBoard reads them."""
+    """In TensorBoard's reading order."""
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 

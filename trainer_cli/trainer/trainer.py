@@ -199,11 +199,11 @@ class Trainer:
             train_loader: a Dataset, a DataLoader, or a loader of `trainer_cli.data`.
             val_loader: one of these, or a mapping of names to them.
             ckpt_path: not given: resume the newest valid checkpoint of this run, else continue from the trainer's
-            present state; None: start at step 0 with a new optimizer state, and with new weights if `model` was given
-            as a function; a path: load this checkpoint, and no other.
+                present state; None: start at step 0 with a new optimizer state, and with new weights if `model` was
+                given as a function; a path: load this checkpoint, and no other.
             states: `("all",)`, or `("model",)` to load the weights alone and start at step 0.
             keep_settings: optimizer settings (such as `lr`, or `NAME.lr` of one of several) that stay as configured,
-            not as in the checkpoint.
+                not as in the checkpoint.
 
         Raises:
             UserError: no optimizer, an empty loader, a model or a loader that breaks its contract.
