@@ -29,7 +29,7 @@ def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(forks: Forks, t
     assert "The last finite checkpoint is run/checkpoints/step12." in warning
     error = next(line for line in done.err.splitlines() if line.startswith("train: error:"))
     assert "the loss is not finite since step" in error
-    assert "The last finite checkpoint is run/checkpoints/step12. The same command goes on from there" in error
+    assert "The last finite checkpoint is run/checkpoints/step12. The same command resumes it" in error
     steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert steps[-1] <= 24, "the second log step after it"
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
