@@ -34,18 +34,18 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 600.0
 """A save in flight is waited for at least this long,"""
 _SLOWEST_BYTES_PER_S = 2_000_000
-"""or as long as it takes at this rate."""
+"""or for its size at this rate, if that is longer."""
 _INTERRUPTED_TIMEOUT_S = 10.0
-"""After a second Ctrl-C it is waited for no longer than this."""
+"""The limit of the wait after a second Ctrl-C."""
 _REPORTED_WAIT_S = 5.0
-"""A wait is reported from this length on."""
+"""Longer waits are reported."""
 
 
 class AsyncCheckpointer(FolderCheckpointer):
-    """Saves behind its caller: `save` returns once the state is copied.
+    """Saves in the background: `save` returns once the state is copied.
 
     Args:
-        thread: writes the copies; by default one of its own.
+        thread: writes the copies; by default a new one.
         available: the memory in bytes that can still be had. A state whose copy needs more than half of it is saved
             before `save` returns, without a copy.
     """
@@ -63,14 +63,14 @@ class AsyncCheckpointer(FolderCheckpointer):
         self.thread = thread or WriterThread("checkpoint-writer")
         self._reports = thread is None
         if thread is None:
-            # Whoever lends a thread also ends it, and reports what failed.
+            # The owner of a given thread ends it, and reports failures.
             atexit.register(_close_at_exit, weakref.ref(self))
         self.buffer = SnapshotBuffer(available)
         self._warned = self._interrupted = False
 
     @property
     def timeout_s(self) -> float:
-        """How long a save in flight is waited for."""
+        """The limit of the wait for a save in flight."""
         longest = max(_TIMEOUT_S, self.buffer.held_bytes / _SLOWEST_BYTES_PER_S)
         return _INTERRUPTED_TIMEOUT_S if self._interrupted else longest
 
@@ -120,7 +120,7 @@ class AsyncCheckpointer(FolderCheckpointer):
             self.thread.submit(memory.touch)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is being written or deleted; False where that took longer than `timeout_s` seconds."""
+        """Wait until nothing is being written or deleted; False if that took longer than `timeout_s` seconds."""
         return self.thread.drain(timeout_s)
 
     def wait_for(self, save: InFlightSave) -> None:
@@ -136,7 +136,7 @@ class AsyncCheckpointer(FolderCheckpointer):
             if self.drain(self.timeout_s):
                 return
         except BaseException:
-            # An interrupt of this wait shortens the next one, too.
+            # An interrupt of this wait shortens the next one too.
             self.interrupt()
             raise
         raise SaveError(
@@ -148,7 +148,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         self._interrupted = True
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Finish the save in flight and give the memory back."""
+        """Finish the save in flight and free the memory."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         if self.thread.close(timeout_s):
             self.buffer.close()
@@ -186,5 +186,5 @@ def make_async_checkpointer(
     storage: Callable[[Path], Storage] | None = None,
     digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
 ) -> AsyncCheckpointer:
-    """A checkpointer that works without a Trainer, and writes behind its caller."""
+    """A checkpointer for use without a Trainer that writes in the background."""
     return AsyncCheckpointer(format=format, storage=storage, digest=DigestAlgorithm(digest))

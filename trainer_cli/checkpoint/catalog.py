@@ -1,4 +1,4 @@
-"""Lists the checkpoints of a storage, and whether each is valid. Always read from the disk."""
+"""Lists the checkpoints of a storage, and whether each is valid. Reads the disk at every call."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class Entry:
     step: int
     manifest: Manifest | None
     problem: str | None
-    """Why it is not valid: partial, damaged, or not what its name says."""
+    """Why it is not valid: partial, damaged, or in conflict with its name."""
     pinned: bool = False
 
     @property
     def partial(self) -> bool:
-        """True where it has no manifest: it was never committed, or its removal has begun."""
+        """Whether it has no manifest: it was never committed, or its removal has begun."""
         return self.manifest is None and self.problem in (PARTIAL, REMOVING, GONE)
 
     @property
     def removed(self) -> bool:
-        """True where its removal has begun or is done."""
+        """Whether its removal has begun or is done."""
         return self.problem in (REMOVING, GONE)
 
     @property
     def valid(self) -> bool:
-        """True where manifest, files and sizes fit. Digests are verified when it is read."""
+        """Whether manifest, files and sizes fit. Digests are verified when it is read."""
         return self.manifest is not None and self.problem is None
 
     @property
@@ -52,11 +52,11 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all its files; 0 where they are unknown."""
+        """The bytes of all its files; 0 if they are unknown."""
         return sum(file.size_bytes for file in self.manifest.files.values()) if self.manifest is not None else 0
 
     def saved(self) -> Saved | None:
-        """The facts for the policy; None for one that is not valid, which the policy ignores."""
+        """The facts for the policy; None if it is not valid."""
         if self.manifest is None or not self.valid:
             return None
         return Saved(
@@ -86,12 +86,12 @@ class Catalog:
         ]
 
     def entries(self) -> list[Entry]:
-        """All of them by step, partial and damaged ones too. Sizes are checked."""
+        """All checkpoints by step, partial and damaged ones too. Sizes are checked."""
         found = [entry for name in self.storage.names() if (entry := self._look(name)) is not None]
         return sorted(found, key=lambda entry: (entry.step, entry.name))
 
     def entry(self, name: str) -> Entry:
-        """The one of that name."""
+        """The checkpoint of that name."""
         step = parse_step(name)
         manifest, problem = examine(self.storage, name)
         if manifest is not None and problem is None and step not in (None, manifest.step):
@@ -106,7 +106,7 @@ class Catalog:
         return Entry(name, step, manifest, problem, pinned)
 
     def valid(self, run_id: str | None = None) -> list[Entry]:
-        """Those of a run, or of any run, that can be loaded, by step."""
+        """The valid checkpoints of a run, or of any run, by step."""
         valid = [entry for entry in self.entries() if entry.valid]
         return [entry for entry in valid if entry.manifest and run_id in (None, entry.manifest.run_id)]
 
@@ -115,7 +115,7 @@ class Catalog:
         return next((entry for entry in reversed(self.valid(run_id)) if entry.resumable), None)
 
     def _look(self, name: str) -> Entry | None:
-        """The entry of a folder; None where it does not exist, or has neither a checkpoint's name nor a manifest."""
+        """The entry of a folder; None if it does not exist, or has neither a checkpoint's name nor a manifest."""
         entry = self.entry(name)
         is_other = entry.problem == PARTIAL and parse_step(name) is None
         return None if is_other or entry.problem == GONE else entry

@@ -1,9 +1,9 @@
-"""State trees to committed checkpoints, and back: the one place where format, storage and manifest meet.
+"""Checkpointers: save state trees as checkpoints, and load them, through format, storage and manifest.
 
     save:  tree -> format -> files in a hidden folder -> manifest, last -> folder fsynced -> renamed
     load:  manifest -> sizes -> format, digests on the way -> tree
 
-A save either commits a whole checkpoint or leaves nothing; a load gives what was saved or says what is wrong.
+A save commits a complete checkpoint or nothing; a load returns what was saved or raises.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class InFlightSave:
-    """A save whose state is copied, and which a thread writes."""
+    """A save that a thread writes from a copy."""
 
     path: Path
     metadata: CheckpointMetadata
     written: Future[None]
-    """Done once the checkpoint is committed, or the save has failed: then it holds what was raised."""
+    """Done once the checkpoint is committed, or the save has failed, with the exception."""
 
     @property
     def staged(self) -> Future[None]:
@@ -79,9 +79,9 @@ class Checkpointer(ABC):
     def save(
         self, state_dict: Mapping[str, Any], path: str | Path, *, metadata: CheckpointMetadata | None = None
     ) -> InFlightSave | None:
-        """Save a tree as the checkpoint at `path`. What is there already, whole, is never written again.
+        """Save a tree as the checkpoint at `path`. A complete checkpoint that exists is not written again.
 
-        None where the checkpoint is committed when this returns; else its futures.
+        None if the checkpoint is committed when this returns; else its futures.
 
         Raises:
             NotDurableError: the checkpoint is there, but a power cut may take it away.
@@ -99,7 +99,7 @@ class Checkpointer(ABC):
         """Load the checkpoint at `path`: all of it, or into `state_dict` only the keys that it names.
 
         Tensors in `state_dict` are filled in place, other values replaced; names that the checkpoint lacks
-        are listed in the result's `missing`, or refused where `strict`. New tensors are on the CPU, or on
+        are listed in the result's `missing`, or refused if `strict`. New tensors are on the CPU, or on
         `default_map_location`. Damage, and what does not fit, is refused before anything is touched.
 
         Raises:
@@ -107,7 +107,7 @@ class Checkpointer(ABC):
         """
 
     def progress(self, path: str | Path) -> Mapping[str, int | float] | None:
-        """What the training had counted at the checkpoint at `path`, without its state; None where that is unknown."""
+        """The progress of the checkpoint at `path`, without loading its state; None if that is unknown."""
         return None
 
     def read(self, path: str | Path, only: Collection[str] | None = None) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Checkpointer(ABC):
 
 
 class FolderCheckpointer(Checkpointer):
-    """What all that save to folders have in common: how they read, and the parts that they write with."""
+    """The base of checkpointers that save to folders: how they read, and their parts."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class FolderCheckpointer(Checkpointer):
         self._storages: dict[Path, Storage] = {}
 
     def storage(self, root: str | Path) -> Storage:
-        """The storage of a folder of checkpoints, always the same one."""
+        """The storage of a folder of checkpoints, made once."""
         root = Path(root).absolute()
         if root not in self._storages:
             self._storages[root] = self._new_storage(root)
@@ -180,7 +180,7 @@ class FolderCheckpointer(Checkpointer):
         return self._reading(storage, name, read)
 
     def manifest(self, path: str | Path) -> Manifest:
-        """The manifest of the checkpoint at `path`, whose files are all there with the right sizes.
+        """The manifest of the checkpoint at `path`, all of whose files exist with the right sizes.
 
         Raises:
             CheckpointError: there is none, or it is damaged.
@@ -256,7 +256,7 @@ def make_sync_checkpointer(
     storage: Callable[[Path], Storage] | None = None,
     digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
 ) -> SyncCheckpointer:
-    """A checkpointer that works by itself, without a Trainer."""
+    """A checkpointer for use without a Trainer."""
     return SyncCheckpointer(format=format, storage=storage, digest=DigestAlgorithm(digest))
 
 
@@ -268,7 +268,7 @@ def _examined(storage: Storage, name: str) -> Manifest:
 
 
 def _moved(value: Any, device: torch.device, done: dict[int, torch.Tensor]) -> Any:
-    """The tree with its tensors on a device; tied ones stay tied. `done` has those that were moved already, by id."""
+    """The tree with its tensors on a device; tied ones stay tied. `done` maps ids of moved tensors to the results."""
     if isinstance(value, torch.Tensor):
         return done.setdefault(id(value), value.to(device))
     if isinstance(value, dict):
@@ -281,7 +281,7 @@ def _moved(value: Any, device: torch.device, done: dict[int, torch.Tensor]) -> A
 
 
 def _compared(target: Mapping[Any, Any], tree: Mapping[Any, Any], path: str) -> tuple[list[str], list[str]]:
-    """What the tree lacks of the target, and which of its tensors do not fit."""
+    """The names that the tree lacks, and the tensors that do not fit the target."""
     missing: list[str] = []
     faults: list[str] = []
     for key, value in target.items():

@@ -1,4 +1,4 @@
-"""Where a checkpoint is: the newest, or that of a step or an epoch, found on the disk by what it says of itself."""
+"""Find a checkpoint on the disk: the newest, or that of a step or an epoch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
     Half-written ones never match. Sizes are checked, digests when it is loaded.
 
     Raises:
-        FileNotFoundError: there is none; it says where it looked, and what is there instead.
+        FileNotFoundError: there is none; with the folder, and what it holds.
     """
     return _newest(Path(folder), suffix, lambda entry: True, "checkpoint")
 
@@ -42,7 +42,7 @@ def checkpoint_path(
 
 
 def checkpoint_pattern(suffix: str | None = None) -> str:
-    """The glob that the usual names fit, for `train validate ckpt=…` and the like."""
+    """The glob of the default names, for `train validate ckpt=…`."""
     return "step*" if suffix is None else f"step*-{suffix}"
 
 

@@ -74,7 +74,7 @@ def _keep_in_children() -> None:
 
 
 def available_bytes() -> int | None:
-    """The memory that this process can still get without swapping, within its control groups' limits; None where the
+    """The memory that this process can still get without swapping, within its control groups' limits; None if the
     system does not say."""
     return min([value for value in (_of_the_machine(), *_of_the_groups()) if value is not None], default=None)
 

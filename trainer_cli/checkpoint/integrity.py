@@ -1,4 +1,4 @@
-"""Verifies every byte of a checkpoint, and finds the newest intact one."""
+"""Verify every byte of a checkpoint, and find the newest intact one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def why_damaged(storage: Storage, entry: Entry, meanwhile: Callable[[], object] 
 
 
 def is_intact(storage: Storage, entry: Entry) -> bool:
-    """True where a checkpoint can be read and every digest is right."""
+    """Whether a checkpoint can be read and every digest is right."""
     try:
         return why_damaged(storage, entry) is None
     except OSError:
@@ -79,7 +79,7 @@ def newest_intact(
     limit: int | None = None,
     meanwhile: Callable[[], object] | None = None,
 ) -> Entry | None:
-    """The newest intact checkpoint of a run whose weights are finite; None where the run has no checkpoint.
+    """The newest intact checkpoint of a run whose weights are finite; None if the run has no checkpoint.
 
     Newer ones of the run that are damaged or not finite are quarantined, with a warning. One whose manifest cannot be
     read may belong to another run, and one that cannot be read now may be readable later: both are reported and stay.

@@ -58,7 +58,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What is known of a checkpoint without reading its other files."""
+    """The facts about a checkpoint, without reading its other files."""
 
     run_id: str
     attempt: int
@@ -68,11 +68,11 @@ class Manifest:
     reason: str
     """Why it was saved: a sentence."""
     finished: str | None = None
-    """How the run ended, where this is its end."""
+    """How the run ended, if this is its final checkpoint."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Measured at exactly this step."""
     finite: bool = True
-    """False where a trained parameter holds NaN or infinity."""
+    """False if a trained parameter holds NaN or infinity."""
     world_size: int = 1
     config_digest: str | None = None
     target_packages: tuple[str, ...] = ()
@@ -81,11 +81,11 @@ class Manifest:
     """Library versions."""
     format: str = "tensors"
     files: Mapping[str, FileEntry] = field(default_factory=dict)
-    """Every file that belongs to the checkpoint, but this one."""
+    """Every file of the checkpoint except the manifest."""
     aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For each tensor file: names of tied tensors, and the name under which each is stored."""
     progress: Mapping[str, int | float] = field(default_factory=dict)
-    """The counts at this step, by the names of `Progress`; empty where unknown."""
+    """The counts at this step, by the names of `Progress`; empty if unknown."""
 
     def to_bytes(self) -> bytes:
         """The manifest as JSON, with its own digest."""
@@ -94,7 +94,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
-        """Read a manifest. Whatever differs from what `to_bytes` wrote, by a bit, is refused.
+        """Read a manifest. Anything that differs by a bit from the output of `to_bytes` is refused.
 
         Raises:
             ManifestError: saying why.
@@ -173,7 +173,7 @@ def _not_json(error: Exception) -> ManifestError:
 
 
 def _read(raw: dict[str, Any]) -> Manifest:
-    raw = {"progress": {}, **raw}  # The first manifests had none.
+    raw = {"progress": {}, **raw}  # Old manifests have none.
     if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
         raise ManifestError(f"the manifest lacks, or does not know: {', '.join(sorted(wrong))[:200]}")
     for name, allowed in _FIELDS.items():
@@ -250,4 +250,4 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "aliases": _maps_to(_is_table),
     "progress": _maps_to(_is_counted),
 }
-"""What each field of a manifest may be."""
+"""Field of a manifest -> check of its value."""

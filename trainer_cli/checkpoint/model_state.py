@@ -80,7 +80,7 @@ def fit_model(
     strict: bool = True,
     ignore_keys: Iterable[str] = (),
 ) -> tuple[Fitting, LoadReport]:
-    """What of a captured state does not fit a model, and what `load` will copy into it.
+    """The parts of a captured state that do not fit a model, and what `load` will copy into it.
 
     Args:
         strict: names that only one side has are faults; else they are only in the report. A different shape or element
@@ -139,12 +139,12 @@ def capture_rng() -> dict[str, Any]:
 
 
 def rng_faults(state: Mapping[str, Any]) -> list[str]:
-    """What `restore_rng` would lack."""
+    """What `restore_rng` would not find."""
     return [f"{name}: missing in the checkpoint" for name in _GENERATORS if name not in state]
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
-    """Set every generator back. Do this last: whatever draws numbers after it changes the run."""
+    """Restore every generator. Do this last: later draws would change the run."""
     python, legacy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(int(word) for word in python["words"]), python["gauss"]))
     np.random.set_state((legacy["kind"], legacy["keys"], legacy["position"], legacy["has_gauss"], legacy["cached"]))
@@ -205,7 +205,7 @@ def _fault(live: Any, given: Any) -> str | None:
 
 
 def _memory(value: Any) -> tuple[Any, ...] | None:
-    """What tied tensors have in common."""
+    """The memory that tied tensors share."""
     if not isinstance(value, torch.Tensor) or nn.parameter.is_lazy(value) or not value.numel() or value.is_meta:
         return None
     return (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
@@ -248,7 +248,7 @@ def table(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:
 
 
 def is_finite(model: nn.Module) -> bool:
-    """True where no parameter that is trained holds NaN or infinity.
+    """Whether no parameter that is trained holds NaN or infinity.
 
     What is not trained may hold them for good: a mask of minus infinity, the start of a running minimum.
     """
@@ -256,7 +256,7 @@ def is_finite(model: nn.Module) -> bool:
 
 
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """True where no element of any of them is NaN or infinite. One wait for the device, and a second where a sum says
+    """Whether no element of any of them is NaN or infinite. One wait for the device, and a second where a sum says
     that some may be."""
     # Torch sums no elements of 8 bits.
     values = [one.detach().float() if one.dtype.itemsize == 1 else one.detach() for one in tensors if one.numel()]

@@ -119,5 +119,5 @@ def is_plain(name: str) -> bool:
 
 
 def is_run_id(text: str) -> bool:
-    """True where a run id can be part of a folder's name."""
+    """Whether a run id can be part of a folder's name."""
     return _RUN_ID.fullmatch(text) is not None

@@ -1,4 +1,4 @@
-"""Optimizers to state tree, and back: what they keep of each parameter by its name, and their groups' settings."""
+"""Capture and load optimizers: their state of each parameter by its name, and their groups' settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 _PACKED = ("state", "param_groups")
 _HOW = frozenset({"fused", "foreach", "capturable", "differentiable"})
-"""Settings of how a step is computed, not of its result: the configured values stay."""
+"""Settings of the implementation of a step: the configured values stay."""
 _OF_SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"})
 """Keys that schedulers write into a group when they are made: the values of the schedulers made here stay."""
 _NEEDS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
@@ -23,7 +23,7 @@ _NEEDS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
 
 
 def capture_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state by parameter name: what it keeps of each, and its groups with their settings.
+    """The optimizer's state by parameter name, and its groups with their settings.
 
     A parameter that was never stepped has no state, but is listed in its group. State that belongs to no parameter is
     under `other`, further entries of the optimizer's `state_dict` under `more`; most have neither.
@@ -53,7 +53,7 @@ def fit_optimizer(
     keep_settings: Collection[str] = (),
     moved: Collection[str] = (),
 ) -> Fitting:
-    """What of a captured state does not fit an optimizer, and what `load` will give it.
+    """The parts of a captured state that do not fit an optimizer, and what `load` will give it.
 
     Settings come from the checkpoint, and `load` logs which of them are configured otherwise; `moved` names those
     that schedules move, which differ as a matter of course.

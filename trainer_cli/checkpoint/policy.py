@@ -1,4 +1,4 @@
-"""When to save and what may go: pure functions over plain facts, which return reasons."""
+"""When to save and what to remove: pure functions that return reasons."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer_cli.trainer.progress import Progress
 
 
 class Kind(StrEnum):
-    """Whether a checkpoint is meant to stay, or only guards the time until the next one."""
+    """Permanent, or ephemeral: only until the next save."""
 
     permanent = "permanent"
     ephemeral = "ephemeral"
@@ -28,12 +28,12 @@ class Occasion(StrEnum):
     final = "final"
     stop = "stop"
     last_stop = "last_stop"
-    """A stop when all steps are made and only the last evaluation is owed."""
+    """A stop when all steps are made and only the last evaluation is pending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What the policy needs to know of one valid checkpoint on disk."""
+    """The facts about one valid checkpoint on disk."""
 
     name: str
     step: int
@@ -41,11 +41,11 @@ class Saved:
     finished: bool = False
     pinned: bool = False
     finite: bool = True
-    """False: a resume would not choose it, so it stands in for no other."""
+    """False: a resume would not choose it, so it replaces no other."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Measured at exactly this step."""
     progress: Progress | None = None
-    """All that was counted at this step; None where it did not say."""
+    """All that was counted at this step; None if it did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class BestRule:
 
     @property
     def among(self) -> str:
-        """What a member of the best is called."""
+        """The reason of a member of the best."""
         return "the best" if self.count == 1 else f"among the {self.count} best"
 
     def _value(self, metrics: Mapping[str, float]) -> float | None:
@@ -100,7 +100,7 @@ class SaveRules:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """All that a decision to save depends on, beside the rules."""
+    """The facts that a decision to save depends on."""
 
     now: Progress
     occasion: Occasion = Occasion.step
@@ -110,16 +110,16 @@ class Moment:
     save_requested: bool = False
     """A save was requested for this step."""
     held: bool = False
-    """A callback holds ephemeral saves back."""
+    """A callback holds ephemeral saves."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Measured at exactly this step."""
     saved: Sequence[Saved] = ()
-    """What is on disk; needed where a metric decides."""
+    """The checkpoints on disk; needed if a metric decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Save, as what, and why."""
+    """Save with this kind, for this reason."""
 
     kind: Kind
     reason: str
@@ -152,7 +152,7 @@ def why_save(rules: SaveRules, at: Moment) -> Decision | None:
 
 
 def next_save_step(rules: SaveRules, now: Progress) -> int | None:
-    """The earliest step after `now` at which a rule may ask for a save; None where none ever will."""
+    """The earliest step after `now` at which a rule may ask for a save; None if none ever will."""
     steps = [step for step in rules.fixed_steps if step > now.step]
     intervals = (rules.save_interval, rules.ephemeral_save_interval)
     steps += [interval.next_step(now) for interval in intervals if interval is not None]

@@ -73,7 +73,7 @@ def _choice(key: str, value: Any, kind: type[StrEnum]) -> StrEnum:
 
 
 def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
-    """When to save."""
+    """The rules of saving."""
     cooldown = settings.ephemeral_cooldown
     return SaveRules(
         save_interval=interval("save_interval", settings.save_interval),
@@ -88,7 +88,7 @@ def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
 
 
 def retention_rules(settings: CheckpointConfig, interval: ToInterval) -> RetentionRules:
-    """What may go."""
+    """The rules of removal."""
     return RetentionRules(
         remove=settings.remove,
         max_checkpoints=settings.max_checkpoints,

@@ -43,7 +43,7 @@ _INTACT = "Older checkpoints are intact."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMetadata:
-    """What the caller says of a checkpoint, for its manifest."""
+    """The facts about a checkpoint for its manifest."""
 
     run_id: str = ""
     attempt: int = 0
@@ -60,7 +60,7 @@ class CheckpointMetadata:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions beyond those of python, torch and numpy."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Small files to put beside the state, such as config.yaml."""
+    """Small files to save with the state, such as config.yaml."""
     progress: Mapping[str, int | float] = field(default_factory=dict)
 
 
@@ -69,7 +69,7 @@ def nothing() -> None:
 
 
 def metadata_of(name: str) -> CheckpointMetadata:
-    """What a checkpoint's name alone says of it."""
+    """The metadata that follows from a checkpoint's name."""
     return CheckpointMetadata(step=parse_step(name) or 0)
 
 
@@ -95,7 +95,7 @@ def stage(
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """What one rank wrote: its files, and the names under which their tied tensors are stored."""
+    """The files of one rank, and the names under which their tied tensors are stored."""
 
     files: Mapping[str, FileEntry]
     aliases: Mapping[str, Mapping[str, str]]
@@ -112,14 +112,14 @@ def write(folder: WritableFolder, snapshot: Snapshot, files: Mapping[str, bytes]
 
 
 def gather(own: RankFiles) -> Sequence[RankFiles]:
-    """What every rank wrote, on each rank. Called by the training's thread where there are several."""
+    """The files of all ranks, on each rank. Called by the main thread if there are several."""
     return [own]
 
 
 def commit(
     folder: WritableFolder, ranks: Sequence[RankFiles], metadata: CheckpointMetadata, *, format: str
 ) -> Manifest:
-    """Write the manifest and give the folder its name: from here on the checkpoint is there.
+    """Write the manifest and rename the folder: from here on the checkpoint exists.
 
     Raises:
         UnsyncedError: it is there, but a power cut may take it away.
@@ -148,7 +148,7 @@ def save(
     digest: DigestAlgorithm,
     before_commit: Callable[[], object] = nothing,
 ) -> None:
-    """Write, gather and commit, in the thread that calls. An intact checkpoint of the same run and step is left as it
+    """Write, gather and commit in the calling thread. An intact checkpoint of the same run and step is left as it
     is.
 
     With one process all three run in the writer thread: a commit that waited for the training's thread would come at
@@ -182,7 +182,7 @@ def save(
 
 
 def _is_saved(storage: Storage, name: str, metadata: CheckpointMetadata) -> bool:
-    """True where an intact checkpoint of the same run and step is there; a damaged one is quarantined."""
+    """Whether an intact checkpoint of the same run and step is there; a damaged one is quarantined."""
     if storage.peek(name, MANIFEST_FILE) is None:
         return False
     manifest, problem = examine(storage, name)
@@ -224,7 +224,7 @@ def disk_error(
         what += f": {error.filename}"
     elif error.errno in NO_SPACE and size_bytes is not None:
         what += f"; it needs {size_bytes:,} bytes"
-        # Of a quota this says nothing.
+        # Free bytes do not show a quota.
         if error.errno == errno.ENOSPC and free_bytes is not None:
             what += f", {free_bytes:,} bytes are free"
     return SaveError(what, where=str(where), cure=cure)
@@ -232,7 +232,7 @@ def disk_error(
 
 @contextmanager
 def errors_of_save(step: int, path: Path) -> Iterator[None]:
-    """Raise whatever goes wrong as a SaveError that names the save; mistakes of the user keep their type."""
+    """Raise exceptions as a SaveError that names the save; user errors keep their type."""
     try:
         yield
     except (SaveError, UserError):

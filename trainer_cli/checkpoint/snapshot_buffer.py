@@ -55,7 +55,7 @@ class SnapshotBuffer:
     """Host memory for one snapshot at a time. It grows when a state does, and holds one state, never two.
 
     Args:
-        available: the memory in bytes that can still be had, None where that is unknown. A snapshot takes no more than
+        available: the memory in bytes that can still be had, None if that is unknown. A snapshot takes no more than
             half of it.
     """
 

@@ -1,4 +1,4 @@
-"""What a training will do, computed before it begins: the same policy, applied at every step that can matter.
+"""Simulate a training before it begins: apply the policy at every step that can matter.
 
 Nothing here trains or reads: counts are arithmetic over `StepCounts`, and between two events no time is spent. A metric
 is not known beforehand, so an evaluation that may save for one is only noted.
@@ -29,7 +29,7 @@ from trainer_cli.trainer.stopping import Limits, Stop, why_stop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """All that decides what happens, beside the step counts."""
+    """The settings of a simulation, besides the step counts."""
 
     limits: Limits
     save: SaveRules = field(default_factory=SaveRules)
@@ -37,11 +37,11 @@ class Simulation:
     eval_interval: Interval | None = None
     eval_at_start: bool = False
     evaluates: bool = True
-    """There is something to evaluate."""
+    """Whether there is something to evaluate."""
     pending_evaluation: bool = False
-    """The attempt before stopped before an evaluation that was due."""
+    """Whether the last attempt stopped before an evaluation that was due."""
     enabled: bool = True
-    """Checkpoints are saved at all."""
+    """Whether checkpoints are saved."""
     loaded: bool = False
     saved: Sequence[Saved] = ()
     """Valid checkpoints on the disk at the start."""
@@ -81,7 +81,7 @@ class Peak:
 
 @dataclass(slots=True)
 class Timeline:
-    """What will happen up to the end; `end` is None where that is unknown."""
+    """The simulated events up to the end; `end` is None if that is unknown."""
 
     end: Progress | None = None
     stop: Stop | None = None
@@ -91,12 +91,12 @@ class Timeline:
     may_save: list[int] = field(default_factory=list)
     """Evaluations that save only if they are among the best."""
     kept: dict[str, str] = field(default_factory=dict)
-    """What is on the disk at the end, and why. Newest first."""
+    """The checkpoints on the disk at the end, and why. Newest first."""
     completed: dict[str, Save] = field(default_factory=dict)
-    """Checkpoints of before whose manifest is completed: by name, as what they then are."""
+    """Earlier checkpoints whose manifest is completed, by name, as they are then."""
     peak: Peak | None = None
     cut: bool = False
-    """True where there are more saves than `most_saves`: nothing is computed after them."""
+    """Whether there are more saves than `most_saves`: nothing is computed after them."""
 
 
 def known(setting: Simulation, step_counts: StepCounts) -> Simulation:
@@ -133,14 +133,14 @@ def simulate(
     """Go from event to event up to the end, as the training will, or until there are more than `most_saves`.
 
     Args:
-        name: what a checkpoint is called.
+        name: the name of a checkpoint.
         size: bytes of a checkpoint of this step; `sizes` has those of what is there already, by name.
     """
     return _Run(known(setting, step_counts), step_counts, name, size, dict(sizes or {}), most_saves).timeline()
 
 
 class _Run:
-    """The training's loop, reduced to its decisions."""
+    """The training loop without the training."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Run:
 
     def _step(self, step: int, due: bool, stop: Stop | None) -> None:
         done = stop is not None and stop.finished
-        # A process that is out of time leaves the evaluation to the next one.
+        # A process that is out of time leaves the evaluation to the next attempt.
         evaluated = self.setting.evaluates and (done or (due and stop is None))
         if evaluated:
             self.line.evaluations.append(step)

@@ -1,4 +1,4 @@
-"""The thread that writes checkpoints and deletes removed ones, one job after another, behind the training."""
+"""The thread that writes checkpoints and deletes removed ones, one job after another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WriterThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Job) -> Future[None]:
-        """Run a job after those before it; the future holds what it raised. At once where no thread can be had."""
+        """Run a job after those before it; the future holds what it raised. Runs it now if no thread can be started."""
         if self._is_running():
             done: Future[None] = Future()
             self._jobs.put((job, done))
@@ -36,14 +36,14 @@ class WriterThread:
         return run_now(job)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until every job is done; False where that took longer than `timeout_s` seconds."""
+        """Wait until every job is done; False if that took longer than `timeout_s` seconds."""
         if self._thread is None or self._pid != os.getpid():
             return True
         # A job behind all others, rather than the last one's future: an interrupt may have kept that from its caller.
         return bool(wait([self.submit(_no_job)], timeout_s).done)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """End the thread after its jobs; False where that took longer than `timeout_s` seconds."""
+        """End the thread after its jobs; False if that took longer than `timeout_s` seconds."""
         thread = self._thread
         if thread is None or self._pid != os.getpid():
             return True

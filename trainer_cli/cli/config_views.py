@@ -97,7 +97,7 @@ def _without_resolvers(value: Any) -> Any:
 
 
 def _resolved(resolving: Any, key: Any, value: Any) -> str:
-    """What a value with interpolations of other keys comes to; nothing where it has none, or a resolver is asked."""
+    """What a value with interpolations of other keys comes to; nothing if it has none, or a resolver is asked."""
     if "${" not in str(value):
         return ""
     try:

@@ -55,7 +55,7 @@ class Change(NamedTuple):
         return f"{self.key}: {self.values}"
 
     def origin(self, provenance: Provenance) -> Origin | None:
-        """What set the new value, or took the old one away; None where it is not known."""
+        """What set the new value, or took the old one away; None if it is not known."""
         return provenance.gone(self.path) if self.new is ABSENT else provenance.exact(self.path)
 
 

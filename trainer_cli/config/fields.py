@@ -111,7 +111,7 @@ def defaults() -> dict[str, Any]:
 
 
 def unknown_key(path: KeyPath) -> tuple[KeyPath, list[str]] | None:
-    """The part of `path` that no section has, and the keys that it has instead; None where there is none."""
+    """The part of `path` that no section has, and the keys that it has instead; None if there is none."""
     for depth, key in enumerate(path):
         section = sections().get(path[:depth])
         if section is None:

@@ -127,7 +127,7 @@ def in_yaml(value: Any) -> str:
 
 
 def kind_of(annotation: Any) -> Kind | None:
-    """The plain values that an annotation (live, or as written) admits; None where anything goes."""
+    """The plain values that an annotation (live, or as written) admits; None if anything goes."""
     if annotation is None or annotation is inspect.Parameter.empty:
         return None
     if isinstance(annotation, EnumMeta):
@@ -145,7 +145,7 @@ def _inner(kind: Kind | None, value: Any, key: str) -> Iterator[ConfigError]:
 
 
 def _some(node: ast.expr) -> Kind | None:
-    """What is admitted; None where anything is."""
+    """What is admitted; None if anything is."""
     found = _admitted(node)
     return found if found is not None and (found.names or found.choices) else None
 

@@ -107,7 +107,7 @@ def _defined(module: _Module) -> Iterator[str]:
 
 
 def _absolute(module: _Module, name: str) -> _Module | None:
-    """The module of a star import; None where it is not a submodule of the same package."""
+    """The module of a star import; None if it is not a submodule of the same package."""
     prefix = "." if name.startswith(".") else f"{module.name}."
     inner = name.removeprefix(prefix) if module.folders and name.startswith(prefix) else ""
     return _find(f"{module.name}.{inner}", module.folders) if inner.isidentifier() else None

@@ -120,7 +120,7 @@ class Provenance:
         return choice.origin if choice is not None else None
 
     def chosen(self, section: KeyPath, values: Mapping[Any, Any]) -> Origin | None:
-        """Where the option was chosen that a section's values come from; None where none of them does."""
+        """Where the option was chosen that a section's values come from; None if none of them does."""
         choice = self.choices.get(section)
         if choice is None or not choice.label:
             return None

@@ -75,7 +75,7 @@ class LogLevel(StrEnum):
 
 
 def check_duration(key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit)) -> Duration | None:
-    """The duration that a key holds, or None where it is null."""
+    """The duration that a key holds, or None if it is null."""
     if value is None:
         return None
     try:
@@ -154,7 +154,7 @@ def at_least(least: float, default: Any = None) -> Any:
 
 
 def duration(default: Any = None, *, units: tuple[Unit, ...] = tuple(Unit), null: bool = True) -> Any:
-    """A field that holds a duration in one of `units`, or null where that is allowed."""
+    """A field that holds a duration in one of `units`, or null if that is allowed."""
     return field(default=default, metadata={"units": units, "null": null})
 
 

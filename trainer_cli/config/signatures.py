@@ -36,7 +36,7 @@ class Parameter(NamedTuple):
 
 
 def call_parameters(target: Callable[..., Any]) -> tuple[Parameter, ...] | None:
-    """What a class or function takes; None where it has no signature."""
+    """What a class or function takes; None if it has no signature."""
     try:
         signature = inspect.signature(target)
     except (ValueError, TypeError):

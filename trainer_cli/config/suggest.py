@@ -27,7 +27,7 @@ _OURS = {theirs: ours for ours, names in _ELSEWHERE.items() for theirs in names.
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `word`, or what other trainers call by this word; None where there is neither.
+    """The choice most like `word`, or what other trainers call by this word; None if there is neither.
 
     Case and `-` for `_` do not count.
     """

@@ -98,7 +98,7 @@ def key_of(swept: Mapping[str, Any]) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value as Hydra's grammar writes it, quoted only where it must be; two values never have the same text."""
+    """A value as Hydra's grammar writes it, quoted only if it must be; two values never have the same text."""
     if value is None:
         return "null"
     if isinstance(value, bool):

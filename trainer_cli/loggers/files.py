@@ -1,6 +1,6 @@
 """Append to files, and replace them so that a crash leaves the old or the new content.
 
-An OSError of these functions names the file, also where it comes from a write or a sync.
+An OSError of these functions names the file, also if it comes from a write or a sync.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = {ParallelStrategy.single: Single}
 _LATER = object()
-"""An argument that is there only when the fit begins."""
+"""An argument that exists only when the fit begins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ _HOW = ("fused", "foreach", "capturable")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSize:
-    """Bytes of the files of one checkpoint; None where unknown."""
+    """Bytes of the files of one checkpoint; None if unknown."""
 
     before_training: int | None = None
     """Of one saved before the first optimizer step."""
@@ -30,7 +30,7 @@ class CheckpointSize:
     """What is not counted, or why the size is unknown."""
 
     def at(self, step: int) -> int:
-        """Bytes of the checkpoint of a step; 0 where unknown."""
+        """Bytes of the checkpoint of a step; 0 if unknown."""
         return (self.trained if step else self.before_training) or 0
 
 

@@ -30,7 +30,7 @@ class Item:
     """The directory of its run, where that is known."""
     best: bool = False
     named: bool = False
-    """True where the command named this one, not all that a glob or a run names."""
+    """Whether the command named this one, not all that a glob or a run names."""
 
     @property
     def state(self) -> str:
@@ -43,7 +43,7 @@ class Item:
 
     @property
     def finished(self) -> bool:
-        """True where its run ended with it."""
+        """Whether its run ended with it."""
         return self.entry.manifest is not None and self.entry.manifest.finished is not None
 
     @property
@@ -112,7 +112,7 @@ def look(patterns: Sequence[str]) -> list[Item]:
 
 
 def verify_all(items: Sequence[Item], show: Callable[[int, Item], None]) -> dict[Path, str | None]:
-    """Read every file of every checkpoint, some at once: path -> what is wrong, or None where nothing is.
+    """Read every file of every checkpoint, some at once: path -> what is wrong, or None if nothing is.
 
     One that is removed meanwhile is not among them. `show` is called after each, with the number of those done.
     """

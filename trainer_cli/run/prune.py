@@ -68,7 +68,7 @@ def apply_pruning(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], 
 
 
 def steps_per_epoch(entries: Sequence[Entry]) -> int | None:
-    """The length of an epoch, computed from a checkpoint at an epoch's end; None where there is none."""
+    """The length of an epoch, computed from a checkpoint at an epoch's end; None if there is none."""
     for entry in entries:
         progress: Mapping[str, Any] = entry.manifest.progress if entry.manifest is not None else {}
         epoch, step = progress.get("epoch", 0), progress.get("step", 0)

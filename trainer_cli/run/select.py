@@ -34,7 +34,7 @@ class Named:
     run: Path | None
     """The directory of its run, where that is known."""
     itself: bool
-    """True where a pattern means this one alone, not all that a glob or a run names."""
+    """Whether a pattern means this one alone, not all that a glob or a run names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _named(pattern: str) -> dict[Path, Named]:
 
 
 def _names(folder: Path, run: Path | None) -> list[str]:
-    """What a run, or a folder of checkpoints, names: all that is there. Of a folder elsewhere, which others may save
+    """What a run, or a folder of checkpoints, names: all that exists. Of a folder elsewhere, which others may save
     in too, a run names its own alone."""
     catalog = catalog_of(folder)
     if run is None or run_holding(folder) is not None or (run_id := id_of(run)) is None:
@@ -151,7 +151,7 @@ def _names(folder: Path, run: Path | None) -> list[str]:
 
 
 def id_of(run: Path | None) -> str | None:
-    """What the checkpoints of a run carry; None where unknown."""
+    """What the checkpoints of a run carry; None if unknown."""
     try:
         return None if run is None else RunDir(run).run_id
     except RunDirectoryError:
@@ -164,7 +164,7 @@ def is_run(path: Path) -> bool:
 
 
 def run_holding(folder: Path) -> Path | None:
-    """The run that a folder of checkpoints lies in; None where it lies in none, or elsewhere by `checkpoint.folder`."""
+    """The run that a folder of checkpoints lies in; None if it lies in none, or elsewhere by `checkpoint.folder`."""
     run = folder / ".." if folder.name in ("", "..") else folder.parent
     return run if is_run(run) and os.path.realpath(checkpoints_of(run)) == os.path.realpath(folder) else None
 
@@ -203,7 +203,7 @@ def _resolved(config: dict[str, Any], run: Path) -> str:
 
 
 def run_config(run: Path) -> dict[str, Any]:
-    """The written config of a run, unresolved; empty where it cannot be read."""
+    """The written config of a run, unresolved; empty if it cannot be read."""
     try:
         with (run / CONFIG_FILE).open("rb") as file:
             found = yaml.load(file.read(_CONFIG_BYTES), Loader=_LOADER)

@@ -157,7 +157,7 @@ def _explained(composed: Composed, runner: Runner, found: Found, repeat: Chain, 
 
 
 def _is_exact(runner: Runner, name: str, stops: Sequence[Stop], **changes: Any) -> bool | None:
-    """Whether the same, with these changes, is exact; None where it does not even train."""
+    """Whether the same, with these changes, is exact; None if it does not even train."""
     straight = runner.chain(f"{name}-straight", **changes)
     other = runner.chain(f"{name}-other", stops, **changes)
     if straight.attempts[0].failed:

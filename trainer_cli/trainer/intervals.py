@@ -40,7 +40,7 @@ class Interval:
 
     @property
     def steps(self) -> Fraction | None:
-        """The interval in optimizer steps (a fraction for part epochs), or None where it is unknown."""
+        """The interval in optimizer steps (a fraction for part epochs), or None if it is unknown."""
         if self.duration.unit is Unit.STEP:
             return self.duration.value
         if self.duration.unit is Unit.EPOCH and self.steps_per_epoch is not None:
@@ -60,7 +60,7 @@ class Interval:
         return math.floor(after / self.duration.value) > math.floor(before / self.duration.value)
 
     def next_step(self, now: Progress) -> int:
-        """The earliest step after `now` at which it may be due; exact where the interval has a length in steps."""
+        """The earliest step after `now` at which it may be due; exact if the interval has a length in steps."""
         if (steps := self.steps) is not None:
             return math.ceil((_whole(now.step + self.offset, steps) + 1) * steps) - self.offset
         return now.step + 1
@@ -140,7 +140,7 @@ class StepCounts:
     start: Progress = field(default_factory=Progress)
     grad_accum_steps: int = 1
     epoch_batches: int | None = None
-    """Batches of an epoch; None where the train loader has no length."""
+    """Batches of an epoch; None if the train loader has no length."""
     steps_per_epoch: int | None = None
     """Optimizer steps of an epoch, from the config where the loader has no length."""
     batch_size: int | None = None

@@ -40,7 +40,7 @@ class LossScaler:
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer unless its gradients overflowed; the host waits only where it is not fused."""
+        """Step the optimizer unless its gradients overflowed; the host waits only if it is not fused."""
         for found in overflow_flags(self._scaler, optimizer):
             self._skipped.add_(found.clamp(max=1.0))
         self._scaler.step(optimizer)
@@ -89,7 +89,7 @@ class Precision:
         self.loss_scale = settings.loss_scale
 
     def scaler(self, device: torch.device) -> LossScaler | None:
-        """The loss scaling of this format; None where it needs none."""
+        """The loss scaling of this format; None if it needs none."""
         return LossScaler(device, self.loss_scale) if self.dtype is Dtype.fp16 else None
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any] | None:

@@ -22,9 +22,9 @@ _EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
 
 
 def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
-    """Refuse a metric that a callback needs and nothing reports; do nothing where none is needed.
+    """Refuse a metric that a callback needs and nothing reports; do nothing if none is needed.
 
-    `run_validation` is called only where the loaders do not report all of them. The check has no lasting effect: its
+    `run_validation` is called only if the loaders do not report all of them. The check has no lasting effect: its
     record is dropped, random generators and the callbacks' states are restored, and `trainer.sanity_checking` is True
     meanwhile, for callbacks that write or count elsewhere.
 

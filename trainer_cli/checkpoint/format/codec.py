@@ -75,7 +75,7 @@ class Decoder:
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
         self.wanted: dict[str, bool] = {}
-        """Name of each tensor -> True where it was a numpy array."""
+        """Name of each tensor -> whether it was a numpy array."""
         self._walk(lambda name: None)
 
     def tree(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class Disk:
         return os.stat(path, follow_symlinks=follow)
 
     def lock(self, fd: int, *, exclusive: bool) -> bool:
-        """Take a lock that the kernel drops with the process; False where another one holds it.
+        """Take a lock that the kernel drops with the process; False if another one holds it.
 
         A file system without locks gives every lock that is asked for.
         """

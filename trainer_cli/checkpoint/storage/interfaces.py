@@ -94,15 +94,15 @@ class Storage(Protocol):
         ...
 
     def peek(self, name: str, file: str) -> bytes | None:
-        """The content of a small file, or None where it is not there."""
+        """The content of a small file, or None if it is not there."""
         ...
 
     def sizes(self, name: str) -> dict[str, int]:
-        """The plain files in a folder and their sizes in bytes; empty where there is no such folder."""
+        """The plain files in a folder and their sizes in bytes; empty if there is no such folder."""
         ...
 
     def is_pinned(self, name: str) -> bool:
-        """True where a user pinned it."""
+        """Whether a user pinned it."""
         ...
 
     def remove(self, name: str) -> bool:
@@ -133,7 +133,7 @@ class Storage(Protocol):
         ...
 
     def fsync_names(self) -> None:
-        """Return once the names of all that is there survive a power cut. UnsyncedError where they may not."""
+        """Return once the names of all that exists survive a power cut. UnsyncedError where they may not."""
         ...
 
     def sweep(self) -> list[str]:
@@ -144,5 +144,5 @@ class Storage(Protocol):
         ...
 
     def free_bytes(self) -> int | None:
-        """Bytes that can still be written, or None where unknown."""
+        """Bytes that can still be written, or None if unknown."""
         ...

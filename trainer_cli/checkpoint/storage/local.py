@@ -285,7 +285,7 @@ class LocalStorage:
             logger.warning("cannot delete a replaced manifest of %s: %s", path, error)
 
     def _keep_readers_out(self, path: Path, stack: ExitStack) -> bool:
-        """Lock a checkpoint against readers until the end of `stack`; False where it is being read."""
+        """Lock a checkpoint against readers until the end of `stack`; False if it is being read."""
         fd = self.disk.open_to_lock(path / MANIFEST_FILE)
         stack.callback(self.disk.close, fd)
         if not self.disk.lock(fd, exclusive=True):
@@ -358,7 +358,7 @@ class LocalStorage:
         )
 
     def _is_half_removed(self, name: str) -> bool:
-        """True where a removal of ours died between taking the manifest away and renaming the folder."""
+        """Whether a removal of ours died between taking the manifest away and renaming the folder."""
         path = self.root / name
         return (
             is_plain(name)
