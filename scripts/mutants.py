@@ -81,7 +81,7 @@ MUTANTS = {
     ),
     "a requested save is not made": ("if at.save_requested:", "if False:"),
     "a requested save waits for a release": ("if at.save_requested:", "if at.save_requested and not at.held:"),
-    "a requested save is ephemeral": ('Decision(Kind.permanent, "asked for")', 'Decision(Kind.ephemeral, "asked for")'),
+    "a requested save is ephemeral": ('Decision(Kind.permanent, "requested")', 'Decision(Kind.ephemeral, "requested")'),
     "the best are not saved": ("if rules.keep_best is not None and (merit", "if False and (merit"),
     "the best are permanent": ("return Decision(Kind.ephemeral, merit)", "return Decision(Kind.permanent, merit)"),
     "a stop is not saved": (
