@@ -1,133 +1,213 @@
-"""The README tells the truth: its commands and programs are run, in the order in which they stand."""
+"""Every block of README.md and docs/*.md runs, in the order of its page, in one fresh directory.
+
+    sh      is run by bash, with this environment's `train`
+    python  is written to the file that the line above names, or run
+    yaml    is written to the file that the line above names, or composed as an experiment
+    text    is part of the output of the sh block above; numbers may differ
+"""
 
 from __future__ import annotations
 
+import html
 import os
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"(?:`([\w/.]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ERROR = "train: error: "
 
 
-def _blocks(language: str, containing: str = "") -> list[str]:
-    return [text for kind, text in BLOCKS if kind == language and containing in text]
+@dataclass(frozen=True)
+class Page:
+    """What a page needs and shows."""
+
+    shows: tuple[str, ...] = ()
+    """Patterns that are found in the output of its commands and programs."""
+    trained: bool = False
+    """Begin with a finished run of digits_mlp."""
 
 
-def _block(containing: str) -> str:
-    """The one block of commands that has this in it."""
-    (found,) = _blocks("sh", containing)
-    return found
+PAGES = {
+    "README.md": Page(
+        shows=(
+            r"is finished at step 675",
+            r"smallest loss",
+            r"finished at step 900",
+            r"evaluations +\d: 135, 270",
+            r"hidden:\s+(\[256, 256\]|- 256\s+- 256)",
+            r"runs/mine/checkpoints/step80\s+80\s+large",
+        )
+    ),
+    "docs/architecture.md": Page(),
+    "docs/checkpoints.md": Page(
+        trained=True,
+        shows=(
+            r"([2-9]) of \1 sound",
+            r"pinned: runs/digits_mlp/checkpoints/step",
+            r"^4 tensors of the model",
+            r"^step20 \{",
+            r"fixed_steps:\s+(\[10, 1000\]|- 10\s+- 1000)",
+        ),
+    ),
+    "docs/configuration.md": Page(
+        trained=True,
+        shows=(
+            r"command line: optimizer\.lr=0\.01",
+            r"model\._target_: trainer_cli\.models\.mlp\.MLP -> trainer_cli\.models\.cnn\.CNN",
+            r"max_duration",
+            r"fixed_steps:\s+(\[7\]|- 7)",
+            r"device",
+        )
+    ),
+    "docs/data.md": Page(shows=(r"finished at step 12", r"finished at step 10\b")),
+    "docs/logging.md": Page(trained=True, shows=(r"675 0\.\d+", r"finished 675")),
+    "docs/own-project.md": Page(shows=(r"finished at step", r"exact")),
+    "docs/python.md": Page(shows=(r"^90 0\.[5-9]\d*$",)),
+    "docs/resume.md": Page(
+        shows=(
+            r"resuming at step 300",
+            r"finished at step 675",
+            r"config changed: optimizer\.lr: 0\.003 -> 0\.001",
+            r"finished at step 2\b",
+            r"resuming at step 450",
+        )
+    ),
+    "docs/sweeps.md": Page(shows=(r"(?s)(finished.*){2}",)),
+    "docs/training.md": Page(shows=(r"finished at step 180",)),
+    "docs/training-step.md": Page(shows=(r"finished at step 8\b", r"^8 \['discriminator', 'generator'\]$")),
+}
 
 
-def _sh(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run shell lines as a reader would, with this environment's `train`."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    body = f'train() {{ "{sys.executable}" -m trainer_cli "$@"; }}\nset -e\n{script}'
-    done = subprocess.run(["bash", "-c", body], cwd=cwd, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
-    return done
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a finished run of digits_mlp."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "output").write_text(Reader(folder).sh("train fit +experiment=digits_mlp"))
+    return folder
 
 
-def _python(program: str, cwd: Path) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], cwd=cwd, capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, f"{program}\n{done.stderr}"
-    return done.stdout
+@dataclass
+class Reader:
+    """Runs the blocks of a page in `folder`; each begins where the one before it ended."""
+
+    folder: Path
+    output: str = ""
+    """All that was printed."""
+    cwd: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cwd = self.folder
+
+    def sh(self, script: str, code: int = 0) -> str:
+        """Run shell lines; the output of both streams."""
+        after = self.folder / ".cwd"
+        body = f'train() {{ "{sys.executable}" -m trainer_cli "$@"; }}\nset -e\n{script}\npwd >"{after}"'
+        printed = self._run(["bash", "-c", body], code)
+        if code == 0:
+            self.cwd = Path(after.read_text().strip())
+        return printed
+
+    def python(self, program: str) -> str:
+        """Run a program with warnings as errors."""
+        return self._run([sys.executable, "-W", "error", "-c", program])
+
+    def block(self, language: str, text: str, file: str) -> None:
+        """Run, write or compose one block."""
+        if file:
+            (self.cwd / file).parent.mkdir(parents=True, exist_ok=True)
+            (self.cwd / file).write_text(text)
+        elif language == "python":
+            self.python(text)
+        else:
+            assert language == "yaml", f"blocks of {language} are not run"
+            experiment = self.folder / ".configs/experiment/shown.yaml"
+            experiment.parent.mkdir(parents=True, exist_ok=True)
+            experiment.write_text(f"# @package _global_\n{text}")
+            self.sh(f"train config --config-dir '{experiment.parents[1]}' +experiment=shown")
+
+    def _run(self, command: list[str], code: int = 0) -> str:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        done = subprocess.run(
+            command, cwd=self.cwd, text=True, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert done.returncode == code, f"{command[-1]}\n{done.stdout}"
+        self.output += done.stdout
+        return done.stdout
 
 
-def test_the_first_commands_are_the_scripts_that_are_there() -> None:
-    names = re.findall(r"^(scripts/\w+)", _blocks("sh")[0], re.MULTILINE)
+def _shapes(text: str) -> list[str]:
+    """The lines of an output, with # for each number."""
+    return [re.sub(r"\d[\d.,:]*(e[+-]\d+)?", "#", line).rstrip() for line in text.splitlines() if line.strip()]
+
+
+def _assert_shown(shown: str, printed: str) -> None:
+    lines = iter(_shapes(printed))
+    missing = [line for line in _shapes(shown) if line not in lines]
+    assert not missing, f"these lines are not in the output, or in another order:\n{missing}\n{printed}"
+
+
+def _blocks(page: str) -> list[tuple[str, str, str]]:
+    return BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+def test_every_page_is_in_the_table() -> None:
+    assert set(PAGES) == {"README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))}
+
+
+@pytest.mark.timeout(580)
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs_as_it_stands(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    reader = Reader(tmp_path)
+    if PAGES[page].trained:
+        shutil.copytree(request.getfixturevalue("trained"), tmp_path, dirs_exist_ok=True)
+    blocks = _blocks(page)
+    for (file, language, text), (_, following, shown) in zip(blocks, [*blocks[1:], ("", "", "")], strict=True):
+        if language == "sh" and not text.startswith("scripts/"):
+            printed = reader.sh(text, code=2 if shown.startswith(ERROR) else 0)
+            if following == "text":
+                _assert_shown(shown, printed)
+        elif language not in ("sh", "text"):
+            reader.block(language, text, file)
+    for pattern in PAGES[page].shows:
+        assert re.search(pattern, reader.output, re.MULTILINE), f"{pattern} is not in the output:\n{reader.output}"
+
+
+def test_the_mistakes_in_the_readme_are_reported_exactly_as_shown(tmp_path: Path) -> None:
+    blocks = _blocks("README.md")
+    (at,) = (index for index, (_, _, text) in enumerate(blocks) if text.startswith(ERROR))
+    assert Reader(tmp_path).sh(blocks[at - 1][2], code=2) == blocks[at][2]
+
+
+def test_the_first_commands_of_the_readme_are_the_scripts() -> None:
+    names = re.findall(r"^(scripts/\w+)", _blocks("README.md")[0][2], re.MULTILINE)
     assert names == ["scripts/quickstart", "scripts/test"]
-    assert all(os.access(ROOT / name, os.X_OK) for name in names)
 
 
-def test_the_commands_of_train_kill_go_on_evaluate_run_as_they_stand(tmp_path: Path) -> None:
-    block = next(text for text in _blocks("sh") if "train list" in text)
-    done = _sh(block, tmp_path)
-    assert "is finished at step" in done.stdout, "the second fit finds the run finished"
-    assert "smallest loss" in done.stdout, "the table of validate"
-    weights = _python(f"{_blocks('python', 'load_file')[0]}\nprint(len(weights))", tmp_path)
-    assert int(weights) > 0
+def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    """With 4 batches in each epoch, and in an environment that is installed: the script would use the network."""
+    if not Path(sys.prefix, ".installed").exists():
+        pytest.skip("the environment was not made by scripts/install")
+    short = f"loop.limit_train_batches=4 loop.log_interval=4 run_dir='{tmp_path}/digits'"
+    printed = Reader(tmp_path).sh(f"VENV='{sys.prefix}' '{ROOT}/scripts/quickstart' {short}")
+    _assert_shown(_blocks("README.md")[1][2], printed.replace(str(tmp_path), "runs"))
 
 
-def test_what_explains_the_config_and_looks_after_checkpoints_runs_as_it_stands(tmp_path: Path) -> None:
-    _sh("train fit +experiment=digits_mlp loop.max_duration=3ep", tmp_path)
-    explained = _sh(_block("--provenance"), tmp_path).stdout
-    assert "command line: optimizer.lr=0.01" in explained
-    assert "max_duration" in explained
-    shown = _sh(_block("train ckpt ls"), tmp_path).stdout
-    assert re.search(r"([2-9]) of \1 sound", shown)
-    assert "pinned: runs/digits_mlp/checkpoints/step" in shown
-
-
-def test_the_mistakes_shown_are_reported_as_shown(tmp_path: Path) -> None:
-    command = _block("loop.max_step=3").strip().replace("train ", "", 1).split()
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer_cli", *command],
-        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr == _blocks("text", "4 mistakes")[0]
-
-
-@pytest.mark.timeout(580)
-def test_a_new_project_trains_and_resumes_exactly(tmp_path: Path) -> None:
-    done = _sh(_block("train new mine"), tmp_path)
-    assert "finished at step" in done.stdout
-    assert "exact" in done.stdout
-
-
-@pytest.mark.timeout(580)
-def test_the_sweep_runs_as_it_stands(tmp_path: Path) -> None:
-    _sh(_block("train fit -m"), tmp_path)
-    rows = (tmp_path / "runs/digits_mlp/sweep/sweep.csv").read_text().splitlines()
-    assert len(rows) == 5
-    assert all("finished" in row for row in rows[1:])
-    assert (tmp_path / "runs/digits_mlp/sweep/optimizer.lr=0.001,seed=0/summary.json").exists()
-
-
-def test_packing_averages_and_early_stopping_run_as_they_stand(tmp_path: Path) -> None:
-    done = _sh(_block("data=documents"), tmp_path)
-    assert done.stdout.count("finished at step") == 2
-
-
-def test_the_users_project_runs_as_it_stands(tmp_path: Path) -> None:
-    (tmp_path / "configs" / "experiment").mkdir(parents=True)
-    (tmp_path / "shapes.py").write_text(_blocks("python", "# shapes.py")[0])
-    (tmp_path / "configs" / "experiment" / "mine.yaml").write_text(_blocks("yaml", "shapes.Net")[0])
-    done = _sh(_block("experiment=mine model.width=64"), tmp_path)
-    assert re.search(r"runs/mine/checkpoints/step80\s+80\s+large", done.stdout), done.stdout
-    assert "My experiment" in _sh("train list experiment", tmp_path).stdout
-
-
-def test_the_checkpoint_options_shown_are_accepted(tmp_path: Path) -> None:
-    (tmp_path / "configs" / "experiment").mkdir(parents=True)
-    body = "# @package _global_\n" + _blocks("yaml", "save_interval")[0]
-    (tmp_path / "configs" / "experiment" / "shown.yaml").write_text(body)
-    done = _sh("train config +experiment=shown", tmp_path)
-    assert "fixed_steps:" in done.stdout
-
-
-def test_the_library_example_runs_and_is_done_the_second_time(tmp_path: Path) -> None:
-    program = _blocks("python", "TrainingLoop")[0]
-    step, accuracy = _python(program, tmp_path).split()
-    assert float(accuracy) > 0.5
-    assert _python(program.replace('["val/accuracy"]', ""), tmp_path).split()[0] == step
-
-
-@pytest.mark.parametrize("link", re.findall(r"\]\(((?!http)[^)]+)\)", README))
-def test_links_into_the_repository_lead_somewhere(link: str) -> None:
-    assert (ROOT / link).exists()
+def test_the_picture_of_a_run_shows_the_present_output(trained: Path) -> None:
+    picture = (ROOT / "docs/run.svg").read_text(encoding="utf-8")
+    lines = re.findall(r'<text class="run-r\d+" [^>]*clip-path[^>]*>(.*?)</text>', picture)
+    prompt, *shown = html.unescape("\n".join(lines)).replace("\xa0", " ").splitlines()
+    assert prompt.strip() == "$ train fit +experiment=digits_mlp"
+    assert _shapes("\n".join(shown)) == _shapes((trained / "output").read_text()), "run scripts/screenshot"
 
 
 def test_the_table_of_experiments_is_complete() -> None:
     shipped = {path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml")}
-    assert set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)) == shipped
+    text = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == shipped
