@@ -13,7 +13,8 @@ import torch
 from trainer_cli import Callback, Logger, Trainer, TrainingLoop
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/training-step.md"]
+DOCS = sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 
 
@@ -24,6 +25,13 @@ def test_links_and_scripts_are_there(page: str) -> None:
     assert not [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
     scripts = set(re.findall(r"\bscripts/[\w.]+", text))
     assert not [name for name in scripts if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_have_at_most_120_columns(page: str) -> None:
+    """But in blocks of output, which show it as it is printed."""
+    text = re.sub(r"^```text\n.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert not [line for line in text.splitlines() if len(line) > 120]
 
 
 def test_the_paths_and_names_of_the_architecture_exist() -> None:

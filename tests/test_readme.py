@@ -1,9 +1,9 @@
 """Every block of README.md and docs/*.md runs, in the order of its page, in one fresh directory.
 
-    sh      is run by bash, with this environment's `train`
-    python  is written to the file that the line above names, or run
-    yaml    is written to the file that the line above names, or composed as an experiment
-    text    is part of the output of the sh block above; numbers may differ
+sh      is run by bash, with this environment's `train`
+python  is written to the file that the line above names, or run
+yaml    is written to the file that the line above names, or composed as an experiment
+text    is part of the output of the sh block above; numbers may differ
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PAGES = {
             r"max_duration",
             r"fixed_steps:\s+(\[7\]|- 7)",
             r"device",
-        )
+        ),
     ),
     "docs/data.md": Page(shows=(r"finished at step 12", r"finished at step 10\b")),
     "docs/logging.md": Page(trained=True, shows=(r"675 0\.\d+", r"finished 675")),
