@@ -10,8 +10,15 @@ import pytest
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.run.rundir import RunDir, write_json
-from trainer_cli.run.sweep_job import recorded_error, recording_error
-from trainer_cli.run.sweep_table import JobStatus, as_table, job_status, write_csv, write_failure
+from trainer_cli.run.sweep_table import (
+    JobStatus,
+    as_table,
+    job_status,
+    recorded_error,
+    recording_error,
+    write_csv,
+    write_failure,
+)
 
 
 def job(folder: Path, *statuses: str, **facts: Any) -> RunDir:

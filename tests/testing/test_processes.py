@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.config.compose import compose
-from trainer_cli.testing.freeze import freeze
-from trainer_cli.testing.plan import Plan
+from trainer_cli.testing.attempts import freeze
+from trainer_cli.testing.probe import Plan
 from trainer_cli.testing.processes import Forked, Fresh, Run
 
 ENDLESS = """

@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     """Fit with the config in the file; stop when the process that started this one is gone."""
     from trainer_cli.config.compose import thaw
     from trainer_cli.run.children import stop_with_parent
-    from trainer_cli.run.sweep_job import recording_error
+    from trainer_cli.run.sweep_table import recording_error
 
     stop_with_parent()
     with recording_error(args.file):

@@ -19,7 +19,6 @@ from trainer_cli.config.arguments import (
     SECTIONS,
     SPECIAL,
     check_keys,
-    in_steps,
     is_node,
     no_node,
     optimizers,
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 
 STRATEGIES = {ParallelStrategy.single: Single}
-_LATER = object()
-"""An argument that exists only when the fit begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +131,7 @@ class Builder:
         return made
 
     def schedulers(self, loop: TrainingLoop) -> Any:
-        """What makes each schedule, by name, as the trainer takes them; checked as far as it can be by now."""
+        """What makes each schedule, by name, as the trainer takes them."""
         return self._schedulers(self.config.scheduler, "scheduler", loop)
 
     def _schedulers(self, node: Any, where: str, loop: TrainingLoop) -> Any:
@@ -147,13 +144,18 @@ class Builder:
                 for name, own in node.items()
                 if own is not None
             }
-        self._check_schedule(where, node)
+        node = _node(node, where)
+        target = component(node["_target_"], f"{where}._target_", self.trust)
+        if "metrics" in _parameters(getattr(target, "step", None)):
+            raise ConfigError(
+                f"scheduler {node['_target_']} needs a metric at each step, and schedules here follow the step alone",
+                location=where,
+            )
         return partial(self._schedule, node, where, loop)
 
     def _schedule(self, node: Any, where: str, loop: TrainingLoop, optimizer: Optimizer) -> Any:
         """A schedule; `total_steps` is given to one that takes it and has none in the config."""
-        node = _node(node, where)
-        target = component(str(node.get("_target_")), f"{where}._target_", self.trust)
+        target = component(str(node["_target_"]), f"{where}._target_", self.trust)
         special = {key: value for key, value in node.items() if key in SPECIAL}
         own = {str(key): value for key, value in node.items() if key not in SPECIAL}
         return self.make({**special, **schedule_settings(target, own, loop, where)}, where, first=(optimizer,))
@@ -289,25 +291,6 @@ class Builder:
             for name, node in nodes.items()
             if node is not None
         }
-
-    def _check_schedule(self, where: str, node: Any) -> None:
-        """Refuse what is wrong in a schedule, which is made only when there is an optimizer and a length."""
-        node = _node(node, where)
-        target = component(node["_target_"], f"{where}._target_", self.trust)
-        raise_all(list(check_keys(node, where)))
-        if "metrics" in _parameters(getattr(target, "step", None)):
-            raise ConfigError(
-                f"scheduler {node['_target_']} needs a metric at each step, and schedules here follow the step alone",
-                location=where,
-            )
-        takes = call_parameters(target)
-        if takes is None:
-            return
-        named = {str(key): 1 if in_steps(value) else value for key, value in node.items() if key not in SPECIAL}
-        if any(one.name == "total_steps" for one in takes):
-            named.setdefault("total_steps", _LATER)
-        positional = [_LATER, *node.get("_args_", [])]
-        raise_all(list(misfits(where, target.__name__, takes, positional, named, first=1)))
 
 
 def target_packages(config: TrainConfig) -> tuple[str, ...]:

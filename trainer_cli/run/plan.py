@@ -71,11 +71,11 @@ class Plan:
     step_counts: StepCounts
     timeline: Timeline
     size: CheckpointSize
-    at_most: tuple[int, int] | None
+    at_most: tuple[int, int] | None = None
     """The most checkpoints and bytes on the disk at a time if a metric decides on some; None if it decides on none."""
-    estimates: tuple[str, ...]
+    estimates: tuple[str, ...] = ()
     """What was estimated from the given times and counts."""
-    unknown: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
     """What is not known before the training."""
 
 
@@ -108,9 +108,6 @@ def _nothing(run: RunDir, done: Done) -> Plan:
         step_counts=StepCounts(start=here),
         timeline=Timeline(),
         size=CheckpointSize(),
-        at_most=None,
-        estimates=(),
-        unknown=(),
     )
 
 

@@ -28,9 +28,8 @@ from trainer_cli.run import report
 from trainer_cli.run.children import Children
 from trainer_cli.run.rundir import RunDir
 from trainer_cli.run.signals import StopSignals
-from trainer_cli.run.sweep_job import ERROR, recorded_error
 from trainer_cli.run.sweep_plan import Planned, folder_of, plan
-from trainer_cli.run.sweep_table import JobStatus, as_table, job_status, write_csv, write_failure
+from trainer_cli.run.sweep_table import ERROR, JobStatus, as_table, job_status, recorded_error, write_csv, write_failure
 
 log = logging.getLogger(__name__)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from trainer_cli.run.rundir import RunDir, RunStatus, write_json
 from trainer_cli.run.table import table
 
 NOT_BEGUN = "not begun"
+ERROR = "error"
+"""Suffix of the file with the error, next to the job's frozen config."""
+_LONGEST = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,29 @@ def job_status(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *
 def write_failure(file: Path, code: int, run: RunDir, error: str = "") -> None:
     """Record the failure of a job; it counts until its directory has a later attempt."""
     write_json(file, {"exit_code": code, "attempts": len(run.attempts), "error": error})
+
+
+@contextlib.contextmanager
+def recording_error(frozen: Path) -> Iterator[None]:
+    """Write the error that ends a job, as one line, next to its frozen config."""
+    try:
+        yield
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        # Of a list of mistakes take the first, not their number.
+        text = next((line.removeprefix("- ") for line in lines if not line.endswith(":")), type(error).__name__)
+        with contextlib.suppress(OSError):
+            frozen.with_suffix(f".{ERROR}").write_text(text, "utf-8")
+        raise
+
+
+def recorded_error(frozen: Path) -> str:
+    """The error that `recording_error` wrote, shortened; empty if there is none."""
+    try:
+        text = frozen.with_suffix(f".{ERROR}").read_text("utf-8")
+    except (OSError, ValueError):
+        return ""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _failure(file: Path, attempts: int) -> tuple[int | None, str]:

@@ -6,12 +6,11 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
-from os import stat_result
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from trainer_cli.checkpoint.storage.disk import Disk, StrPath
 
@@ -61,56 +60,14 @@ class FaultyDisk(Disk):
         """True once the fault has happened."""
         return self.at is not None and len(self.operations) >= self.at
 
-    def mkdir(self, path: Path) -> None:
-        self._do("mkdir", path, lambda: super(FaultyDisk, self).mkdir(path))
-
-    def open_new(self, path: Path) -> int:
-        return self._do("open_new", path, lambda: super(FaultyDisk, self).open_new(path))
-
-    def open(self, path: StrPath) -> int:
-        return self._do("open", path, lambda: super(FaultyDisk, self).open(path))
-
-    def open_to_lock(self, path: StrPath) -> int:
-        return self._do("open", path, lambda: super(FaultyDisk, self).open_to_lock(path))
-
-    def bypass_cache(self, fd: int, *, on: bool) -> None:
-        self._do("bypass_cache", fd, lambda: super(FaultyDisk, self).bypass_cache(fd, on=on))
-
-    def truncate(self, fd: int, size_bytes: int) -> None:
-        self._do("truncate", fd, lambda: super(FaultyDisk, self).truncate(fd, size_bytes))
-
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         def half() -> int:
             return super(FaultyDisk, self).write(fd, data[: len(data) // 2], offset)
 
         return self._do("write", fd, lambda: super(FaultyDisk, self).write(fd, data, offset), half)
 
-    def read(self, fd: int, into: Sequence[memoryview], offset: int) -> int:
-        return self._do("read", fd, lambda: super(FaultyDisk, self).read(fd, into, offset))
-
-    def fsync(self, fd: int) -> None:
-        self._do("fsync", fd, lambda: super(FaultyDisk, self).fsync(fd))
-
-    def fsync_dir(self, path: Path) -> None:
-        self._do("fsync_dir", path, lambda: super(FaultyDisk, self).fsync_dir(path))
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._do("rename", old, lambda: super(FaultyDisk, self).rename(old, new))
-
     def link(self, old: Path, new: Path) -> None:
         self._do("link", new, lambda: super(FaultyDisk, self).link(old, new))
-
-    def unlink(self, path: Path) -> None:
-        self._do("unlink", path, lambda: super(FaultyDisk, self).unlink(path))
-
-    def rmdir(self, path: Path) -> None:
-        self._do("rmdir", path, lambda: super(FaultyDisk, self).rmdir(path))
-
-    def listdir(self, path: StrPath) -> list[str]:
-        return self._do("listdir", path, lambda: super(FaultyDisk, self).listdir(path))
-
-    def stat(self, path: StrPath, *, follow: bool = True) -> stat_result:
-        return self._do("stat", path, lambda: super(FaultyDisk, self).stat(path, follow=follow))
 
     def _do(self, name: str, on: StrPath | int, act: Callable[[], T], half: Callable[[], T] | None = None) -> T:
         self.operations.append(f"{name} {'file' if isinstance(on, int) else os.path.basename(on)}")
@@ -127,3 +84,20 @@ class FaultyDisk(Disk):
                 (half or act)()
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
+
+
+def _faulty(name: str) -> Callable[..., Any]:
+    """An operation of the disk that may fail; its first argument is the path or the file."""
+    operation = getattr(Disk, name)
+
+    def faulty(self: FaultyDisk, on: StrPath | int, /, *arguments: Any, **options: Any) -> Any:
+        return self._do(name.removesuffix("_to_lock"), on, lambda: operation(self, on, *arguments, **options))
+
+    return faulty
+
+
+for _name in (
+    "mkdir", "open_new", "open", "open_to_lock", "bypass_cache", "truncate", "read", "fsync", "fsync_dir", "rename",
+    "unlink", "rmdir", "listdir", "stat",
+):  # fmt: skip
+    setattr(FaultyDisk, _name, _faulty(_name))

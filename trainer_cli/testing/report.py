@@ -1,4 +1,4 @@
-"""The report of a resume check: a row for each stop, and the finding; as text and as JSON."""
+"""What a resume check found: the traces of stopped runs against the straight one, as rows, differences and a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainer_cli.run.table import table
-from trainer_cli.testing.causes import Cause
+from trainer_cli.testing.attempts import Attempt, Chain
+from trainer_cli.testing.causes import Cause, is_state
+from trainer_cli.testing.probe import Stop, When
+from trainer_cli.testing.trace import Difference, Kind, Trace, Value, differences, first_difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +88,145 @@ class Report:
             "cure": finding.cause.cure,
         }
         return ["not exact", *(f"  {key:<6} {text}" for key, text in rows.items() if text)]
+
+
+_TITLES = {
+    When.mid_epoch: "stopped mid-epoch",
+    When.second_epoch: "stopped in a later epoch, and again at once",
+    When.epoch_end: "stopped at the end of an epoch",
+    When.evaluated: "stopped after an evaluation",
+    When.accumulating: "killed between backward and step",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A difference, the run that showed it, and the stop before; without a stop the process was its first."""
+
+    difference: Difference
+    chain: Chain
+    stop: Stop | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Traces beside the straight one. `noise`: what differs between two straight runs too, and changes nothing."""
+
+    straight: Trace
+    noise: frozenset[str] = frozenset()
+
+    @classmethod
+    def with_noise(cls, straight: Trace, repeat: Trace) -> Comparison:
+        """Ignore hidden state, and times in callbacks' states, that differ between two straight runs too."""
+        noise = {
+            value.name
+            for difference in differences(straight, repeat, resumed=False)
+            for value in difference.values
+            if difference.kind is Kind.hidden or _may_be_a_time(value)
+        }
+        return cls(straight, frozenset(noise))
+
+    def first(self, other: Trace, *, resumed: bool, with_noise: bool = False) -> Difference | None:
+        """The first difference of a process that counts."""
+        ignored = self._ignored(hidden=not with_noise)
+        return first_difference(differences(self.straight, other, resumed=resumed, ignored=ignored))
+
+    def found(self, chain: Chain) -> list[Found]:
+        """The first difference of each process of a run."""
+        return [
+            Found(difference, chain, stop)
+            for stop, attempt in _after_each(chain)
+            if (difference := self.first(attempt.trace, resumed=stop is not None)) is not None
+        ]
+
+    def can_continue(self, chain: Chain) -> bool:
+        """False once a process has differed, but by what may be a time: all that follows would differ as well."""
+        return all(all(map(_may_be_a_time, one.difference.values)) for one in self.found(chain))
+
+    def lasting(self, chain: Chain) -> list[Value]:
+        """Hidden things that still differ at the end of a resumed process: what no checkpoint brought back."""
+        lost: dict[str, Value] = {}
+        for stop, attempt in _after_each(chain):
+            hidden: tuple[Value, ...] = ()
+            last = max((one.step for one in attempt.trace.records if one.kind is Kind.hidden), default=None)
+            for difference in differences(self.straight, attempt.trace, resumed=True, ignored=self._ignored()):
+                if difference.kind is Kind.hidden and difference.step == last:
+                    hidden = difference.values
+            if stop is not None:
+                lost.update({value.name: value for value in hidden if is_state(value)})
+        return list(lost.values())
+
+    def rows(self, chain: Chain) -> list[Row]:
+        """A row for each stop of a run."""
+        return [self._row(chain, stop) for stop in chain.stops]
+
+    def _row(self, chain: Chain, stop: Stop) -> Row:
+        title, around = title_of(stop), chain.around(stop)
+        if not around:
+            return Row(title, "-", "-", "not tried", None)
+        place = around[0].trace.stopped
+        at = f"step {place['step']}, epoch {place['epoch']}, batch {place['batch']}" if place else "-"
+        failed = next((attempt for attempt in around if attempt.failed), None)
+        if failed is not None:
+            return Row(title, at, "-", "fails", False)
+        if around[0].came and len(around) < 2 + stop.twice:
+            return Row(title, at, "-", "not tried", None)
+        if not around[0].came:
+            return Row(title, at, "-", "not reached: the training ended before", None)
+        after = around[-1].trace
+        if not after.records:
+            return Row(title, at, "-", "nothing to compare", None)
+        difference = self.first(after, resumed=True)
+        result = "exact" if difference is None else f"differs from step {difference.at_step} on"
+        return Row(title, at, f"steps {after.records[0].step + 1} to {after.last_step}", result, difference is None)
+
+    def _ignored(self, *, hidden: bool = True) -> frozenset[str]:
+        return self.noise if hidden else frozenset(name for name in self.noise if name.startswith("callbacks."))
+
+
+def failure(chains: Sequence[Chain]) -> Finding | None:
+    """The first process that ended by an error, where going straight through does not."""
+    for chain in chains:
+        stop: Stop | None = None
+        for attempt in chain.attempts:
+            if attempt.failed:
+                return _failed(attempt, stop)
+            stop = attempt.stop if attempt.stop is not None and attempt.stop.when is not When.at_once else stop
+    return None
+
+
+def title_of(stop: Stop) -> str:
+    """The words for a stop in the report."""
+    return _TITLES[stop.when]
+
+
+def _failed(attempt: Attempt, stop: Stop | None) -> Finding:
+    resumed = stop is not None
+    cure = (
+        "What load_state_dict and on_load_checkpoint take must be what state_dict and on_save_checkpoint give."
+        if resumed
+        else "Look at what is done when a checkpoint is saved."
+    )
+    cause = f"the {'resumed' if resumed else 'stopped'} training fails: {attempt.message}"
+    after = title_of(stop) if stop is not None else "before any resume"
+    step = attempt.trace.last_step
+    return Finding(
+        after, step, "at the start" if not attempt.trace.records else f"after step {step}", "", Cause("", cause, cure)
+    )
+
+
+def _after_each(chain: Chain) -> list[tuple[Stop | None, Attempt]]:
+    """Each process that trained, with the last stop before it."""
+    found: list[tuple[Stop | None, Attempt]] = []
+    stop: Stop | None = None
+    for attempt in chain.attempts:
+        if attempt.trace.records:
+            found.append((stop, attempt))
+        if attempt.stop is not None and attempt.stop.when is not When.at_once:
+            stop = attempt.stop
+    return found
+
+
+def _may_be_a_time(value: Value) -> bool:
+    """A single number in a callback's state, such as the seconds that something took."""
+    return value.name.startswith("callbacks.") and "[" not in value.straight + value.found

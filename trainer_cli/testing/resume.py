@@ -23,11 +23,9 @@ from trainer_cli.errors import UserError
 from trainer_cli.testing.attempts import Chain, Runner
 from trainer_cli.testing.calls import Asks
 from trainer_cli.testing.causes import Evidence, described, explain, saving, shown
-from trainer_cli.testing.findings import Comparison, Found, failure, title_of
-from trainer_cli.testing.plan import SAVED_STEP, Stop, When, chains
-from trainer_cli.testing.processes import Run, processes
-from trainer_cli.testing.report import Finding, Report
-from trainer_cli.testing.scratch import scratch
+from trainer_cli.testing.probe import SAVED_STEP, Stop, When, chains
+from trainer_cli.testing.processes import Run, processes, scratch
+from trainer_cli.testing.report import Comparison, Finding, Found, Report, failure, title_of
 from trainer_cli.testing.trace import Kind
 
 STEPS = 12
