@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.cli.candidates import candidates, split
-from trainer_cli.cli.complete import BASH, answer
+from trainer_cli.cli.complete import BASH, answer, candidates, split
 from trainer_cli.cli.main import VERBS, main
 
 BREAKS = " \t\n\"'@><=;|&(:"
@@ -202,22 +201,23 @@ def test_bash_completes_what_a_person_types(made: Path) -> None:
         os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
     try:
         begin = f"{TRAIN.format(python=sys.executable)}; {EVAL.format(shell='bash')}; echo rea''dy"
-        _say(terminal, f"{begin}\n", "ready\r\n")
+        _output_until(terminal, f"{begin}\n", "ready\r\n")
         for line, expected in typed.items():
-            _say(terminal, f"{line}\n", f"{expected}\r\n")
+            assert expected in _output_until(terminal, f"{line}\n", f"{expected}\r\n")
     finally:
         os.close(terminal)
         os.waitpid(pid, 0)
 
 
-def _say(terminal: int, text: str, expected: str) -> None:
-    """Type, and read until what is expected appears."""
+def _output_until(terminal: int, text: str, expected: str) -> str:
+    """Type a text, and return what is printed until `expected` appears; it fails if that takes over a minute."""
     os.write(terminal, text.encode())
     seen, until = "", time.monotonic() + 60
     while expected not in seen:
         ready, _, _ = select.select([terminal], [], [], max(0.0, until - time.monotonic()))
         assert ready, f"{expected!r} is not in {seen!r}"
         seen += os.read(terminal, 4096).decode(errors="replace")
+    return seen
 
 
 def test_the_scripts_of_both_shells_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

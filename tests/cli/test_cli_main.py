@@ -54,10 +54,11 @@ def test_our_errors_are_one_message_and_an_exit_code(
     assert captured.out == ""
 
 
-def test_any_other_error_shows_all_of_itself(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("error", [ValueError("ours"), OSError(errno.EIO, "the camera is gone")])
+def test_any_other_error_and_one_of_input_without_a_file_show_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
-    verb_that(monkeypatch, raising(ValueError("ours")))
+    verb_that(monkeypatch, raising(error))
     assert main(["probe"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -71,14 +72,6 @@ def test_a_disk_that_is_full_or_fails_is_one_message_with_what_to_do(
     said = capsys.readouterr().err
     intact = "What was committed before is intact."
     assert said == f"train: error: {os.strerror(number)} (runs/x/metrics.jsonl). {intact} {DISK_CURES[number]}\n"
-
-
-def test_an_input_output_error_of_no_file_shows_where_it_comes_from(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    verb_that(monkeypatch, raising(OSError(errno.EIO, "the camera is gone")))
-    assert main(["probe"]) == 1
-    assert "Traceback" in capsys.readouterr().err
 
 
 def test_the_traceback_of_a_mistake_is_shown_on_demand(

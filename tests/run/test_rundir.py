@@ -45,8 +45,8 @@ def test_making_the_object_touches_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_new_run_has_its_config_overrides_and_identity(tmp_path: Path) -> None:
-    overrides = ["+experiment=digits", 'name="a b"', "ckpt=[a,b]", "note=ß: #1"]
+@pytest.mark.parametrize("overrides", [["+experiment=digits", 'name="a b"', "ckpt=[a,b]", "note=ß: #1"], []])
+def test_a_new_run_has_its_config_overrides_and_identity(overrides: list[str], tmp_path: Path) -> None:
     run = RunDir(tmp_path / "runs" / "x")
     run.create(CONFIG, overrides, {"host": "here"}).release()
     assert run.exists_as_run()
@@ -54,12 +54,6 @@ def test_a_new_run_has_its_config_overrides_and_identity(tmp_path: Path) -> None
     assert yaml.safe_load(run.overrides_file.read_text()) == overrides
     assert run.read_environment() == {"run_id": run.run_id, "host": "here"}
     assert run.attempts == []
-
-
-def test_no_overrides_are_an_empty_list(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    run.create(CONFIG, [], {}).release()
-    assert yaml.safe_load(run.overrides_file.read_text()) == []
 
 
 def test_every_run_has_another_id(tmp_path: Path) -> None:

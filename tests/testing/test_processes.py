@@ -12,8 +12,8 @@ import pytest
 
 from trainer_cli.config.compose import compose
 from trainer_cli.testing.attempts import freeze
-from trainer_cli.testing.probe import Plan
 from trainer_cli.testing.processes import Forked, Fresh, Run
+from trainer_cli.testing.trace import Plan
 
 ENDLESS = """
 class Endless(Line):

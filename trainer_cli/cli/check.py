@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     composed = compose(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     refuse_shipped_default(composed)
-    show = _show_in_place if sys.stderr.isatty() else _show_nothing
+    show = _show_in_place if sys.stderr.isatty() else lambda text: None
     before = signal.signal(signal.SIGTERM, _at_exit)
     try:
         with composed.placing():
@@ -60,7 +60,3 @@ def _show_in_place(text: str) -> None:
     """A line on stderr that the next one replaces."""
     sys.stderr.write(f"\r\x1b[K{text}")
     sys.stderr.flush()
-
-
-def _show_nothing(text: str) -> None:
-    """Print nothing: stderr is no terminal."""

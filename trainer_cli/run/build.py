@@ -146,7 +146,9 @@ class Builder:
             }
         node = _node(node, where)
         target = component(node["_target_"], f"{where}._target_", self.trust)
-        if "metrics" in _parameters(getattr(target, "step", None)):
+        step = getattr(target, "step", None)
+        takes = call_parameters(step) if callable(step) else None
+        if any(one.name == "metrics" and one.by_name for one in takes or ()):
             raise ConfigError(
                 f"scheduler {node['_target_']} needs a metric at each step, and schedules here follow the step alone",
                 location=where,
@@ -168,14 +170,14 @@ class Builder:
         """The trainer that fits: over data that exists already; model and optimizer are made here."""
         config = self.config
         folder = config.checkpoint.folder
-        loop = TrainingLoop(**_fields(config.loop))
+        loop = TrainingLoop(**asdict(config.loop))
         schedulers = self.schedulers(loop)
         return Trainer(
             model=lambda: self.model(data.source),
             optimizer=self.optimizer if config.optimizer is not None else None,
             schedulers=schedulers,
             step=self.step(),
-            precision=Precision(**_fields(config.precision)),
+            precision=Precision(**asdict(config.precision)),
             loop=loop,
             checkpoint=self._checkpointer(run_dir / "checkpoints" if folder is None else Path(folder), identity),
             callbacks=self._callbacks(),
@@ -195,8 +197,8 @@ class Builder:
         return Trainer(
             model=lambda: self.model(data.source),
             step=self.step(),
-            precision=Precision(**_fields(config.precision)),
-            loop=TrainingLoop(**_fields(config.loop)),
+            precision=Precision(**asdict(config.precision)),
+            loop=TrainingLoop(**asdict(config.loop)),
             callbacks=self._callbacks(),
             seed=config.seed,
             device=config.device,
@@ -218,7 +220,7 @@ class Builder:
                 model=model,
                 optimizer=self.optimizer if config.optimizer is not None else None,
                 step=self.step(),
-                loop=TrainingLoop(**_fields(config.loop)),
+                loop=TrainingLoop(**asdict(config.loop)),
                 callbacks=self._components("callbacks", own),
                 seed=config.seed,
                 device=device,
@@ -271,7 +273,7 @@ class Builder:
 
     def _checkpointer(self, folder: Path, identity: RunIdentity) -> Any:
         """The CheckpointerCallback, or the subclass that `callbacks.checkpoint` names, with its settings on top."""
-        given: dict[str, Any] = {**_fields(self.config.checkpoint), "folder": folder, "identity": identity}
+        given: dict[str, Any] = {**asdict(self.config.checkpoint), "folder": folder, "identity": identity}
         node = self.config.callbacks.get(SAVER)
         if node is None:
             return CheckpointerCallback(**given)
@@ -321,12 +323,3 @@ def _node(value: Any, where: str) -> Mapping[str, Any]:
 
 def _is_ours(node: Any) -> bool:
     return isinstance(node, Mapping) and str(node.get("_target_")).startswith("trainer_cli.")
-
-
-def _fields(section: Any) -> dict[str, Any]:
-    return asdict(section)
-
-
-def _parameters(target: Any) -> list[str]:
-    takes = call_parameters(target) if callable(target) else None
-    return [one.name for one in takes or () if one.by_name]

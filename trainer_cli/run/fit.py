@@ -101,7 +101,7 @@ def fit(composed: Composed) -> int:
         asking: dict[str, Callable[[], None]] = {
             "save": trainer.ask_for_save,
             "evaluate": trainer.ask_for_evaluation,
-            "stop": partial(_stop, trainer),
+            "stop": partial(trainer.stop, "requested by a file", finished=False),
         }
         stack.enter_context(TriggerFiles(run.path, asking))
         path = start.folder / start.entry.name if start.entry is not None else fork
@@ -130,10 +130,6 @@ def _import_torch() -> None:
             import trainer_cli.run.build  # noqa: F401
 
             gc.freeze()
-
-
-def _stop(trainer: Trainer) -> None:
-    trainer.stop("requested by a file", finished=False)
 
 
 def _log_start(start: Start) -> None:

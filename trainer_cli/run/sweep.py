@@ -53,7 +53,8 @@ def sweep(
         job = ["-m", "trainer_cli", "_job", *options, str(frozen), *one.job.overrides]
         return [sys.executable, *alone, *job]
 
-    return Sweep(planned, command, at_once, _cores()).run()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Sweep(planned, command, at_once, cores).run()
 
 
 @dataclass(slots=True)
@@ -189,9 +190,3 @@ def exit_code(codes: Sequence[int], *, stopped: bool, left: bool) -> ExitCode:
     if failures:
         return ExitCode.USER if all(code == ExitCode.USER for code in failures) else ExitCode.FAILED
     return ExitCode.STOPPED_EARLY if early else ExitCode.DONE
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -16,9 +16,9 @@ from trainer_cli.config.schema import CheckpointConfig
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.testing import calls, trace
 from trainer_cli.testing.calls import Call
-from trainer_cli.testing.probe import ERROR, SAVED_STEP, Plan, Stop, When
+from trainer_cli.testing.probe import ERROR
 from trainer_cli.testing.processes import Run
-from trainer_cli.testing.trace import Trace
+from trainer_cli.testing.trace import SAVED_STEP, Plan, Stop, Trace, When
 from trainer_cli.trainer.duration import Duration, Unit
 
 _KILLED = -9

@@ -14,8 +14,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.testing.causes import NOT_PERSISTENT
 from trainer_cli.testing.digests import Digests
-from trainer_cli.testing.probe import Plan, When
-from trainer_cli.testing.trace import Kind, Writer
+from trainer_cli.testing.trace import Kind, Plan, When, Writer
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.state import capture
 

@@ -9,8 +9,7 @@ from typing import Any
 from trainer_cli.run.table import table
 from trainer_cli.testing.attempts import Attempt, Chain
 from trainer_cli.testing.causes import Cause, is_state
-from trainer_cli.testing.probe import Stop, When
-from trainer_cli.testing.trace import Difference, Kind, Trace, Value, differences, first_difference
+from trainer_cli.testing.trace import Difference, Kind, Stop, Trace, Value, When, differences, first_difference
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,9 @@ from trainer_cli.errors import UserError
 from trainer_cli.testing.attempts import Chain, Runner
 from trainer_cli.testing.calls import Asks
 from trainer_cli.testing.causes import Evidence, described, explain, saving, shown
-from trainer_cli.testing.probe import SAVED_STEP, Stop, When, chains
 from trainer_cli.testing.processes import Run, processes, scratch
 from trainer_cli.testing.report import Comparison, Finding, Found, Report, failure, title_of
-from trainer_cli.testing.trace import Kind
+from trainer_cli.testing.trace import SAVED_STEP, Kind, Stop, When, chains
 
 STEPS = 12
 LEAST_STEPS = 6
