@@ -18,6 +18,7 @@ from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.schema import CheckpointConfig, LoopConfig, Newer
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.run.rundir import RunDir, RunStatus
+from trainer_cli.run.table import table
 from trainer_cli.trainer.duration import Duration
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: P
         for one, why in verdicts
     ]
     raise ConfigError(
-        f"the config differs from the one that {run_dir} was trained with:\n{_table(rows)}\n",
+        f"the config differs from the one that {run_dir} was trained with:\n{table([''] * 4, rows, indent='  ')}\n",
         hint=(
             f"To go on all the same, add 'resume_allow=[{','.join(refused)}]'. To train this as another run, add "
             f"name=OTHER, and ckpt={run_dir}@latest to begin it with the weights of this one."
@@ -202,13 +203,6 @@ def _named(
             f"ckpt={path} 'load.states=[all]'.",
         )
     return Choice(entry, "it was named")
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [min(50, max(map(len, column))) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
 
 
 def _quoted(key: str) -> str:

@@ -292,12 +292,8 @@ def _best_rule(run: Path) -> BestRule | None:
 
 
 def _usual_rule(facts: Sequence[Saved]) -> BestRule | None:
-    losses = sorted({key for one in facts for key in one.metrics if _is_validation_loss(key)})
-    return BestRule(losses[0]) if losses else None
-
-
-def _is_validation_loss(key: str) -> bool:
-    return key.endswith("/loss") and not key.startswith("train/")
+    losses = {key for one in facts for key in one.metrics if key.endswith("/loss") and not key.startswith("train/")}
+    return BestRule(min(losses)) if losses else None
 
 
 def _entry(path: Path) -> Entry:

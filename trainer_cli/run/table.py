@@ -11,12 +11,15 @@ _UNBOUNDED = 100_000
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[str] = (), indent: str = "") -> str:
-    """Plain text, a line for each row; columns named in `right` are flush right, empty ones are left out."""
+    """Plain text, a line for each row; columns named in `right` are flush right, empty ones are left out.
+
+    No header is shown where all its names are empty.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    grid = Table(box=None, show_header=any(header), padding=(0, 2, 0, 0), pad_edge=False)
     shown = [column for column, _ in enumerate(header) if any(row[column] for row in rows)]
     for column in shown:
         justify = "right" if header[column] in right else "left"

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> int:
     """Evaluate what `ckpt=` names, write and show the results, and return the exit code."""
-    ours = [override for override in overrides if _is_for_validate(override)]
+    ours = [one for one in overrides if one.lstrip("+").startswith(("ckpt=", "logging.", "validate."))]
     command = compose(ours, config_dir=config_dir, config_name=config_name, missing_ok=True, sections=())
     report.to_console(command.config.logging.level)
     ckpt = command.config.ckpt
@@ -72,10 +72,6 @@ def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config
     return ExitCode.FAILED if results.rows else failures[0]
 
 
-def _is_for_validate(override: str) -> bool:
-    return override.lstrip("+").startswith(("ckpt=", "logging.", "validate."))
-
-
 def _by_experiment(selection: Selection, overrides: list[str]) -> list[tuple[Path | str, list[Path]]]:
     """The checkpoints that follow one another in one run under one config, and the file that holds the config.
 
@@ -111,7 +107,7 @@ def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results
             name = "random weights" if path is None else str(path)
             log.info("evaluating %s", name)
             try:
-                rows = [_row(one, name) for one in _one(builder, data, path)]
+                rows = [Row(name, one.step, one.loader, one.metrics) for one in _one(builder, data, path)]
             except ConfigError:
                 raise
             except (CheckpointError, UserError) as error:
@@ -128,10 +124,6 @@ def _one(builder: Builder, data: Data, path: Path | None) -> list[Evaluation]:
         return trainer.validate_all(data.val, [path])
     finally:
         trainer.close()
-
-
-def _row(one: Evaluation, name: str) -> Row:
-    return Row(name, one.step, one.loader, one.metrics)
 
 
 def _folder(paths: Sequence[Path]) -> Path:
