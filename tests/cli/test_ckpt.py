@@ -108,8 +108,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass(frozen=True)
-class Said:
-    """How a command ended, and what it said."""
+class Output:
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -125,7 +125,7 @@ class Said:
         return [line.split() for line in self.out.splitlines()]
 
 
-Ckpt = Callable[..., Said]
+Ckpt = Callable[..., Output]
 
 
 @pytest.fixture
@@ -138,10 +138,10 @@ def root(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def ckpt(root: Path, capsys: pytest.CaptureFixture[str]) -> Ckpt:
-    def said(*arguments: str) -> Said:
+    def said(*arguments: str) -> Output:
         capsys.readouterr()
         code = main(["ckpt", *arguments])
-        return Said(code, *capsys.readouterr())
+        return Output(code, *capsys.readouterr())
 
     return said
 
@@ -276,7 +276,7 @@ REFUSED: dict[str, tuple[list[str], int, list[str]]] = {
     "a look into a partial one": (["show", f"{ODD}/step4"], 3, ["step4 is not valid", "partial"]),
     "a look into a damaged one": (["diff", "runs/odd@step1", "runs/odd@step3"], 3, ["step3 is not valid", "100 bytes"]),
     "a pin that keeps nothing": (["pin", "runs/odd@step1", f"{ODD}/step4"], 3, ["step4", "Only a checkpoint"]),
-    "nobody to ask": (["rm", "runs/fine@step10"], 2, ["1 checkpoint would be removed", "--yes"]),
+    "no terminal to ask on": (["rm", "runs/fine@step10"], 2, ["1 checkpoint would be removed", "--yes"]),
     "the last one of a run": (["rm", "runs/fine", "--yes"], 2, ["step30: it is the last valid one", "--force"]),
     "the last one, by two names": (
         ["rm", f"{FINE}/step[12]0", "runs/../runs/fine/checkpoints/step30", "--yes"],

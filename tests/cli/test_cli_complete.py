@@ -188,7 +188,7 @@ def test_bash_is_given_what_it_is_to_insert(made: Path, line: str, words: str, e
 
 
 def test_bash_completes_what_a_person_types(made: Path) -> None:
-    """An interactive bash on a terminal: each line is typed with tabs, and the command tells what it was given."""
+    """An interactive bash on a terminal: each line is typed with tabs, and the command prints its arguments."""
     typed = {
         "train fi\t +exp\tmi\t optimizer.l\t0.1": "got:fit +experiment=mine optimizer.lr=0.1:",
         "train val\t ckpt='con\tmo\tsm\t": "got:validate ckpt=configs/model/small.yaml:",

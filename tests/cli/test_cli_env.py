@@ -35,7 +35,7 @@ def test_it_reports_versions_devices_paths_and_listed_variables(
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     message = facts(capsys)
-    # Some builds tell of a device after a version that is installed without it.
+    # Some builds print a device after a version that is installed without it.
     assert message["versions"]["torch"] in (torch.__version__, torch.__version__.partition("+")[0])
     assert message["torch"]["threads"] == torch.get_num_threads()
     assert message["torch"]["devices"][0] == "cpu"  # type: ignore[index]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.cli import main as door
+from trainer_cli.cli import main as main_module
 from trainer_cli.cli.choices import Choices
 from trainer_cli.cli.main import VERBS, main, parser_of
 from trainer_cli.config import search_path
@@ -24,7 +24,7 @@ NEEDS = {"experiment=char_gpt": ["data.path=text.txt"], "data=characters": ["dat
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    texts = {verb: import_module(VERBS[verb].module).EXAMPLES for verb in VERBS} | {"help": door.EXAMPLES}
+    texts = {verb: import_module(VERBS[verb].module).EXAMPLES for verb in VERBS} | {"help": main_module.EXAMPLES}
     for verb, text in texts.items():
         for line in text.splitlines():
             if match := re.match(r" +(train .*?)(?:  .*)?$", line):
@@ -44,7 +44,7 @@ def test_an_example_can_be_run(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     _, verb, *arguments = shlex.split(text)
-    parsed = door._parsed(parser_of(verb, import_module(VERBS[verb].module)), verb, arguments)
+    parsed = main_module._parsed(parser_of(verb, import_module(VERBS[verb].module)), verb, arguments)
     if verb in ("fit", "validate", "check"):
         many = getattr(parsed, "multirun", False)
         for overrides in (

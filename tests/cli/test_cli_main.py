@@ -1,4 +1,4 @@
-"""The door: verbs, exit codes, and errors as messages."""
+"""The command line: verbs, exit codes, and errors as messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer_cli.cli import main as door
+from trainer_cli.cli import main as main_module
 from trainer_cli.cli.main import Verb, add_config_arguments, main
 from trainer_cli.errors import DISK_CURES, CheckpointError, RunDirectoryError, SaveError, TrainError, UserError
 
 
 def verb_that(monkeypatch: pytest.MonkeyPatch, run: object) -> None:
     """Make `train probe` call `run`."""
-    monkeypatch.setattr(door, "VERBS", {"probe": Verb("probe_module", "try something")})
+    monkeypatch.setattr(main_module, "VERBS", {"probe": Verb("probe_module", "try something")})
     monkeypatch.setitem(sys.modules, "probe_module", SimpleNamespace(add_arguments=add_config_arguments, run=run))  # type: ignore[arg-type]
 
 
@@ -141,14 +141,14 @@ def test_help_and_version_are_done(capsys: pytest.CaptureFixture[str], argv: lis
 def test_the_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     out = capsys.readouterr().out
-    assert all(f"  {name} " in out for name in door.VERBS)
+    assert all(f"  {name} " in out for name in main_module.VERBS)
 
 
-@pytest.mark.parametrize("word", list(door.VERBS))
+@pytest.mark.parametrize("word", list(main_module.VERBS))
 def test_the_help_of_a_verb_says_what_it_does_and_shows_examples(capsys: pytest.CaptureFixture[str], word: str) -> None:
     assert main([word, "--help"]) == 0
     out = capsys.readouterr().out
-    summary = door.VERBS[word].summary
+    summary = main_module.VERBS[word].summary
     assert summary[1:] in " ".join(out.split())
     assert f"examples:\n  train {word}" in out
     assert max(map(len, out.splitlines())) <= 120
@@ -164,7 +164,7 @@ def test_help_version_and_list_load_neither_torch_nor_hydra() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
-def test_a_reader_that_goes_away_is_no_drama() -> None:
+def test_a_reader_that_closes_the_pipe_causes_no_message() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     read, write = os.pipe()
     os.close(read)

@@ -1,4 +1,4 @@
-"""The run directory: born whole, held by one, and honest about how each attempt ended."""
+"""The run directory: created whole, locked by one process, with the end of each attempt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = "name: x\ndata:\n  path: ${oc.env:SECRET_PATH}\n"
 ROOT = Path(__file__).parents[2]
 
 
-def born(path: Path) -> RunDir:
+def created(path: Path) -> RunDir:
     run = RunDir(path)
     run.create(CONFIG, ["loop.max_duration=5"], {"host": "here", "python": "3.11"}).release()
     return run
@@ -57,18 +57,18 @@ def test_a_new_run_has_its_config_overrides_and_identity(overrides: list[str], t
 
 
 def test_every_run_has_another_id(tmp_path: Path) -> None:
-    assert born(tmp_path / "a").run_id != born(tmp_path / "b").run_id
+    assert created(tmp_path / "a").run_id != created(tmp_path / "b").run_id
 
 
 def test_the_config_of_a_resume_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
-    run = born(tmp_path / "x")
+    run = created(tmp_path / "x")
     before = run.run_id
     run.write_config("name: y\n", ["name=y"])
     assert (run.read_config(), run.run_id) == ("name: y\n", before)
 
 
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
-    run = born(tmp_path / "x")
+    run = created(tmp_path / "x")
     before = tree(run.path)
     with pytest.raises(RunDirectoryError, match="already holds a run"):
         run.create(CONFIG, [], {})
@@ -86,7 +86,7 @@ def test_a_directory_that_is_something_else_is_refused_and_left_alone(name: str,
 
 def test_files_that_are_no_part_of_a_run_do_not_hinder_it(tmp_path: Path) -> None:
     (tmp_path / "slurm-17.out").write_text("hello")
-    assert born(tmp_path).exists_as_run()
+    assert created(tmp_path).exists_as_run()
 
 
 @pytest.mark.parametrize("nth", range(1, 13))
@@ -138,7 +138,7 @@ def test_a_held_directory_is_refused_with_its_holder(tmp_path: Path) -> None:
 
 
 def test_locking_changes_nothing_in_the_directory(tmp_path: Path) -> None:
-    run = born(tmp_path / "x")
+    run = created(tmp_path / "x")
     before = tree(run.path)
     with run.lock():
         run.read_config()
@@ -155,8 +155,8 @@ def test_the_lock_of_a_new_run_is_held_from_the_start(tmp_path: Path) -> None:
     RunDir(tmp_path / "x").lock().release()
 
 
-def test_a_killed_holder_lets_go_even_if_its_worker_lives_on(tmp_path: Path) -> None:
-    run = born(tmp_path / "x")
+def test_the_lock_of_a_killed_process_is_free_while_its_worker_still_runs(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
     code = (
         "import os, sys, time\nfrom trainer_cli.run.rundir import RunDir\n"
         f"lock = RunDir({str(run.path)!r}).lock()\nlock.name_holder()\n"
@@ -179,7 +179,7 @@ def test_a_killed_holder_lets_go_even_if_its_worker_lives_on(tmp_path: Path) -> 
 
 
 def test_the_first_attempt_is_running_from_its_beginning(tmp_path: Path) -> None:
-    run = born(tmp_path / "x")
+    run = created(tmp_path / "x")
     number = run.begin_attempt(name="x", start_step=0, now=1e9, environment={"host": "here"})
     summary = run.read_summary()
     assert number == 1
@@ -187,15 +187,15 @@ def test_the_first_attempt_is_running_from_its_beginning(tmp_path: Path) -> None
     assert summary["attempts"][0]["started"] == "2001-09-09T01:46:40+00:00"
 
 
-def test_an_attempt_keeps_only_what_differs_from_the_birth(tmp_path: Path) -> None:
-    run = born(tmp_path / "x")
+def test_an_attempt_keeps_only_what_differs_from_the_first(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
     now = {"host": "elsewhere", "python": "3.11", "time": "later"}
     run.begin_attempt(name="x", start_step=0, now=1e9, environment=now)
     assert run.attempts[0]["changed_environment"] == {"host": "elsewhere"}
 
 
-def test_an_attempt_that_never_said_how_it_ended_was_killed(tmp_path: Path) -> None:
-    run = born(tmp_path / "x")
+def test_an_attempt_without_a_recorded_end_is_marked_killed(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
     run.begin_attempt(name="x", start_step=0, now=1e9, environment={})
     number = run.begin_attempt(name="x", start_step=5, now=2e9, environment={})
     assert number == 2
@@ -203,7 +203,7 @@ def test_an_attempt_that_never_said_how_it_ended_was_killed(tmp_path: Path) -> N
 
 
 def test_the_summary_reports_how_it_ended_and_adds_up_the_attempts(tmp_path: Path) -> None:
-    run = born(tmp_path / "x")
+    run = created(tmp_path / "x")
     run.begin_attempt(name="x", start_step=0, now=1e9, environment={})
     run.end_attempt(ended(5, status=RunStatus.stopped, reason="SIGTERM", wall_time_s=1.5), now=1e9 + 2)
     run.begin_attempt(name="x", start_step=5, now=2e9, environment={})
@@ -224,7 +224,7 @@ def test_the_summary_reports_how_it_ended_and_adds_up_the_attempts(tmp_path: Pat
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"attempts": 3}'])
 def test_a_damaged_summary_does_not_hinder_a_run(content: bytes, tmp_path: Path) -> None:
-    run = born(tmp_path / "x")
+    run = created(tmp_path / "x")
     run.summary_file.write_bytes(content)
     assert run.begin_attempt(name="x", start_step=0, now=1e9, environment={}) == 1
     run.end_attempt(ended(), now=1e9)
@@ -233,21 +233,21 @@ def test_a_damaged_summary_does_not_hinder_a_run(content: bytes, tmp_path: Path)
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"run_id": 7}', b"\xff"])
 def test_a_run_without_readable_identity_is_refused(content: bytes, tmp_path: Path) -> None:
-    run = born(tmp_path / "x")
+    run = created(tmp_path / "x")
     run.environment_file.write_bytes(content)
     with pytest.raises(RunDirectoryError, match=r"environment\.json"):
         _ = run.run_id
 
 
 def test_an_unreadable_config_is_one_message(tmp_path: Path) -> None:
-    run = born(tmp_path / "x")
+    run = created(tmp_path / "x")
     run.config_file.write_bytes(b"\xff\xfe")
     with pytest.raises(RunDirectoryError, match=r"config\.yaml cannot be read"):
         run.read_config()
 
 
 def test_a_summary_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = born(tmp_path / "x")
+    run = created(tmp_path / "x")
     run.begin_attempt(name="x", start_step=0, now=1e9, environment={})
     before = run.summary_file.read_bytes()
 

@@ -112,14 +112,14 @@ def test_a_finished_sweep_starts_nothing() -> None:
 
 
 def test_a_signal_stops_the_running_ones_with_a_save_and_no_other_begins() -> None:
-    assert swept(a="finish", b="tell", c="finish") == ExitCode.STOPPED_EARLY
+    assert swept(a="finish", b="signal", c="finish") == ExitCode.STOPPED_EARLY
     assert message() == {"a": "finished", "b": "stopped", "c": "not begun"}
     assert swept(a="finish", b="finish", c="finish") == ExitCode.DONE
     assert attempts("a") == 1
 
 
 def test_a_signal_reaches_all_that_run_side_by_side() -> None:
-    assert swept(2, a="tell", b="tell", c="finish") == ExitCode.STOPPED_EARLY
+    assert swept(2, a="signal", b="signal", c="finish") == ExitCode.STOPPED_EARLY
     assert message()["c"] == "not begun"
     assert "finished" not in message().values()
 

@@ -17,7 +17,7 @@ from trainer_cli.testing.resume import check_resume
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sound import EXPERIMENT, SOUND, Check
+from exact_project import EXPERIMENT, PARTS, Check
 
 
 class In:
@@ -27,7 +27,7 @@ class In:
         self._forked, self._cwd = forked, cwd
 
     def __call__(self, plan: Path, output: Path) -> int:
-        return self._forked.run_in(self._cwd, plan, output)
+        return self._forked(plan, output, self._cwd)
 
     def close(self) -> None:
         """They go on for the next test."""
@@ -48,7 +48,7 @@ def project(tmp_path: Path) -> Callable[[str], Path]:
     def make(code: str) -> Path:
         (tmp_path / "project/configs/experiment").mkdir(parents=True)
         (tmp_path / "project/configs/experiment/mine.yaml").write_text(EXPERIMENT)
-        (tmp_path / "project/parts.py").write_text(SOUND + code)
+        (tmp_path / "project/parts.py").write_text(PARTS + code)
         return tmp_path / "project"
 
     return make

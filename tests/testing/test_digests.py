@@ -1,4 +1,4 @@
-"""Digests tell every bit apart, and see what objects hide; what cannot be compared is left out."""
+"""Digests differ for every bit, and include attributes of objects; what cannot be compared is left out."""
 
 from __future__ import annotations
 

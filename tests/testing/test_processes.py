@@ -36,7 +36,7 @@ def plan_of(folder: Path, *overrides: str) -> Path:
 
 
 def is_alive(pid: int) -> bool:
-    """True while a process, even one that nobody has waited for yet, is there."""
+    """True while a process exists, also one that has ended and was not waited for."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

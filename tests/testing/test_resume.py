@@ -1,4 +1,4 @@
-"""A resume check passes what is sound, tells what else goes wrong, and leaves nothing behind."""
+"""A resume check passes exact code, reports other failures, and leaves no processes or files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sound import Check
+from exact_project import Check
 
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import TrainError, UserError

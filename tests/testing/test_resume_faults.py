@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from sound import Check
+from exact_project import Check
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class AheadData(Data):
         "Ahead gives other samples when it goes on where state_dict() of it says that it stood",
         "Give it in state_dict() of the dataset",
     ),
-    "an iterable dataset whose state_dict tells another place": Fault(
+    "an iterable dataset whose state_dict gives another position": Fault(
         STREAM
         + """
 class Behind(Stream):

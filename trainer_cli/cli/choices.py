@@ -78,7 +78,7 @@ class Choices:
         try:
             content = yaml.safe_load(file.read_text("utf-8")) if file is not None else None
         except (OSError, UnicodeDecodeError, yaml.YAMLError):
-            return {}  # Composing it tells what is wrong with it; here it only offers nothing.
+            return {}  # Composing reports the mistake; here the file offers nothing.
         return content if isinstance(content, dict) else {}
 
 

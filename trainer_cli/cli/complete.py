@@ -25,7 +25,7 @@ EXAMPLES = """examples:
   train complete zsh      in ~/.zshrc:   eval "$(train complete zsh)"
 """
 LINE, BREAKS = "TRAIN_COMPLETE_LINE", "TRAIN_COMPLETE_BREAKS"
-"""What the scripts hand over: the line up to the cursor, and the characters after which bash begins a new word."""
+"""What the scripts pass: the line up to the cursor, and the characters after which bash begins a new word."""
 
 # An unfinished candidate (of an option, a key, a folder) gets no space after it, any other does. Within quotes bash
 # must know that these are files, or it would close the quotes after each folder.

@@ -1,4 +1,4 @@
-"""Looking after checkpoints: what is there, is it sound, pin it, remove it."""
+"""List, verify, pin and remove checkpoints."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ BEST: Mapping[str, Mode] = {
     ),
 }  # fmt: skip
 """Whether the smallest or the largest value of a metric is its best, by the whole name after the loader's. Of a metric
-that is not listed only `checkpoint.keep_best` can tell."""
+that is not listed, `checkpoint.keep_best` gives the mode."""
 
 
 class _StderrHandler(logging.Handler):

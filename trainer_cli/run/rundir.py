@@ -1,8 +1,8 @@
-"""The run directory: where each file lies, who holds it, where the run came from and how each attempt ended.
+"""The run directory: its files, its lock, its origin, and how each attempt ended.
 
     runs/NAME/
       config.yaml  overrides.yaml     as trained
-      environment.json                the run's birth, never rewritten: its id, versions, git, argv, host
+      environment.json                written once: the run's id, versions, git, argv, host
       train.log  metrics.jsonl  tensorboard/  validation/  checkpoints/
       summary.json                    how it ended, and the list of attempts
       .lock                           held while a process trains here
@@ -29,7 +29,7 @@ from trainer_cli.loggers.files import replace, sync_folder
 from trainer_cli.loggers.jsonl import strict_json
 from trainer_cli.run.environment import timestamp
 
-_BIRTH_FILES = frozenset({".lock", "overrides.yaml", "environment.json"})
+_CREATED_FIRST = frozenset({".lock", "overrides.yaml", "environment.json"})
 
 
 class RunStatus(StrEnum):
@@ -42,7 +42,7 @@ class RunStatus(StrEnum):
     failed = "failed"
     interrupted = "interrupted"
     killed = "killed"
-    """Still `running` when the next attempt began: it could not say goodbye."""
+    """Still `running` when the next attempt began: its process ended without a summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Outcome:
 
 
 class RunLock:
-    """The held lock of a run directory; let go by `release`, `with`, or the end of the process."""
+    """The held lock of a run directory; released by `release`, `with`, or the end of the process."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -77,7 +77,7 @@ class RunLock:
             os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let go; twice is fine. In a forked child this closes the child's copy only."""
+        """Release it; a second call does nothing. In a forked child this closes the child's copy only."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -161,7 +161,7 @@ class RunDir:
             self._refuse_foreign_directory(allowed=frozenset())
         lock = self.lock()
         try:
-            self._refuse_foreign_directory(allowed=_BIRTH_FILES)
+            self._refuse_foreign_directory(allowed=_CREATED_FIRST)
             lock.name_holder()
             replace(self.overrides_file, [_yaml_list(overrides).encode()])
             write_json(self.environment_file, {"run_id": secrets.token_hex(8), **environment})
@@ -234,7 +234,7 @@ class RunDir:
         process's, from `run.environment`) the attempt keeps what differs from the first one's. `resume` is the
         checkpoint that the user named, if any.
         """
-        born = self.read_environment()
+        first = self.read_environment()
         attempts = self.attempts
         for attempt in attempts:
             if attempt.get("status") == RunStatus.running:
@@ -250,7 +250,7 @@ class RunDir:
                 **({} if resume is None else {"resume": resume}),
                 "pid": os.getpid(),
                 "changed_environment": {
-                    key: value for key, value in environment.items() if key != "time" and born.get(key) != value
+                    key: value for key, value in environment.items() if key != "time" and first.get(key) != value
                 },
             }
         )

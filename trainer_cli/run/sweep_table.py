@@ -133,8 +133,8 @@ def write_csv(file: Path, rows: Sequence[JobStatus]) -> None:
     metrics = _metrics(rows)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    told = [f"{which} {name}" for name in metrics for which in ("best", "last")]
-    writer.writerow(["KEY", *keys, "status", "step", *told, "seconds", "attempts", "reason", "run_dir"])
+    best_and_last = [f"{which} {name}" for name in metrics for which in ("best", "last")]
+    writer.writerow(["KEY", *keys, "status", "step", *best_and_last, "seconds", "attempts", "reason", "run_dir"])
     for row in rows:
         swept = [row.swept.get(key, "") for key in keys]
         values = [value for name in metrics for value in (_best(row, name), row.last.get(name))]
@@ -179,8 +179,8 @@ def _best(row: JobStatus, name: str) -> float | None:
 
 def _winner(rows: Sequence[JobStatus], name: str) -> JobStatus | None:
     """The job with the best value of a metric; of equal ones the first."""
-    told = [(value, row) for row in rows if (value := _best(row, name)) is not None and math.isfinite(value)]
-    if not told:
+    ranked = [(value, row) for row in rows if (value := _best(row, name)) is not None and math.isfinite(value)]
+    if not ranked:
         return None
-    smaller = told[0][1].best[name].get("mode") == "min"
-    return (min if smaller else max)(told, key=lambda one: one[0])[1]
+    smaller = ranked[0][1].best[name].get("mode") == "min"
+    return (min if smaller else max)(ranked, key=lambda one: one[0])[1]

@@ -53,16 +53,12 @@ class Forked:
         for server in self._servers:
             self._free.put(server)
 
-    def __call__(self, plan: Path, output: Path) -> int:
-        return self.run_in(self._cwd, plan, output)
-
-    def run_in(self, cwd: Path, plan: Path, output: Path) -> int:
-        """Run it in another folder."""
+    def __call__(self, plan: Path, output: Path, cwd: Path | None = None) -> int:
         server = self._free.get()
         try:
             assert server.stdin is not None
             assert server.stdout is not None
-            asked = {"plan": str(plan), "output": str(output), "cwd": str(cwd)}
+            asked = {"plan": str(plan), "output": str(output), "cwd": str(cwd or self._cwd)}
             output.touch()
             with suppress(BrokenPipeError):
                 server.stdin.write(json.dumps(asked).encode() + b"\n")

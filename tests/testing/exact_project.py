@@ -9,7 +9,7 @@ from trainer_cli.testing.report import Report
 Check = Callable[..., Report]
 """The check of that project with this code added, and these overrides."""
 
-SOUND = '''
+PARTS = '''
 import random, time
 
 import numpy as np
