@@ -37,7 +37,7 @@ def _block(language: str, containing: str) -> str:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("project")
     (root / "configs/experiment").mkdir(parents=True)
-    (root / "gan.py").write_text(_block("python", "GanStep"))
+    (root / "gan.py").write_text(_block("python", "class GanStep"))
     (root / "dies.py").write_text(DIES)
     (root / "configs/experiment/gan.yaml").write_text(_block("yaml", "GanStep"))
     (root / "configs/experiment/two.yaml").write_text(_block("yaml", "Muon"))

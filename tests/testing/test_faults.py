@@ -1,0 +1,14 @@
+"""The injected disk fails in every operation of the real one."""
+
+from __future__ import annotations
+
+from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.testing.faults import FaultyDisk
+
+WITHOUT = {"close", "lock", "free_bytes"}
+"""Operations after which nothing on the disk is different."""
+
+
+def test_every_operation_of_the_disk_can_fail() -> None:
+    operations = {name for name, one in vars(Disk).items() if callable(one) and not name.startswith("_")}
+    assert operations - set(vars(FaultyDisk)) == WITHOUT
