@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from trainer_cli.config import override_values
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
@@ -79,3 +80,20 @@ def test_an_experiments_list_grows(project: Path, write: Callable[[str, str], Pa
 def test_checkpoints_add_up() -> None:
     line = parsed(["ckpt=a", "ckpt+=b*"])
     assert line.ckpt == ["a", "b*"]
+
+
+@pytest.mark.parametrize(
+    ("line", "section", "expected"),
+    [
+        ("scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 3}", "scheduler",
+         {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 3}),
+        ("model={_target_: mine.Net, width: 3}", "model", {"_target_": "mine.Net", "width": 3}),
+        ("data={batch_size: 7}", "data", {"_target_": "mine.Digits", "batch_size": 7}),
+        ("callbacks={es: {_target_: mine.Net}}", "callbacks", {"es": {"_target_": "mine.Net"}}),
+    ],
+)  # fmt: skip
+def test_a_mapping_for_a_group_sets_its_values_and_a_node_replaces_a_component(
+    line: str, section: str, expected: dict[str, Any], project: Path
+) -> None:
+    raw = compose([line, "data=digits"] if section != "data" else ["data=digits", line]).raw
+    assert OmegaConf.to_container(raw[section]) == expected

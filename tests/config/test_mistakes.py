@@ -246,9 +246,9 @@ CASES = [
         "model is null, but nothing runs without (command line). Choose one with model=NAME; `train list model` shows them.",
     ),
     Case(
-        "mapping for a group",
-        ["model={width: 3}"],
-        "model is a group, and takes the name of an option (command line). Set its keys one by one, as in model.KEY=VALUE, or choose one of: cnn, gpt, mlp.",
+        "mapping for an experiment",
+        ["experiment={seed: 3}"],
+        "experiment is a group, and takes the name of an option (command line). Choose one of: char_gpt, digits, digits_mlp, text.",
     ),
     Case(
         "hydra's own key",
@@ -742,7 +742,7 @@ CASES = [
     Case(
         "time without a unit",
         ["loop.max_time=3600"],
-        "loop.max_time is 3600, but it is counted in seconds (command line).",
+        "loop.max_time is 3600, but it is counted in seconds (command line). Write loop.max_time=3600s.",
     ),
     Case(
         "null duration",

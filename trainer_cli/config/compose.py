@@ -143,7 +143,7 @@ def from_yaml(
             sections=sections,
         )
     values, found, mistakes = _load(source, search.cwd)
-    swaps = [override for override in line.overrides if search.is_group(override.key_or_group)]
+    swaps = [override for override in line.overrides if search.is_choice(override)]
     sources = [found]
     choices: dict[KeyPath, Choice] = {}
     if swaps:
@@ -274,7 +274,7 @@ def _checked_line(search: SearchPath, line: CommandLine) -> _Line:
     wrong = list(wrong_overrides(search, line))
     mistakes = [*line.mistakes, *(mistake for _, mistake in wrong)]
     refused_lines = {text for text, _ in wrong}
-    choices = [one for one in line.overrides if search.is_group(one.key_or_group)]
+    choices = [one for one in line.overrides if search.is_choice(one)]
     kept = [one for one in choices if line_of(one) not in refused_lines]
     values = [one for one in line.overrides if one not in choices and line_of(one) not in refused_lines]
     appends = [one for one in line.appends if one.line not in refused_lines]

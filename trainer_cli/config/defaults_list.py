@@ -98,7 +98,7 @@ def choices(
     ]
     # An override comes before what it overrides; of several the first counts, as in Hydra.
     entries.sort(key=lambda entry: not entry.is_override)
-    groups = [override for override in overrides if search.is_group(override.key_or_group)]
+    groups = [override for override in overrides if search.is_choice(override)]
     # experiment=x was rewritten to +experiment=x.
     written = {path: line_of(override).removeprefix("+") for override in groups for path in _paths(override)}
     found: dict[KeyPath, Choice] = {}

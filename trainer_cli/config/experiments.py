@@ -20,7 +20,7 @@ from trainer_cli.config.search_path import find
 from trainer_cli.config.yaml_reader import Reading
 from trainer_cli.errors import Code, ConfigError
 
-COMPONENTS = ("model", "data", "optimizer", "scheduler")
+COMPONENTS = ("model", "data", "optimizer", "scheduler", "step")
 _MAKES_IT = (("_target_",), ("dtype",))
 """Keys that identify an option: with another value of these it is another option."""
 
@@ -37,7 +37,7 @@ def own_nodes(
     result = dict(values)
     for section in COMPONENTS:
         nodes = [node for document in documents if isinstance(node := document.get(section), Mapping)]
-        whole = next((index for index, node in enumerate(nodes) if _is_whole(section, node)), None)
+        whole = next((index for index, node in enumerate(nodes) if is_whole(section, node)), None)
         if whole is None or section in choices or not isinstance(result.get(section), Mapping):
             continue
         kept = {key for node in nodes[whole:] for key in node}
@@ -46,7 +46,7 @@ def own_nodes(
     return result
 
 
-def _is_whole(section: str, node: Mapping[str, Any]) -> bool:
+def is_whole(section: str, node: Mapping[str, Any]) -> bool:
     """Whether a node is a whole component: it has a target, or names several schedulers that have one."""
     named = [part for part in node.values() if isinstance(part, Mapping) and "_target_" in part]
     several = section == "scheduler" and bool(named) and all(part is None or part in named for part in node.values())

@@ -120,7 +120,7 @@ def _missing_file(error: MissingConfigException, search: SearchPath, command: Co
     """A defaults list names a file that is not there: one that the command line chose, or the one Hydra names."""
     parent = re.search(r"In '([^']+)'", str(error))
     group, _, option = (error.missing_cfg_file or "").removesuffix(".yaml").rpartition("/")
-    chosen = [f"{one.key_or_group}/{one.value()}" for one in command.overrides if search.is_group(one.key_or_group)]
+    chosen = [f"{one.key_or_group}/{one.value()}" for one in command.overrides if search.is_choice(one)]
     names = [*chosen, parent[1] if parent else "", search.primary]
     files = [file for name in names if (file := find(search.dirs, name))]
     entries = [rf"{re.escape(group)}\S*\s*[:/].*\b{re.escape(option)}\b"] if group else []

@@ -53,8 +53,11 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
         yield refused(f"there are no experiments: no folder experiment/ in {search.listed()}", code=Code.unknown_option)
     elif path[:1] == ("hydra",) or key.startswith("hydra/"):
         yield refused(f"{line} has no effect", "Hydra only composes the config here.", Code.no_effect)
-    elif search.is_group(key):
+    elif search.is_choice(override):
         yield from _wrong_options(search, override)
+    elif key == "experiment" or ("/" in key and search.is_group(key)):
+        what = f"{key} is a group, and takes the name of an option"
+        yield refused(what, f"Choose one of: {', '.join(options(search.dirs, key)) or 'none'}.", Code.wrong_type)
     elif not path:
         yield refused(f"{line!r} is no override", "Write key=value.")
     elif override.package is not None or "/" in key:
@@ -118,9 +121,6 @@ def _wrong_options(search: SearchPath, override: Override) -> Iterator[ConfigErr
     for option in value if isinstance(value, list) else [value]:
         if option is None and closed:
             yield refused(f"{key} is a section, and never null", code=Code.wrong_type)
-        elif isinstance(option, dict):
-            hint = f"Set its keys one by one, as in {key}.KEY=VALUE, or choose one of: {', '.join(known) or 'none'}."
-            yield refused(f"{key} is a group, and takes the name of an option", hint, Code.wrong_type)
         elif option == PYTHONS_NULL and option not in known:
             hint = "Leave it out." if closed or key == "experiment" else f"For none write {key}=null."
             yield refused(f"there is no {key} called {option!r}", hint, Code.unknown_option)

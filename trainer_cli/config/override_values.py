@@ -7,6 +7,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
+from trainer_cli.config.experiments import COMPONENTS, is_whole
 from trainer_cli.config.fields import KeyPath
 from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.kinds import MISSING, in_yaml
@@ -35,7 +36,11 @@ def apply(values: dict[str, Any], override: Override, search: SearchPath) -> Con
     last = above.get(path[-1])
     if override.is_add() and last not in (None, MISSING) and not isinstance(value, dict | list):
         return refused(f"{'.'.join(path)} exists already", "Leave out the '+'.")
-    above[path[-1]] = merged(last, value) if isinstance(last, Mapping) and isinstance(value, Mapping) else value
+    # A whole node replaces a component: the arguments of another one would not fit it.
+    replaces = len(path) == 1 and path[0] in COMPONENTS and isinstance(value, dict) and is_whole(path[0], value)
+    if isinstance(last, Mapping) and isinstance(value, dict) and not replaces:
+        value = merged(last, value)
+    above[path[-1]] = value
     return None
 
 

@@ -84,7 +84,8 @@ def check_duration(key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit
         raise ConfigError(f"{key}: {error}", location=key) from None
     if duration.unit not in units:
         known = ", ".join(unit.name.lower() + "s" for unit in units)
-        raise ConfigError(f"{key} is {value!r}, but it is counted in {known}", location=key)
+        hint = f"Write {key}={value}s." if isinstance(value, int) and units == (Unit.SECOND,) else None
+        raise ConfigError(f"{key} is {value!r}, but it is counted in {known}", location=key, hint=hint)
     return duration
 
 

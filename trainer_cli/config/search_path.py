@@ -11,9 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PROJECT = "trainer-cli"
@@ -46,6 +49,10 @@ class SearchPath(NamedTuple):
     def is_group(self, name: str) -> bool:
         """Whether a group has this name."""
         return is_group(self.dirs, name)
+
+    def is_choice(self, override: Override) -> bool:
+        """Whether an override chooses an option of a group; `group={…}` sets values."""
+        return self.is_group(override.key_or_group) and not isinstance(override.value(), dict)
 
     def listed(self) -> str:
         """The folders, for a message."""
