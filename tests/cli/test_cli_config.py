@@ -42,6 +42,16 @@ def test_config_prints_yaml_that_can_be_read_again(project: Path, capsys: pytest
     assert config["data"]["path"] == "???"
 
 
+def test_an_experiment_can_be_named_by_its_name_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for words in (["odd", "seed=3"], ["+experiment=odd", "seed=3"]):
+        assert main(["config", *words]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert main(["config", "seed=3", "odd"]) == 2, "only as the first word"
+    assert main(["config", "mlp"]) == 2, "an option of another group needs its group"
+
+
 def test_provenance_names_file_and_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "config", "--provenance", "experiment=odd", "seed=3")
     rows = dict(line.strip().split("  # ") for line in out.splitlines() if "  # " in line)

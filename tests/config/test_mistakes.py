@@ -258,8 +258,8 @@ CASES = [
     # What is no override
     Case(
         "no =",
-        ["digits"],
-        "'digits' stands where key=value belongs (command line). Did you mean 'experiment=digits' or 'data=digits'?",
+        ["digit"],
+        "'digit' stands where key=value belongs (command line). Did you mean 'experiment=digits'?",
     ),
     Case(
         "nothing before =",

@@ -140,7 +140,7 @@ BEFORE_TORCH = {
     ),
     "several mistakes": (["fit", "loop.max_step=3", "seet=1"], "2 mistakes", "loop.max_step", "'seet'"),
     "quoting": (["fit", "name=a b(c"], "cannot read the override 'name=a b(c'", 'name="a b(c"'),
-    "not an override": (["fit", "digits"], "'digits' stands where key=value belongs", "'experiment=digits'"),
+    "not an override": (["fit", "digit"], "'digit' stands where key=value belongs", "'experiment=digits'"),
     "no folder of configs": (["fit", "--config-dir", "nowhere"], "nowhere is not a folder (--config-dir)"),
     "validate without ckpt": (["validate"], "validate needs ckpt=", "ckpt='runs/digits/checkpoints/step*'"),
 }

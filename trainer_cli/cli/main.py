@@ -222,8 +222,9 @@ def _parsed(parser: Parser, word: str, rest: list[str]) -> argparse.Namespace:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if takes_overrides and not all("=" in one or one.startswith("~") for one in parsed.overrides):
-        from trainer_cli.cli.suggestions import stray_word
+        from trainer_cli.cli.suggestions import experiment_by_name, stray_word
 
+        parsed.overrides = experiment_by_name(parsed.overrides, parsed.config_dir)
         stray = stray_word(parsed.overrides, verb=word, config_dir=parsed.config_dir)
         if stray is not None:
             raise stray

@@ -83,6 +83,14 @@ def no_flag(
     return UserError(what, cure=cure or f"See train {verb} --help.")
 
 
+def experiment_by_name(words: Sequence[str], config_dir: Path | None) -> list[str]:
+    """The overrides, with the name of an experiment as the first word written as `experiment=NAME`."""
+    chosen = any(word.lstrip("+").startswith("experiment=") for word in words)
+    if chosen or words[0] not in Choices.of(config_dir).options(EXPERIMENT):
+        return list(words)
+    return [f"experiment={words[0]}", *words[1:]]
+
+
 def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None) -> UserError | None:
     """The cure for the first word among overrides that sets nothing, where one suggests itself."""
     index = next((i for i, word in enumerate(words) if "=" not in word and word.strip("~") == word), None)
