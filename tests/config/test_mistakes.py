@@ -246,6 +246,11 @@ CASES = [
         "model is null, but nothing runs without (command line). Choose one with model=NAME; `train list model` shows them.",
     ),
     Case(
+        "null as a key",
+        ["+model.inner={a: {null: 2}}"],
+        "model.inner.a has the key null, but keys are texts (command line).",
+    ),
+    Case(
         "mapping for an experiment",
         ["experiment={seed: 3}"],
         "experiment is a group, and takes the name of an option (command line). Choose one of: char_gpt, digits, digits_mlp, text.",

@@ -84,6 +84,8 @@ def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigE
     if value == PYTHONS_NULL and not isinstance(value, QuotedString):
         yield _text_not(key, PYTHONS_NULL, "not null", "null")
     elif isinstance(value, dict):
+        if None in value:
+            yield refused(f"{key} has the key null, but keys are texts", code=Code.wrong_type)
         for name, below in value.items():
             yield from _misleading((*path, str(name)), below, is_open=is_open)
     elif isinstance(value, list):
