@@ -49,7 +49,7 @@ PAGES = {
     "docs/checkpoints.md": Page(
         trained=True,
         shows=(
-            r"([2-9]) of \1 sound",
+            r"([2-9]) of \1 valid",
             r"pinned: runs/digits_mlp/checkpoints/step",
             r"^4 tensors of the model",
             r"^step20 \{",

@@ -387,9 +387,9 @@ def test_show_names_ties_and_weights_that_are_not_finite(ckpt: Ckpt) -> None:
 def test_verify_reads_all_and_names_each_that_is_not_sound(ckpt: Ckpt) -> None:
     fine, odd = ckpt("verify", FINE), ckpt("verify", "runs/*")
     assert (fine.code, odd.code) == (0, 1)
-    assert fine.out.splitlines()[-1] == "3 of 3 sound"
+    assert fine.out.splitlines()[-1] == "3 of 3 valid"
     rows = {Path(line.split()[0]).name: line for line in odd.out.splitlines()[1:-1]}
-    assert {name for name, line in rows.items() if line.endswith(" sound")} == {*ALL_FINE, "step1", "step2", "late-7"}
+    assert {name for name, line in rows.items() if line.endswith(" valid")} == {*ALL_FINE, "step1", "step2", "late-7"}
     assert "rank0.safetensors" in rows["step5"]
     assert "digest differs" in rows["step5"]
     assert "no manifest" in rows["step4"]
@@ -398,7 +398,7 @@ def test_verify_reads_all_and_names_each_that_is_not_sound(ckpt: Ckpt) -> None:
 def test_verify_as_json_has_a_verdict_for_each(ckpt: Ckpt) -> None:
     said = ckpt("verify", "runs/odd@step5", "runs/fine@best", "--json")
     assert said.code == 1
-    assert [(Path(one["path"]).name, one["sound"], one["problem"] is None) for one in said.json] == [
+    assert [(Path(one["path"]).name, one["valid"], one["problem"] is None) for one in said.json] == [
         ("step5", False, False),
         ("step20", True, True),
     ]
@@ -424,7 +424,7 @@ def test_verify_passes_over_what_a_run_removes_meanwhile_with_a_word(
     Removes(monkeypatch, f"{FINE}/step10", f"{FINE}/step20")
     said = ckpt("verify", "runs/fine")
     assert said.code == 0
-    assert said.out.splitlines()[-1] == "1 of 1 sound"
+    assert said.out.splitlines()[-1] == "1 of 1 valid"
     assert said.err.splitlines() == [
         f"passed over: {FINE}/step10, which was removed meanwhile",
         f"passed over: {FINE}/step20, which was removed meanwhile",
@@ -455,7 +455,7 @@ def test_verify_looks_again_where_all_were_removed_meanwhile(
 def test_what_a_removal_left_midway_is_passed_over_by_verify_and_reported_by_ls(ckpt: Ckpt) -> None:
     os.rename(f"{FINE}/step10/manifest.json", f"{FINE}/step10/.removed.fine")
     said = ckpt("verify", FINE)
-    assert (said.code, said.out.splitlines()[-1]) == (0, "2 of 2 sound")
+    assert (said.code, said.out.splitlines()[-1]) == (0, "2 of 2 valid")
     assert "passed over: runs/fine/checkpoints/step10" in said.err
     assert ckpt("verify", f"{FINE}/step10").code == 3
     assert [one["state"] for one in ckpt("ls", FINE, "--json").json] == ["being removed", "valid", "valid"]

@@ -246,7 +246,7 @@ CASES = [
         "model is null, but nothing runs without (command line). Choose one with model=NAME; `train list model` shows them.",
     ),
     Case(
-        "null as a key",
+        "null as a key within braces",
         ["+model.inner={a: {null: 2}}"],
         "model.inner.a has the key null, but keys are texts (command line).",
     ),

@@ -149,7 +149,7 @@ def test_verify_beside_a_run_that_saves_and_removes_at_every_step_finds_nothing_
         assert training.process.poll() is None
     for look in looks:
         assert look.code == 0, look.out + look.err
-        assert all(line.endswith((" found", " sound")) for line in look.out.splitlines()), look.out
+        assert all(line.endswith((" found", " valid")) for line in look.out.splitlines()), look.out
         passed_over = r"passed over: \S+, which was removed meanwhile"
         assert all(re.fullmatch(passed_over, line) for line in look.err.splitlines()), look.err
     assert any(look.err for look in looks), "none was removed meanwhile, so that nothing was shown"

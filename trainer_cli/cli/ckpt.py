@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXAMPLES = """WHAT is a checkpoint, a glob, a run directory, or RUN@latest, RUN@best, RUN@step500; CKPT is one
 checkpoint. Each action also answers as JSON with --json. `train ckpt ACTION --help` shows its flags.
 
-Exit codes: 0 done, 1 something is not sound or was left alone, 2 a mistake in the command, 3 there is no such
+Exit codes: 0 done, 1 something is not valid or was left alone, 2 a mistake in the command, 3 there is no such
 checkpoint, 4 the run is training now (prune).
 
 examples:
@@ -218,20 +218,20 @@ def _verify(args: argparse.Namespace) -> int:
         raise CheckpointError("each checkpoint was removed before it was read", cure="Give the command again.")
     if args.json:
         print_json(
-            [{"path": str(path), "sound": problem is None, "problem": problem} for path, problem in found.items()]
+            [{"path": str(path), "valid": problem is None, "problem": problem} for path, problem in found.items()]
         )
     else:
         rows = [
             [
                 str(item.path),
                 "" if item.entry.manifest is None else size(item.entry.size_bytes),
-                found[item.path] or "sound",
+                found[item.path] or "valid",
             ]
             for item in items
             if item.path in found
         ]
         print(table(["checkpoint", "size", "found"], rows, right=["size"]))
-        print(f"{sum(problem is None for problem in found.values())} of {len(found)} sound")
+        print(f"{sum(problem is None for problem in found.values())} of {len(found)} valid")
     if any(found.values()):
         return ExitCode.FAILED
     if gone := [str(item.path) for item in removed if item.named]:

@@ -71,7 +71,7 @@ class Report:
         else:
             count = sum(row.exact is True for row in self.rows)
             lines.append(
-                f"exact: {count} stops resumed, and every bit is that of going straight through "
+                f"exact: {count} stops resumed, bit for bit as without a stop "
                 f"({self.processes} processes, {self.seconds:g}s)"
             )
         lines += [f"note: {remark}" for remark in self.remarks]
@@ -184,7 +184,7 @@ class Comparison:
 
 
 def failure(chains: Sequence[Chain]) -> Finding | None:
-    """The first process that ended by an error, where going straight through does not."""
+    """The first process that ended by an error that a run without a stop does not raise."""
     for chain in chains:
         stop: Stop | None = None
         for attempt in chain.attempts:

@@ -1,7 +1,7 @@
-"""Proof that stop-and-resume equals going straight through, bit for bit, on the user's own experiment.
+"""Check on the user's own experiment that a resumed run equals a run without a stop, bit for bit.
 
     the config is composed once, with settings of the check on top: short epochs, a run directory of its own
-    one process goes straight through, and writes down a digest of everything at every step
+    one process trains without a stop, and records a digest of all state at every step
     other runs are stopped and started again, each in two or three places; what they write down must be the same
     where it is not: one more straight run, which notes calls of clocks and unseeded generators, then a cause
 
@@ -32,7 +32,7 @@ LEAST_STEPS = 6
 
 
 def assert_resume_is_exact(*overrides: str, project: Path | str | None = None, steps: int | None = None) -> None:
-    """Fail, with the table, unless training stopped and resumed equals training straight through.
+    """Fail, with the table, unless a stopped and resumed training equals one without a stop.
 
     `project` is the directory that holds `configs/`; by default the current one.
 
@@ -55,7 +55,7 @@ def check_resume(
     show: Callable[[str], None] = lambda text: None,
     run: Run | None = None,
 ) -> Report:
-    """Stop and resume an experiment in every way, and compare with going straight through.
+    """Stop and resume an experiment in every way, and compare with a run without a stop.
 
     Raises:
         TrainError: the experiment does not train even without a stop; with its own message.
