@@ -198,6 +198,7 @@ class Attempts:
             interrupt_requested=False,
             name="run",
             hooks=SimpleNamespace(call=lambda *args: None),
+            strategy=SimpleNamespace(world_size=1),
             loaded_from=self.root / source.name if source else ELSEWHERE if elsewhere else None,
             resumed=source is not None or (elsewhere and start == "all"),
             stop_reason=None,

@@ -504,7 +504,7 @@ class CheckpointerCallback(Callback):
         return trainer.resumed and source is not None and source.absolute().parent == self.folder.absolute()
 
     def _name(self, trainer: Trainer) -> str:
-        counts = {**trainer.progress.state_dict(), "run_name": trainer.name, "world_size": 1}
+        counts = {**trainer.progress.state_dict(), "run_name": trainer.name, "world_size": trainer.strategy.world_size}
         try:
             return self._naming.name(counts)
         except ValueError as error:

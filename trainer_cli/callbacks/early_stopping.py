@@ -37,9 +37,11 @@ class EarlyStopping(Callback):
         self, metric: str = "val/loss", mode: str = "min", patience: int | str = "3ep", min_delta: float = 0.0
     ) -> None:
         if mode not in ("min", "max"):
-            raise ConfigError(f"mode is {mode!r}, but it is min or max")
+            raise ConfigError(f"mode is {mode!r}, but it is min or max", location="mode")
         if not (math.isfinite(min_delta) and min_delta >= 0):
-            raise ConfigError(f"min_delta is {min_delta}, but it must be a finite number of at least 0")
+            raise ConfigError(
+                f"min_delta is {min_delta}, but it must be a finite number of at least 0", location="min_delta"
+            )
         self.metric, self.mode, self.min_delta = metric, mode, float(min_delta)
         self.patience = Duration.parse(patience)
         self.best: float | None = None

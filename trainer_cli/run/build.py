@@ -258,9 +258,8 @@ class Builder:
         try:
             return target(*positional, **named)
         except TrainError as error:
-            if error.where is None:
-                key = error.what.partition(" ")[0]
-                error.where = f"{where}.{key}" if key in named else where
+            if error.where is None or error.where in named:  # the name of an argument
+                error.where = where if error.where is None else f"{where}.{error.where}"
             raise
         except (ValueError, TypeError, FileNotFoundError) as error:
             raise ConfigError(f"{node['_target_']} refused its arguments: {error}", location=where) from error
