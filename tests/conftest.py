@@ -37,7 +37,7 @@ _PROCESSES = (
     "tests/loggers/test_contract",
     "tests/loggers/test_tensorboard",
     "tests/run/test_children",
-    "tests/run/test_rundir",
+    "tests/run/test_run_dir",
     "tests/run/test_sweep.py",
     "tests/test_architecture",
     "tests/trainer/test_torch_compat",

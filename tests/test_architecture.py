@@ -178,7 +178,7 @@ def _verb(*arguments: str) -> str:
 
 
 def test_importing_the_package_and_its_pure_rooms_loads_no_torch(tmp_path: Path) -> None:
-    rooms = [name for name in PURE if name in MODULES] + [f"{ROOT}.run.rundir", f"{ROOT}.loggers.base"]
+    rooms = [name for name in PURE if name in MODULES] + [f"{ROOT}.run.run_dir", f"{ROOT}.loggers.base"]
     loaded = _loaded_after("\n".join(f"import {name}" for name in [ROOT, *rooms]), tmp_path)
     assert not loaded & {"torch", "numpy", "tensorboard", "rich"}
 

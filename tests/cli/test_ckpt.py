@@ -24,7 +24,7 @@ from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.cli.main import main
 from trainer_cli.run import ckpt_admin
-from trainer_cli.run.rundir import RunDir
+from trainer_cli.run.run_dir import RunDir
 
 ROOT = Path(__file__).parents[2]
 FINE = "runs/fine/checkpoints"

@@ -17,7 +17,7 @@ from trainer_cli.config import search_path
 from trainer_cli.config.compose import compose
 from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.config.sweep import jobs
-from trainer_cli.run.rundir import RunDir
+from trainer_cli.run.run_dir import RunDir
 
 NEEDS = {"experiment=char_gpt": ["data.path=text.txt"], "data=characters": ["data.path=text.txt"]}
 """What must be said with an option, since its file leaves it open."""

@@ -31,7 +31,7 @@ torch.utils.cpp_extension.load_inline torch.utils.cpp_extension.subprocess.run t
 torch.utils.collect_env.run torch._inductor.codecache.subprocess.run torch._dynamo.config.os.system
 torch.nn.modules.module.torch.os.system torch.nn.modules.module.torch.hub.os.system
 torch.optim.optimizer.torch.os.system torch.optim.lr_scheduler.torch.utils.cpp_extension.load
-trainer_cli.run.fit.os.system trainer_cli.cli.main.os.system trainer_cli.run.rundir.os.system
+trainer_cli.run.fit.os.system trainer_cli.cli.main.os.system trainer_cli.run.run_dir.os.system
 trainer_cli.config.targets.importlib.import_module trainer_cli.trainer.trainer.torch.os.system
 trainer_cli.data.digits.torch.os.system trainer_cli.models.mlp.torch.hub.os.system
 trainer_cli.data.text.sysconfig.os.system trainer_cli.loggers.console.sys.modules trainer_cli.cli.main.main
@@ -76,7 +76,8 @@ torch.nn.modules.module.warnings.warn torch.nn.modules.linear.math.sqrt torch.nn
 torch.nn.modules.module.register_module_forward_hook torch.optim.optimizer.torch.load torch.optim.optimizer.pickle
 torch.optim.optimizer.defaultdict torch.optim.swa_utils.get_ema_multi_avg_fn torch.nn.modules torch.optim torch.nn
 trainer_cli.loggers.files.replace trainer_cli.loggers.files.keep_spans trainer_cli.loggers.files.sync
-trainer_cli.checkpoint.storage.local.LocalStorage trainer_cli.checkpoint.storage.disk.Disk trainer_cli.run.rundir.RunDir
+trainer_cli.checkpoint.storage.local.LocalStorage trainer_cli.checkpoint.storage.disk.Disk
+trainer_cli.run.run_dir.RunDir
 trainer_cli.trainer.trainer.Trainer trainer_cli.Trainer trainer_cli.data.digits.torch.load trainer_cli.loggers
 trainer_cli.loggers.jsonl.encode trainer_cli.data.text.Path.touch trainer_cli.loggers.jsonl.Path
 trainer_cli.models.outputs.classification trainer_cli.data.text._read trainer_cli.testing.faults.Disk.write

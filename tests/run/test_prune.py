@@ -15,7 +15,7 @@ from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.errors import UserError
 from trainer_cli.run.ckpt_admin import look
 from trainer_cli.run.prune import apply_pruning, prunings, steps_per_epoch
-from trainer_cli.run.rundir import RunDir
+from trainer_cli.run.run_dir import RunDir
 
 RUN_ID = "prune"
 FIRST = {"save_interval": 2, "ephemeral_save_interval": 1, "remove": "never"}

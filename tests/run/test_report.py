@@ -13,7 +13,7 @@ from trainer_cli.config.schema import KeepBestConfig, Mode
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.jsonl import JsonlLogger
 from trainer_cli.run.report import BEST, best_metrics, closing, last_metrics
-from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
+from trainer_cli.run.run_dir import Outcome, RunDir, RunStatus
 
 NO_RULE = KeepBestConfig()
 

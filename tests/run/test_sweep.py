@@ -13,13 +13,13 @@ import pytest
 from trainer_cli.cli.main import main
 from trainer_cli.config.sweep import Job
 from trainer_cli.errors import ConfigError, ExitCode, RunDirectoryError
-from trainer_cli.run.rundir import RunDir, RunStatus, write_json
+from trainer_cli.run.run_dir import RunDir, RunStatus, write_json
 from trainer_cli.run.sweep import Sweep, exit_code
 from trainer_cli.run.sweep_plan import Planned, folder_of, plan
 
 FAKE = """
 import json, os, signal, sys, time
-from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
+from trainer_cli.run.run_dir import Outcome, RunDir, RunStatus
 
 run, what = RunDir(sys.argv[1]), sys.argv[2]
 if what == "mistake":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.errors import ConfigError
-from trainer_cli.run.rundir import RunDir, write_json
+from trainer_cli.run.run_dir import RunDir, write_json
 from trainer_cli.run.sweep_table import (
     JobStatus,
     as_table,

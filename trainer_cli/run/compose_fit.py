@@ -22,7 +22,7 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
     """The config of a fit; with `resume=RUN_DIR` the run's own, overrides on top."""
     named = [unquoted(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
     if named and named[-1] not in ("auto", "never", "must"):
-        from trainer_cli.run.rundir import RunDir
+        from trainer_cli.run.run_dir import RunDir
 
         directory = RunDir(named[-1])
         if directory.exists_as_run():

@@ -36,7 +36,7 @@ from trainer_cli.run.environment import environment
 from trainer_cli.run.plan import simulation_of, start_point_of, step_counts_of
 from trainer_cli.run.plan_view import schedule_lines
 from trainer_cli.run.resume import frozen
-from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
+from trainer_cli.run.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new, refuse_no_optimizer
 from trainer_cli.run.trigger_files import TriggerFiles

@@ -28,7 +28,7 @@ from trainer_cli.config.compose import Composed, to_yaml
 from trainer_cli.config.schema import CheckpointConfig, Newer, Removal
 from trainer_cli.config.targets import component, import_from
 from trainer_cli.run import report
-from trainer_cli.run.rundir import RunDir, RunStatus
+from trainer_cli.run.run_dir import RunDir, RunStatus
 from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new, refuse_no_optimizer
 from trainer_cli.trainer.intervals import StepCounts
 from trainer_cli.trainer.progress import Progress

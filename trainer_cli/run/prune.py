@@ -17,7 +17,7 @@ from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.run.ckpt_admin import Item, remove
-from trainer_cli.run.rundir import RunDir
+from trainer_cli.run.run_dir import RunDir
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.intervals import Interval
 

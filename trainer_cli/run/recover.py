@@ -8,7 +8,7 @@ from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.errors import CheckpointError, TrainError, UserError
-from trainer_cli.run.rundir import RunDir
+from trainer_cli.run.run_dir import RunDir
 from trainer_cli.run.select import is_checkpoint, select_one
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.checkpoint.naming import parse_step
 from trainer_cli.config.schema import KeepBestConfig, Mode
 from trainer_cli.loggers.files import AppendedFile
-from trainer_cli.run.rundir import Outcome, RunDir
+from trainer_cli.run.run_dir import Outcome, RunDir
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer

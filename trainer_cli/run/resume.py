@@ -17,7 +17,7 @@ from trainer_cli.config.fields import why_may_change
 from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.schema import CheckpointConfig, LoopConfig, Newer
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
-from trainer_cli.run.rundir import RunDir, RunStatus
+from trainer_cli.run.run_dir import RunDir, RunStatus
 from trainer_cli.run.table import table
 from trainer_cli.trainer.duration import Duration
 

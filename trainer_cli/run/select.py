@@ -20,7 +20,7 @@ from trainer_cli.config.globs import alternatives
 from trainer_cli.config.schema import Mode
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
-from trainer_cli.run.rundir import RunDir
+from trainer_cli.run.run_dir import RunDir
 
 _AT = re.compile(r"(?P<run>.+)@(?P<which>latest|best|step\d+)")
 _CONFIG_BYTES = 1_000_000

@@ -23,7 +23,7 @@ from trainer_cli.run.resume import (
     unsaved_end,
     why_finished,
 )
-from trainer_cli.run.rundir import RunDir, RunStatus
+from trainer_cli.run.run_dir import RunDir, RunStatus
 from trainer_cli.run.select import select_one
 
 

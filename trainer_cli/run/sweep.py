@@ -26,7 +26,7 @@ from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.loggers.files import replace
 from trainer_cli.run import report
 from trainer_cli.run.children import Children
-from trainer_cli.run.rundir import RunDir
+from trainer_cli.run.run_dir import RunDir
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.sweep_plan import Planned, folder_of, plan
 from trainer_cli.run.sweep_table import ERROR, JobStatus, as_table, job_status, recorded_error, write_csv, write_failure

@@ -15,7 +15,7 @@ from typing import Any
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.errors import RunDirectoryError
 from trainer_cli.loggers.files import replace
-from trainer_cli.run.rundir import RunDir, RunStatus, write_json
+from trainer_cli.run.run_dir import RunDir, RunStatus, write_json
 from trainer_cli.run.table import table
 
 NOT_BEGUN = "not begun"

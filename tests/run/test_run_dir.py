@@ -16,9 +16,9 @@ import yaml
 
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.loggers import files
-from trainer_cli.run import rundir
+from trainer_cli.run import run_dir
 from trainer_cli.run.environment import environment, git_facts, versions
-from trainer_cli.run.rundir import Outcome, RunDir, RunStatus
+from trainer_cli.run.run_dir import Outcome, RunDir, RunStatus
 
 CONFIG = "name: x\ndata:\n  path: ${oc.env:SECRET_PATH}\n"
 ROOT = Path(__file__).parents[2]
@@ -158,7 +158,7 @@ def test_the_lock_of_a_new_run_is_held_from_the_start(tmp_path: Path) -> None:
 def test_the_lock_of_a_killed_process_is_free_while_its_worker_still_runs(tmp_path: Path) -> None:
     run = created(tmp_path / "x")
     code = (
-        "import os, sys, time\nfrom trainer_cli.run.rundir import RunDir\n"
+        "import os, sys, time\nfrom trainer_cli.run.run_dir import RunDir\n"
         f"lock = RunDir({str(run.path)!r}).lock()\nlock.name_holder()\n"
         "if os.fork() == 0:\n    print(os.getpid(), flush=True)\n"
         "time.sleep(60)\n"
@@ -302,12 +302,12 @@ def test_without_git_there_are_no_facts(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_reading_a_run_imports_no_torch() -> None:
-    code = "import sys, trainer_cli.run.rundir; assert not {'torch', 'numpy', 'hydra'} & set(sys.modules)"
+    code = "import sys, trainer_cli.run.run_dir; assert not {'torch', 'numpy', 'hydra'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
 def test_statuses_are_written_as_plain_words(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    rundir.write_json(path, {"status": RunStatus.killed, "values": (1.0, float("inf"))})
+    run_dir.write_json(path, {"status": RunStatus.killed, "values": (1.0, float("inf"))})
     assert json.loads(path.read_bytes()) == {"status": "killed", "values": [1.0, "inf"]}
