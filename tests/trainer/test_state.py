@@ -250,3 +250,24 @@ def test_a_part_of_what_has_no_length_is_refused() -> None:
 
     with pytest.raises(UserError, match="limit_train_batches is a fraction, but the train loader has no length"):
         trainer(settings={"limit_train_batches": 0.5}).fit(Unsized(5))
+
+
+def test_loaded_weights_are_logged_and_other_weights_are_refused_with_what_can_be_done(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _trainer(tmp_path).fit(loader())
+    (path,) = tmp_path.glob("step2")
+    with caplog.at_level("INFO", logger="trainer_cli"):
+        made = trainer(Noisy, optimizer=_adamw)
+        made.load_checkpoint(path, states=("model",))
+    assert f"weights from {path} step 2 ({len(made.model.state_dict())} tensors)" in caplog.text
+    for load in (
+        lambda other: other.load_checkpoint(path, states=("model",)),
+        lambda other: other.validate(loader(), path),
+    ):
+        with pytest.raises(UserError) as caught:
+            load(trainer())
+        assert "linear.weight: missing in the checkpoint" in str(caught.value)
+        assert str(caught.value).endswith(
+            "Nothing was loaded. The model must have the layers and shapes that the checkpoint was saved with."
+        )

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _SEVERAL = "optimizers"
 """The states of several optimizers, by name; that of a single one is under `optimizer`."""
+OTHER_MODEL = "The model must have the layers and shapes that the checkpoint was saved with."
 ADVICE = "Resume with the config of the checkpoint, or start a new run from its weights with ckpt=."
 
 
@@ -92,7 +93,9 @@ def load_weights(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None
     Raises:
         UserError: with a table of all that does not fit; the model is then untouched.
     """
-    _load({"model": _of_model(trainer, state)}, path)
+    _load({"model": _of_model(trainer, state)}, path, OTHER_MODEL)
+    step = state.get("progress", {}).get("step")
+    log.info("weights from %s%s (%d tensors)", path, "" if step is None else f" step {step}", len(state["model"]))
 
 
 def load_for_evaluation(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None:
@@ -102,7 +105,7 @@ def load_for_evaluation(trainer: Trainer, state: Mapping[str, Any], path: Path) 
     for name, callback in trainer.callbacks.items():
         if callback.evaluates:
             fittings[f"callbacks.{name}"] = _of_callback(callback, saved.get(name, {}))
-    _load(fittings, path)
+    _load(fittings, path, OTHER_MODEL)
 
 
 def load_all(
@@ -150,11 +153,11 @@ def _nothing() -> None:
     """Load nothing."""
 
 
-def _load(fittings: Mapping[str, Fitting], path: Path) -> None:
+def _load(fittings: Mapping[str, Fitting], path: Path, advice: str = ADVICE) -> None:
     faults = {owner: fitting.faults for owner, fitting in fittings.items() if fitting.faults}
     if faults:
         text = model_state.table(f"{path} does not fit this training", faults)
-        raise UserError(f"{text}\n", cure=f"Nothing was loaded. {ADVICE}")
+        raise UserError(f"{text}\n", cure=f"Nothing was loaded. {advice}")
     for fitting in fittings.values():
         fitting.load()
 
