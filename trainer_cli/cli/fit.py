@@ -1,11 +1,13 @@
-"""`train fit`: train, or go on training; with `-m` one run for each combination of several values."""
+"""`train fit`: train or resume; with `-m` one run for each combination of several values."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping
 
 from trainer_cli.cli.main import add_config_arguments
-from trainer_cli.errors import UserError
+from trainer_cli.errors import ExitCode, UserError
 
 EXAMPLES = """examples:
   train fit +experiment=digits
@@ -29,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compose and check the config, then fit; or do so for each job of a sweep."""
+    if not _is_first_process(os.environ):
+        return int(ExitCode.USER)
     if args.multirun:
         from trainer_cli.run.sweep import sweep
 
@@ -43,3 +47,21 @@ def run(args: argparse.Namespace) -> int:
     from trainer_cli.run.fit import fit
 
     return fit(composed)
+
+
+def _is_first_process(environ: Mapping[str, str]) -> bool:
+    """Refuse to be one of several processes, which would all train the same run; only the first one says so.
+
+    torchrun sets WORLD_SIZE and RANK, srun SLURM_STEP_NUM_TASKS and SLURM_PROCID.
+    """
+    for size, rank in (("WORLD_SIZE", "RANK"), ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
+        count, number = environ.get(size, "1"), environ.get(rank)
+        if number is None or not count.isdecimal() or int(count) < 2:
+            continue
+        if number != "0":
+            return False
+        raise UserError(
+            f"this is one of {count} processes ({size}), but train uses one process on one device",
+            cure="Start it without torchrun, or with srun --ntasks=1.",
+        )
+    return True
