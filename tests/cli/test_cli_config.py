@@ -78,6 +78,16 @@ def test_fields_reports_every_key_with_its_meaning(capsys: pytest.CaptureFixture
     assert all("# " in line for line in keys), [line for line in keys if "# " not in line]
 
 
+def test_fields_of_a_key_are_that_key_and_those_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    loop = printed(capsys, "config", "--fields", "loop")
+    assert [line.split(":")[0].strip() for line in loop.splitlines()[1:]] == [
+        "loop", *(field.name for field in dataclasses.fields(LoopConfig))
+    ]  # fmt: skip
+    assert printed(capsys, "config", "--fields", "checkpoint.keep_best.mode").count("\n") == 5
+    assert main(["config", "--fields", "lop"]) == 2
+    assert "there is no key 'lop' (--fields). Did you mean 'loop'?" in capsys.readouterr().err
+
+
 def test_list_shows_groups_options_and_descriptions_experiments_first(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,7 +39,10 @@ from trainer_cli.trainer.training_loop import TrainingLoop
         ({"callbacks": Callback()}, "callbacks: expected a sequence or mapping of Callback, got Callback"),
         ({"callbacks": [Callback(), print]}, "callbacks.builtin_function_or_method: expected Callback, got"),
         ({"callbacks": {"a": 5}}, r"callbacks\.a: expected Callback, got int"),
-        ({"loggers": {"a": Callback()}}, r"loggers\.a: expected Logger, got Callback"),
+        (
+            {"loggers": {"a": Callback()}},
+            r"loggers\.a: expected Logger, got Callback\. .* from trainer_cli import Logger\.",
+        ),
         ({"seed": "0"}, "seed: expected int, got str"),
         ({"device": "toaster"}, "device: expected auto, cpu, cuda or mps, got 'toaster'"),
     ],

@@ -31,7 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "RUN@latest; or overrides after an equals sign (--diff='model=mlp seed=1'); without OTHER: the config without "
         "overrides",
     )
-    what.add_argument("--fields", action="store_true", help="show every key with its default and meaning")
+    what.add_argument(
+        "--fields",
+        nargs="?",
+        const="",
+        metavar="KEY",
+        help="show every key with its default and meaning; with KEY that one, and those below it",
+    )
     what.add_argument("--schema", action="store_true", help="print the JSON Schema that editors check YAML with")
 
 
@@ -60,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
         from trainer_cli.config.json_schema import json_schema
 
         print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
-    elif args.fields or args.provenance or args.diff is not None:
+    elif args.provenance or args.fields is not None or args.diff is not None:
         from trainer_cli.cli import config_views
 
-        if args.fields:
-            lines = config_views.every_field()
+        if args.fields is not None:
+            lines = config_views.described(args.fields)
         elif args.provenance:
             lines = config_views.provenance(args.overrides, places)
         else:

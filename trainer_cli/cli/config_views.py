@@ -14,6 +14,7 @@ from trainer_cli.config.compose import compose, diff, from_yaml
 from trainer_cli.config.diff import shown
 from trainer_cli.config.fields import KeyPath, fields
 from trainer_cli.config.provenance import Provenance
+from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.validation import contents
 from trainer_cli.errors import UserError
 
@@ -21,9 +22,22 @@ _RESOLVER = re.compile(r"\$\{[^${}]*:")
 _HIDDEN = "(hidden)"
 
 
-def every_field() -> Iterator[str]:
-    """Every key of the schema as YAML, with its default, its meaning, and whether it may change on a resume."""
+def described(key: str = "") -> Iterator[str]:
+    """Every key of the schema as YAML, with its default, its meaning, and whether it may change on a resume.
+
+    With `key` that one, what is below it, and the sections above it.
+
+    Raises:
+        UserError: there is no such key.
+    """
+    path = tuple(key.split(".")) if key else ()
+    if path and path not in {one.path for one in fields()}:
+        hint = did_you_mean(key, [one.key for one in fields()]).strip() or None
+        raise UserError(f"there is no key {key!r}", where="--fields", cure=hint)
     for one in fields():
+        length = min(len(path), len(one.path))
+        if one.path[:length] != path[:length] or (len(one.path) < len(path) and not one.is_section):
+            continue
         indent = "  " * (len(one.path) - 1)
         if one.is_section:
             yield f"{indent}# {one.meaning}"

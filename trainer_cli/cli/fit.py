@@ -14,6 +14,8 @@ EXAMPLES = """examples:
   train fit +experiment=digits optimizer.lr=3e-4 name=slow
   train fit resume=runs/digits loop.max_duration=40ep
   train fit -m --jobs 2 +experiment=digits optimizer.lr=1e-3,3e-3 'seed=range(3)'
+
+`train list` shows what there is to choose, `train config --fields` every key with its default and meaning.
 """
 
 

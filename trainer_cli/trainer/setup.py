@@ -48,6 +48,10 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+SUBCLASSED = ("Callback", "Logger", "TrainStep")
+"""Public classes whose subclasses a user gives."""
+
+
 def made(given: Any, kind: type, *args: Any) -> Any:
     """A part, made by calling it if it is a function."""
     return given if isinstance(given, kind) or not callable(given) else given(*args)
@@ -56,7 +60,8 @@ def made(given: Any, kind: type, *args: Any) -> Any:
 def typed(slot: str, value: Any, kind: type) -> Any:
     """The value, if it is of this kind; else raise UserError."""
     if not isinstance(value, kind):
-        raise UserError(f"{slot}: expected {kind.__name__}, got {type(value).__name__}")
+        cure = f"Subclass it: from trainer_cli import {kind.__name__}." if kind.__name__ in SUBCLASSED else None
+        raise UserError(f"{slot}: expected {kind.__name__}, got {type(value).__name__}", cure=cure)
     return value
 
 
