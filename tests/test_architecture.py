@@ -18,7 +18,8 @@ LAYERS = {
     1: "errors",
     2: """config.schema config.suggest config.globs config.garbage
           trainer.duration trainer.intervals trainer.stopping trainer.progress
-          checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming data.order""",
+          checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming
+          checkpoint.load_options data.order""",
     3: """parallel checkpoint.storage checkpoint.format trainer.hooks models data loggers""",
     4: "checkpoint trainer",
     5: "callbacks",

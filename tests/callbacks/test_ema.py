@@ -12,6 +12,7 @@ from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
+from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 
@@ -151,7 +152,7 @@ def test_a_fork_averages_from_the_weights_it_begins_with(tmp_path: Path) -> None
     first = _fit(EMA(0.9), folder=tmp_path)
     forked, seen = EMA(0.9, every=100), Weights()
     made = trainer(Noisy, callbacks={"ema": forked, "seen": seen}, seed=3, settings={"max_duration": 1})
-    made.fit(loader(), ckpt_path=tmp_path / "step8", states=("model",))
+    made.fit(loader(), ckpt_path=tmp_path / "step8", load=LoadOptions(states=["model"]))
     average = forked.state_dict()["average"]
     assert same(average, {name: first.model.state_dict()[name] for name in average}) == []
     assert same(first.callbacks["ema"].state_dict()["average"], average)

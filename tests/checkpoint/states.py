@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer_cli.checkpoint.model_state import Fitting, LoadReport, fit_model, table
+from trainer_cli.checkpoint.load_options import LoadOptions
+from trainer_cli.checkpoint.load_report import LoadReport
+from trainer_cli.checkpoint.model_state import Fitting, fit_model, table
 from trainer_cli.checkpoint.optimizer_state import fit_optimizer
 from trainer_cli.errors import UserError
 
@@ -48,7 +50,7 @@ def small_state(seed: int = 0) -> dict[str, Any]:
 
 def restore_model(model: torch.nn.Module, state: Mapping[str, Any], **settings: Any) -> LoadReport:
     """Copy a captured state into a model, or raise a table of all that does not fit."""
-    fitting, report = fit_model(model, state, **settings)
+    fitting, report = fit_model(model, state, LoadOptions(**settings))
     _take(fitting)
     return report
 

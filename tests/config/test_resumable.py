@@ -8,7 +8,8 @@ from trainer_cli.config.fields import MAY_CHANGE, fields, why_may_change
 
 _FREE = """
     name run_dir device resume resume_allow ckpt trust loggers loggers.jsonl loggers.console.style
-    load.states validate.folder logging.level logging.console
+    load.states load.strict load.ignore_keys load.key_mapping load.key_mapping.model validate.folder
+    logging.level logging.console
     loop.max_duration loop.hard_stop loop.max_time loop.eval_interval loop.eval_steps loop.eval_at_start
     loop.log_interval
     checkpoint.enabled checkpoint.save_interval checkpoint.ephemeral_save_interval checkpoint.ephemeral_cooldown

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
+from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.jsonl import JsonlLogger
 from trainer_cli.trainer.hooks import Callback
@@ -144,7 +145,7 @@ def test_a_fit_without_a_checkpoint_forgets_what_was_loaded_before(tmp_path: Pat
         if use == "validate":
             one.validate(loader(3), tmp_path / "source" / "step9")
         else:
-            one.load_checkpoint(tmp_path / "source" / "step9", states=("model",))
+            one.load_checkpoint(tmp_path / "source" / "step9", load=LoadOptions(states=["model"]))
         assert one.fit(loader(22, 4), ckpt_path=None).step == 3
         assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), straight.model.parameters(), strict=True))
 

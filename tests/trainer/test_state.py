@@ -15,6 +15,7 @@ from torch import nn
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.checkpoint import model_state
+from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
@@ -154,7 +155,7 @@ def test_a_callback_that_only_one_side_has_is_reported(tmp_path: Path, caplog: p
     new, both = Keeps(3), Keeps()
     fit({"both": both, "new": new, "none": Callback()}, 2)
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "the checkpoint has state of a callback 'old', which this training does not have: it is dropped",
+        "the checkpoint has state of callback 'old', which this training does not have: it is dropped",
         "callback 'new' has state, but the checkpoint has none for it: it starts new",
     ]
     assert (both.seen, new.seen) == (7, 3)
@@ -231,7 +232,7 @@ def test_the_prefixes_of_wrappers_are_understood_in_every_part(tmp_path: Path, p
 def test_weights_alone_that_do_not_fit_are_a_table_too(tmp_path: Path) -> None:
     _trainer(tmp_path / "a", Spoil(_spoil), length=1).fit(loader())
     with pytest.raises(UserError, match=r"step1 does not fit this training:\n  model  body\.0\.weight: has shape"):
-        _trainer(tmp_path / "b").fit(loader(), ckpt_path=tmp_path / "a" / "step1", states=("model",))
+        _trainer(tmp_path / "b").fit(loader(), ckpt_path=tmp_path / "a" / "step1", load=LoadOptions(states=["model"]))
 
 
 @pytest.mark.parametrize("limit", [None, 2])
@@ -259,15 +260,16 @@ def test_loaded_weights_are_logged_and_other_weights_are_refused_with_what_can_b
     (path,) = tmp_path.glob("step2")
     with caplog.at_level("INFO", logger="trainer_cli"):
         made = trainer(Noisy, optimizer=_adamw)
-        made.load_checkpoint(path, states=("model",))
+        made.load_checkpoint(path, load=LoadOptions(states=["model"]))
     assert f"weights from {path} step 2 ({len(made.model.state_dict())} tensors)" in caplog.text
     for load in (
-        lambda other: other.load_checkpoint(path, states=("model",)),
+        lambda other: other.load_checkpoint(path, load=LoadOptions(states=["model"])),
         lambda other: other.validate(loader(), path),
     ):
         with pytest.raises(UserError) as caught:
             load(trainer())
         assert "linear.weight: missing in the checkpoint" in str(caught.value)
         assert str(caught.value).endswith(
-            "Nothing was loaded. The model must have the layers and shapes that the checkpoint was saved with."
+            "Nothing was loaded. The model must have the layers and shapes that the checkpoint was saved with. "
+            "load.strict=false loads what both have; load.key_mapping={OLD.*: NEW.*} renames."
         )

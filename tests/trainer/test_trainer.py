@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.schedulers import WarmupCosine
@@ -128,7 +129,7 @@ def test_state_of_a_callback_that_is_gone_is_dropped_aloud(tmp_path: Path, caplo
     stop = StopAt(2)
     trainer(callbacks={"count": Counter(), "stop": stop}, checkpoint=CheckpointerCallback(tmp_path)).fit(loader())
     trainer(checkpoint=CheckpointerCallback(tmp_path)).fit(loader())
-    assert "state of a callback 'count', which this training does not have: it is dropped" in caplog.text
+    assert "state of callback 'count', which this training does not have: it is dropped" in caplog.text
 
 
 def test_hooks_may_add_to_a_checkpoint_and_take_it_back(tmp_path: Path) -> None:
@@ -346,7 +347,7 @@ def test_weights_alone_start_a_new_training_at_step_0(tmp_path: Path) -> None:
             seen.append((trainer.progress.step, trainer.model.linear.weight.clone()))
 
     forked = trainer(callbacks=[Look()], seed=9, checkpoint=CheckpointerCallback(tmp_path / "b"))
-    forked.fit(loader(), ckpt_path=tmp_path / "a" / "step6", states=("model",))
+    forked.fit(loader(), ckpt_path=tmp_path / "a" / "step6", load=LoadOptions(states=["model"]))
     assert seen[0][0] == 0
     assert torch.equal(seen[0][1], first.model.linear.weight)
     assert sorted(path.name for path in (tmp_path / "b").glob("step*")) == ["step3", "step6"]
@@ -402,7 +403,7 @@ def test_a_stop_after_the_record_of_its_step_is_saved_with_that_record(tmp_path:
             if trainer.progress.step == 2:
                 trainer.stop("signal", finished=False)
 
-    saver = CheckpointerCallback(tmp_path, save_interval=2)
+    saver = CheckpointerCallback(tmp_path, save_interval=2, save_async=False)
     trained = trainer(callbacks=[StopInSave()], checkpoint=saver, settings={"log_interval": 2})
     result = trained.fit(loader())
     assert result.step == 2

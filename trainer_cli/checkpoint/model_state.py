@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+
+from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
+from trainer_cli.checkpoint.load_report import LoadReport
 
 logger = logging.getLogger(__name__)
 
@@ -31,18 +33,6 @@ class Fitting:
 
     faults: list[str]
     load: Callable[[], None]
-
-
-@dataclass(slots=True)
-class LoadReport:
-    """What was loaded from a checkpoint, and what was not."""
-
-    loaded: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    """In the model, but not in the checkpoint."""
-    unexpected: list[str] = field(default_factory=list)
-    """In the checkpoint, but not in the model."""
-    ignored: list[str] = field(default_factory=list)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -74,41 +64,40 @@ def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
 
 
 def fit_model(
-    model: nn.Module,
-    state: Mapping[str, Any],
-    *,
-    strict: bool = True,
-    ignore_keys: Iterable[str] = (),
+    model: nn.Module, state: Mapping[str, Any], options: LoadOptions = WHOLE, *, cast: bool = False
 ) -> tuple[Fitting, LoadReport]:
     """The parts of a captured state that do not fit a model, and what `load` will copy into it.
 
     Args:
-        strict: names that only one side has are faults; else they are only in the report. A different shape or element
-            type is always a fault.
-        ignore_keys: globs of names to leave as they are.
+        options: `strict`, `ignore_keys` and `key_mapping` apply. A different shape is always a fault.
+        cast: floating-point tensors of another precision are cast; else they are faults, as in a resume.
     """
     inner = unwrapped(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
     rows: list[str] = []
-    given = renamed(state, live, rows)
-    globs = list(ignore_keys)
-    report = LoadReport(ignored=sorted(name for name in {*live, *given} if _matches(name, globs)))
-    for glob in globs:
-        if not any(fnmatchcase(name, glob) for name in report.ignored):
-            logger.warning("load.ignore_keys: %r matches nothing", glob)
-    given = {name: value for name, value in given.items() if name not in report.ignored}
-    wanted = {name: value for name, (_, value) in live.items() if name not in report.ignored}
-    report.loaded = [name for name in wanted if name in given]
-    report.missing = _without_tied(wanted, given)
-    report.unexpected = [name for name in given if name not in wanted]
-    rows += [f"{name}: {fault}" for name in report.loaded if (fault := _fault(wanted[name], given[name]))]
+    given = renamed(state, live, rows, options)
+    options.warn_unmatched(map(clean_name, state), {*live, *given})
+    ignored = options.ignored({*live, *given})
+    given = {name: value for name, value in given.items() if name not in ignored}
+    wanted = {name: value for name, (_, value) in live.items() if name not in ignored}
+    report = LoadReport(
+        loaded=[name for name in wanted if name in given],
+        missing=_without_tied(wanted, given),
+        unexpected=[name for name in given if name not in wanted],
+        ignored=sorted(ignored & live.keys()),
+    )
+    for name in report.loaded:
+        if cast and _may_cast(wanted[name], given[name]):
+            report.cast[name] = f"{given[name].dtype} to {wanted[name].dtype}"
+        elif fault := _fault(wanted[name], given[name]):
+            rows.append(f"{name}: {fault}")
+            if isinstance(given[name], torch.Tensor) and wanted[name].shape != given[name].shape:
+                report.reshaped.append(name)
     rows += _untied(wanted, given)
-    if strict:
-        rows += _differences(report)
+    if options.strict:
+        rows += report.one_sided
 
     def load() -> None:
-        if report.missing or report.unexpected:
-            logger.warning("%s", table("not everything was loaded", {"": _differences(report)}))
         inner.load_state_dict({live[name][0]: given[name] for name in report.loaded}, strict=False)
 
     return Fitting(rows, load), report
@@ -167,16 +156,20 @@ def _cuda_in_use() -> bool:
     return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def renamed(state: Mapping[str, Any], live: Container[str], rows: list[str]) -> dict[str, Any]:
-    """The state under clean names, without the prefix of a parallel wrapper where the model has none.
+def renamed(
+    state: Mapping[str, Any], live: Container[str], rows: list[str], options: LoadOptions = WHOLE
+) -> dict[str, Any]:
+    """The state under the names of the model: mapped by `key_mapping`, and without the prefix of a parallel wrapper
+    where the model has none.
 
     Two names that become the same are a line in `rows`.
     """
+    mapped = options.renamed(map(clean_name, state))
     found: dict[str, Any] = {}
     for name, value in state.items():
-        name = plain_name(name, live, state)
+        name = plain_name(mapped[clean_name(name)], live, state)
         if name in found:
-            rows.append(f"{name}: twice in the checkpoint, with and without a wrapper's prefix")
+            rows.append(f"{name}: two tensors of the checkpoint come to this name")
         found[name] = value
     return found
 
@@ -186,10 +179,6 @@ def plain_name(name: str, live: Container[str], state: Container[str] = ()) -> s
     name = clean_name(name)
     short = name.removeprefix(_WRAPPED)
     return short if name not in live and short in live and short not in state else name
-
-
-def _matches(name: str, globs: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, glob) for glob in globs)
 
 
 def _fault(live: Any, given: Any) -> str | None:
@@ -202,6 +191,14 @@ def _fault(live: Any, given: Any) -> str | None:
     if live.dtype != given.dtype:
         return f"is {live.dtype} in this model, but {given.dtype} in the checkpoint"
     return None
+
+
+def _may_cast(live: Any, given: Any) -> bool:
+    """Whether two tensors differ in nothing but the precision of their floating-point numbers."""
+    if not isinstance(live, torch.Tensor) or not isinstance(given, torch.Tensor) or nn.parameter.is_lazy(live):
+        return False
+    same_shape = live.shape == given.shape and live.dtype != given.dtype
+    return same_shape and live.is_floating_point() and given.is_floating_point()
 
 
 def _memory(value: Any) -> tuple[Any, ...] | None:
@@ -232,11 +229,6 @@ def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
         if not torch.equal(given[other], given[name]):
             rows.append(f"{name}: is tied to {other} in this model, but differs from it in the checkpoint")
     return rows
-
-
-def _differences(report: LoadReport) -> list[str]:
-    rows = [f"{name}: missing in the checkpoint" for name in report.missing]
-    return rows + [f"{name}: not in this model" for name in report.unexpected]
 
 
 def table(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
 from trainer_cli.checkpoint.model_state import Fitting, parameter_names, plain_name
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def fit_optimizer(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     state: Mapping[str, Any],
+    options: LoadOptions = WHOLE,
     *,
     keep_settings: Collection[str] = (),
     moved: Collection[str] = (),
@@ -56,14 +58,24 @@ def fit_optimizer(
     """The parts of a captured state that do not fit an optimizer, and what `load` will give it.
 
     Settings come from the checkpoint, and `load` logs which of them are configured otherwise; `moved` names those
-    that schedules move, which differ as a matter of course.
+    that schedules move, which differ as a matter of course. Without the states of the schedules all settings stay as
+    configured. Parameters that `options` ignore keep the state that they have.
     """
     names = _parameter_names(model, optimizer)
     live = optimizer.state_dict()["param_groups"]
-    mine = [[names[index] for index in group["params"]] for group in live]
     known_here = set(names)
-    saved = [[plain_name(name, known_here) for name in group["params"]] for group in state["groups"]]
-    kept_of = {plain_name(name, known_here): dict(kept) for name, kept in state["state"].items()}
+    new_name = {
+        name: plain_name(new, known_here)
+        for name, new in options.renamed(
+            [*state["state"], *(name for group in state["groups"] for name in group["params"])]
+        ).items()
+    }
+    ignored = options.ignored({*names, *new_name.values()})
+    if not options.strict:
+        ignored |= known_here ^ set(new_name.values())
+    mine = [[names[index] for index in group["params"] if names[index] not in ignored] for group in live]
+    saved = [[new_name[name] for name in group["params"] if new_name[name] not in ignored] for group in state["groups"]]
+    kept_of = {new_name[name]: dict(kept) for name, kept in state["state"].items() if new_name[name] not in ignored}
     rows = []
     if state["class"] != _class_name(optimizer):
         rows.append(f"it is a {_class_name(optimizer)}, but the checkpoint has a {state['class']}")
@@ -76,7 +88,8 @@ def fit_optimizer(
     rows += [f"{name}: has state, but is in no group of the checkpoint" for name in kept_of if name not in known]
     groups = []
     notes = []
-    for group, settings in zip(live, state["groups"], strict=False):
+    for group, saved_group in zip(live, state["groups"], strict=False):
+        settings = saved_group if options.takes("schedulers") else {}
         ours = {key for key in group if key in keep_settings or key in _HOW or key in _OF_SCHEDULES}
         notes += [
             f"{key} is {settings[key]}, as in the checkpoint; {group[key]} is configured"

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Mapping
 
-from trainer_cli.cli.main import add_config_arguments
+from trainer_cli.cli.main import add_allow_pickle, add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
 
 EXAMPLES = """examples:
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="one run for each combination of values: key=a,b, range(…), choice(…), glob(…)",
     )
+    add_allow_pickle(parser)
     parser.add_argument("--jobs", type=int, metavar="N", help="with -m: so many runs at a time (1)")
 
 
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     # Only now: a mistake in the config is answered without what training needs.
     from trainer_cli.run.fit import fit
 
-    return fit(composed)
+    return fit(composed, allow_pickle=args.allow_pickle)
 
 
 def _is_first_process(environ: Mapping[str, str]) -> bool:

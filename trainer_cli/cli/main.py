@@ -137,6 +137,15 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_allow_pickle(parser: argparse.ArgumentParser) -> None:
+    """The flag that allows files to run code when they are loaded."""
+    parser.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="load a ckpt= of another program even if it can run any code: only for files that you trust",
+    )
+
+
 def _dispatch(arguments: list[str]) -> int:
     if sys.platform == "win32":
         raise UserError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from trainer_cli.cli.main import add_config_arguments
+from trainer_cli.cli.main import add_allow_pickle, add_config_arguments
 
 EXAMPLES = """examples:
   train validate ckpt='runs/digits/checkpoints/step*'
@@ -14,12 +14,15 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Overrides, and the flags that say where configs are."""
+    """Overrides, and the flags that say where configs are and what may be loaded."""
     add_config_arguments(parser)
+    add_allow_pickle(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate every checkpoint that matches."""
     from trainer_cli.run.validate import validate
 
-    return validate(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    return validate(
+        args.overrides, config_dir=args.config_dir, config_name=args.config_name, allow_pickle=args.allow_pickle
+    )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Union, get_args, get_origin
 
+from trainer_cli.checkpoint.load_options import STATES
 from trainer_cli.config.fields import Described, fields
 from trainer_cli.trainer.duration import Unit
 
@@ -40,7 +41,9 @@ _ANY: Mapping[str, Schema] = {
 _NARROWER: Mapping[str, Schema] = {
     "name": {"anyOf": [{"type": "string", "pattern": r"\S"}, NULL]},
     "run_dir": _FOLDER,
-    "load.states": {"enum": [["model"], ["all"]]},
+    "load.states": {
+        "anyOf": [{"const": ["all"]}, {"type": "array", "minItems": 1, "items": {"enum": list(STATES)}}],
+    },
     "checkpoint.fixed_steps": {
         "type": "array",
         "items": {"anyOf": [{"type": "integer", "minimum": 0}, INTERPOLATION]},

@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Optional
 
+from trainer_cli.checkpoint.load_options import check_mapping, check_states
 from trainer_cli.checkpoint.naming import why_unfit
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration, Unit
@@ -127,11 +128,6 @@ def _check_steps(key: str, value: list[int]) -> None:
         check_at_least(key, step, 0)
 
 
-def _check_states(key: str, value: list[str]) -> None:
-    if value not in (["model"], ["all"]):
-        raise ConfigError(f"{key} is {value}, but it must be [model] or [all]", location=key)
-
-
 def _check_name(key: str, value: str | None) -> None:
     if value is not None and not value.strip():
         raise ConfigError(f"{key} is empty", location=key, hint=f"Write {key}=NAME, or leave it out.")
@@ -161,8 +157,8 @@ def duration(default: Any = None, *, units: tuple[Unit, ...] = tuple(Unit), null
 
 def checked(check: Callable[[str, Any], None], default: Any = None) -> Any:
     """A field whose value `check` refuses by a ConfigError; it is given the key and the value."""
-    if isinstance(default, list):
-        return field(default_factory=lambda: [*default], metadata={"check": check})
+    if isinstance(default, list | dict):
+        return field(default_factory=default.copy, metadata={"check": check})
     return field(default=default, metadata={"check": check})
 
 
@@ -317,10 +313,17 @@ class CheckpointConfig:
 
 @dataclass(kw_only=True, slots=True)
 class LoadConfig:
-    """What to take from a checkpoint given by `ckpt`."""
+    """What to take from a checkpoint given by `ckpt`, and under which names."""
 
-    states: list[str] = checked(_check_states, ["model"])
-    """`[model]` for the weights alone, `[all]` to fork everything."""
+    states: list[str] = checked(check_states, ["model"])
+    """fit: `[model]` for the weights alone, `[all]` to fork everything, or several of model, optimizer, schedulers,
+    progress, callbacks and rng."""
+    strict: bool = True
+    """false: load what both model and checkpoint have, and list the rest."""
+    ignore_keys: list[str] = field(default_factory=list)
+    """Globs of parameter names that keep the values of the new model, such as a head of another size."""
+    key_mapping: dict[str, str] = checked(check_mapping, {})
+    """Glob of names in the checkpoint -> name in the model, such as `{model.*: *}`; `*` is what it matched."""
 
     def __post_init__(self) -> None:
         check_fields(self, "load")

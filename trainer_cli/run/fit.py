@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
 from trainer_cli.checkpoint.timeline import simulate
 from trainer_cli.config.compose import Composed
 from trainer_cli.config.garbage import uncollected
@@ -38,7 +39,7 @@ from trainer_cli.run.plan_view import schedule_lines
 from trainer_cli.run.resume import frozen
 from trainer_cli.run.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.run.signals import StopSignals
-from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new, refuse_no_optimizer
+from trainer_cli.run.start import Done, Start, fork_of, load_options, of_existing, of_new, refuse_no_optimizer
 from trainer_cli.run.trigger_files import TriggerFiles
 
 if TYPE_CHECKING:
@@ -54,8 +55,12 @@ _MOST_FORESEEN = 500
 """Saves that are simulated before the first step, at 0.1 ms each."""
 
 
-def fit(composed: Composed) -> int:
-    """Train or resume, and return the exit code."""
+def fit(composed: Composed, *, allow_pickle: bool = False) -> int:
+    """Train or resume, and return the exit code.
+
+    Args:
+        allow_pickle: a checkpoint of another program that `ckpt=` names may run any code when it is loaded.
+    """
     refuse_no_optimizer(composed)
     config = composed.config
     run = RunDir(config.run_dir)
@@ -105,8 +110,8 @@ def fit(composed: Composed) -> int:
         }
         stack.enter_context(TriggerFiles(run.path, asking))
         path = start.folder / start.entry.name if start.entry is not None else fork
-        states = ("all",) if start.entry is not None or config.load.states == ["all"] else ("model",)
-        return _train(composed, start, trainer, data, path, states)
+        load = WHOLE if start.entry is not None else load_options(config.load, allow_pickle=allow_pickle)
+        return _train(composed, start, trainer, data, path, load)
 
 
 @contextmanager
@@ -201,9 +206,7 @@ def _log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed
         log.info("%s", line)
 
 
-def _train(
-    composed: Composed, start: Start, trainer: Trainer, data: Data, path: Path | None, states: tuple[str, ...]
-) -> int:
+def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path: Path | None, load: LoadOptions) -> int:
     """Fit, and write into summary.json how it ended, also after an error."""
     run = start.run
     began = time.monotonic()
@@ -211,7 +214,7 @@ def _train(
     status, reason = RunStatus.failed, ""
     try:
         _log_schedule(start, trainer, data, composed, path)
-        result = trainer.fit(data.train, data.val, path, states=states, keep_settings=start.keep_settings)
+        result = trainer.fit(data.train, data.val, path, load=load, keep_settings=start.keep_settings)
         status = RunStatus.finished if result.finished else RunStatus.stopped
         reason = result.reason
     except KeyboardInterrupt:

@@ -29,7 +29,7 @@ from trainer_cli.config.schema import CheckpointConfig, Newer, Removal
 from trainer_cli.config.targets import component, import_from
 from trainer_cli.run import report
 from trainer_cli.run.run_dir import RunDir, RunStatus
-from trainer_cli.run.start import Done, Start, fork_of, of_existing, of_new, refuse_no_optimizer
+from trainer_cli.run.start import Done, Start, fork_of, load_options, of_existing, of_new, refuse_no_optimizer
 from trainer_cli.trainer.intervals import StepCounts
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.stopping import Stop
@@ -200,7 +200,7 @@ def step_counts_of(
 def start_point_of(start: Start, fork: Path | None, folder: Path, composed: Composed) -> StartPoint:
     """The start point of a training that saves in `folder`."""
     path = start.folder / start.entry.name if start.entry is not None else fork
-    whole = start.entry is not None or (fork is not None and composed.config.load.states == ["all"])
+    whole = start.entry is not None or (fork is not None and load_options(composed.config.load).resumes)
     entry = start.entry
     if entry is None and fork is not None:
         entry = catalog_of(fork.parent).entry(fork.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.naming import CONFIG_FILE
@@ -53,6 +54,8 @@ def _is_of_a_run(name: str) -> bool:
 
 def config_of(checkpoint: Path) -> tuple[Path | str, str]:
     """The config file of a checkpoint, else of its run, and its text; both empty if there is none."""
+    if kind_of(checkpoint) is not None:
+        return "", ""
     catalog = catalog_of(checkpoint.parent)
     manifest = catalog.entry(checkpoint.name).manifest
     if manifest is not None and CONFIG_FILE in manifest.files:

@@ -1,4 +1,4 @@
-"""Which checkpoints `ckpt=` names: paths, globs, and `RUN_DIR@latest`, `@best`, `@step500`."""
+"""Which checkpoints `ckpt=` names: paths, globs, runs, and `RUN_DIR@latest`, `@best`, `@step500`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.naming import CONFIG_FILE, MANIFEST_FILE, parse_step
 from trainer_cli.checkpoint.policy import BestRule, Saved
@@ -49,8 +51,8 @@ class Selection:
 def select(patterns: Sequence[str]) -> Selection:
     """Expand every pattern before any work is done.
 
-    A folder without a manifest is partial, and skipped; one whose manifest or sizes are wrong is damaged. A
-    checkpoint that is named twice, also by another path, counts once.
+    A run directory means its newest valid checkpoint. A folder without a manifest is partial, and skipped; one whose
+    manifest or sizes are wrong is damaged. A checkpoint that is named twice, also by another path, counts once.
 
     Raises:
         CheckpointError: a pattern matches nothing, or nothing valid.
@@ -60,7 +62,7 @@ def select(patterns: Sequence[str]) -> Selection:
     skipped: dict[Path, str] = {}
     damaged: dict[Path, str] = {}
     seen: set[Path] = set()
-    for pattern in patterns:
+    for pattern in chain.from_iterable(map(_parts, patterns)):
         matches = list(_matches(pattern))
         if not matches:
             raise CheckpointError(f"ckpt={pattern} matches nothing", cure=_nearby(pattern))
@@ -68,6 +70,9 @@ def select(patterns: Sequence[str]) -> Selection:
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
+            if kind_of(path) is not None:
+                found[path] = (str(path.parent), 0)
+                continue
             entry = _entry(path)
             if entry.problem is not None:
                 (skipped if entry.partial else damaged)[path] = entry.problem
@@ -80,19 +85,19 @@ def select(patterns: Sequence[str]) -> Selection:
 
 
 def select_one(pattern: str | list[str]) -> Path:
-    """The one checkpoint that a pattern names.
+    """The one checkpoint that a pattern names: of those of one folder that a glob matches, the newest.
 
     Raises:
-        UserError: it names several.
+        UserError: it names several, of several folders or in a list.
         CheckpointError: it names none.
     """
     chosen = select([pattern] if isinstance(pattern, str) else pattern).paths
-    if len(chosen) > 1:
+    if len(chosen) > 1 and (isinstance(pattern, list) or len({path.parent for path in chosen}) > 1):
         raise UserError(
             f"ckpt={pattern} names {len(chosen)} checkpoints, and a run begins with one",
             cure=f"Name one of them, for example ckpt={chosen[-1]}.",
         )
-    return chosen[0]
+    return chosen[-1]
 
 
 def all_of(patterns: Sequence[str]) -> dict[Path, Named]:
@@ -212,16 +217,23 @@ def run_config(run: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _parts(pattern: str) -> list[str]:
+    """The parts of `a,b`, unless something is called so."""
+    if "," not in pattern or "{" in pattern or os.path.lexists(pattern) or glob.glob(pattern):
+        return [pattern]
+    return pattern.split(",")
+
+
 def _matches(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
     if (match := _at(pattern)) is not None:
         yield _of_run(Path(match["run"]), match["which"])
         return
     if os.path.lexists(pattern):
-        yield _straight(Path(pattern)) if whole_runs else _checkpoint_folder(Path(pattern))
+        yield _straight(Path(pattern)) if whole_runs else _checkpoint(Path(pattern))
         return
     for alternative in alternatives(pattern):
         for name in sorted(glob.glob(alternative, recursive=True)):
-            if Path(name).is_dir():
+            if Path(name).is_dir() or kind_of(Path(name)) is not None:
                 yield Path(name)
 
 
@@ -234,16 +246,17 @@ def _straight(path: Path) -> Path:
     return path if path.name not in ("", "..") else path.resolve()
 
 
-def _checkpoint_folder(path: Path) -> Path:
-    """A path as it was named, unless it is plainly something else than a checkpoint."""
-    if (folder := path / "checkpoints").is_dir():
-        usual = any(parse_step(name) is not None for name in catalog_of(folder).names())
+def _checkpoint(path: Path) -> Path:
+    """A path as it was named; the newest checkpoint of a run, or of a folder of checkpoints."""
+    if path.is_dir() and not is_checkpoint(path) and kind_of(path) is None:
+        for folder in (path, path / "checkpoints"):
+            if is_run(folder) or catalog_of(folder).names():
+                return _of_run(folder, "latest")
+    if not path.is_dir() and kind_of(path) is None:
         raise UserError(
-            f"ckpt={path} is a run directory",
-            cure=f"Name its checkpoints: ckpt='{folder}/{'step' if usual else ''}*', or ckpt={path}@latest.",
+            f"ckpt={path} is a file that is no checkpoint",
+            cure="A checkpoint is a directory, or a file of torch, Lightning, Composer or safetensors.",
         )
-    if not path.is_dir():
-        raise UserError(f"ckpt={path} is a file, but a checkpoint is a directory")
     return _straight(path)
 
 

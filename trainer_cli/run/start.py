@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.foreign.kind import refuse_foreign
+from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, from_yaml
 from trainer_cli.config.diff import Change
+from trainer_cli.config.schema import LoadConfig
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.run.resume import (
     changes_since,
@@ -157,7 +160,16 @@ def of_new(run: RunDir, composed: Composed) -> Start:
     )
 
 
+def load_options(config: LoadConfig, *, allow_pickle: bool = False) -> LoadOptions:
+    """What to load from the checkpoint that `ckpt=` names."""
+    return LoadOptions(**asdict(config), allow_pickle=allow_pickle)
+
+
 def fork_of(composed: Composed, start: Start) -> Path | None:
     """The checkpoint whose weights a new run loads; used only while the run has none of its own."""
     ckpt = composed.config.ckpt
-    return None if ckpt is None or start.entry is not None else select_one(ckpt)
+    if ckpt is None or start.entry is not None:
+        return None
+    fork = select_one(ckpt)
+    refuse_foreign(fork, composed.config.load.states)
+    return fork

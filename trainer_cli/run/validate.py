@@ -15,14 +15,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer_cli.checkpoint.foreign.kind import kind_of
+from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
+from trainer_cli.config.schema import LoadConfig
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.run import report
 from trainer_cli.run.recover import config_of
 from trainer_cli.run.results import Results, Row
 from trainer_cli.run.select import Selection, select
+from trainer_cli.run.start import load_options
 
 if TYPE_CHECKING:
     from trainer_cli.run.build import Builder, Data
@@ -31,9 +35,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> int:
-    """Evaluate what `ckpt=` names, write and show the results, and return the exit code."""
-    ours = [one for one in overrides if one.lstrip("+").startswith(("ckpt=", "logging.", "validate."))]
+def validate(
+    overrides: Sequence[str],
+    *,
+    config_dir: Path | None = None,
+    config_name: str = "config",
+    allow_pickle: bool = False,
+) -> int:
+    """Evaluate what `ckpt=` names, write and show the results, and return the exit code.
+
+    Args:
+        allow_pickle: checkpoints of other programs may run any code when they are loaded.
+    """
+    ours = [one for one in overrides if one.lstrip("+").startswith(("ckpt=", "load.", "logging.", "validate."))]
     command = compose(ours, config_dir=config_dir, config_name=config_name, missing_ok=True, sections=())
     report.to_console(command.config.logging.level)
     ckpt = command.config.ckpt
@@ -43,10 +57,10 @@ def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config
             cure="For example: train validate ckpt='runs/digits/checkpoints/step*' (ckpt=none for random weights).",
         )
     damaged: dict[Path, str] = {}
-    jobs: list[tuple[Composed, Sequence[Path | None]]] = []
+    jobs: list[tuple[Composed, LoadConfig, Sequence[Path | None]]] = []
     if ckpt == "none":
         composed = compose(overrides, config_dir=config_dir, config_name=config_name, sections=EVALUATED)
-        jobs.append((composed, [None]))
+        jobs.append((composed, composed.config.load, [None]))
         usual = Path("runs/validation-none")
     else:
         selection = select([ckpt] if isinstance(ckpt, str) else ckpt)
@@ -57,14 +71,15 @@ def validate(overrides: Sequence[str], *, config_dir: Path | None = None, config
         rest = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
         for source, paths in _by_experiment(selection, rest):
             composed = from_yaml(source, rest, config_dir=config_dir, config_name=config_name, sections=EVALUATED)
-            jobs.append((composed, paths))
+            # What the run of a recovered config began with is no rule for its own checkpoints.
+            jobs.append((composed, command.config.load if source else composed.config.load, paths))
         damaged, usual = selection.damaged, _folder(selection.paths)
-    configured = next((folder for composed, _ in jobs if (folder := composed.config.validate.folder)), None)
+    configured = next((folder for composed, *_ in jobs if (folder := composed.config.validate.folder)), None)
     results = Results(Path(command.config.validate.folder or configured or usual))
     failures = [ExitCode.NO_CHECKPOINT for _ in damaged]
     try:
-        for composed, checkpoints in jobs:
-            failures += _evaluate(composed, checkpoints, results)
+        for composed, load, checkpoints in jobs:
+            failures += _evaluate(composed, load_options(load, allow_pickle=allow_pickle), checkpoints, results)
     finally:
         results.finish()
     if not failures:
@@ -92,7 +107,7 @@ def _by_experiment(selection: Selection, overrides: list[str]) -> list[tuple[Pat
     return [(group[0][1], [path for path, _, _ in group]) for group in groups]
 
 
-def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results) -> list[ExitCode]:
+def _evaluate(composed: Composed, load: LoadOptions, paths: Sequence[Path | None], results: Results) -> list[ExitCode]:
     """Evaluate each checkpoint. A failure is reported and does not stop the others. Returns their exit codes."""
     from trainer_cli.run.build import Builder
 
@@ -107,7 +122,7 @@ def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results
             name = "random weights" if path is None else str(path)
             log.info("evaluating %s", name)
             try:
-                rows = [Row(name, one.step, one.loader, one.metrics) for one in _one(builder, data, path)]
+                rows = [Row(name, one.step, one.loader, one.metrics) for one in _one(builder, data, load, path)]
             except ConfigError:
                 raise
             except (CheckpointError, UserError) as error:
@@ -118,18 +133,19 @@ def _evaluate(composed: Composed, paths: Sequence[Path | None], results: Results
     return failures
 
 
-def _one(builder: Builder, data: Data, path: Path | None) -> list[Evaluation]:
+def _one(builder: Builder, data: Data, load: LoadOptions, path: Path | None) -> list[Evaluation]:
     trainer = builder.evaluator(data)
     try:
-        return trainer.validate_all(data.val, [path])
+        return trainer.validate_all(data.val, [path], load=load)
     finally:
         trainer.close()
 
 
 def _folder(paths: Sequence[Path]) -> Path:
-    """Where results go: into the run's directory, or beside the runs where there are several."""
-    runs = sorted({path.parent.parent for path in paths})
-    if len(runs) == 1:
+    """Where results go: into the run's directory, or beside the runs where there are several, or none."""
+    foreign = any(kind_of(path) is not None for path in paths)
+    runs = sorted({path if foreign else path.parent.parent for path in paths})
+    if len(runs) == 1 and not foreign:
         return runs[0] / "validation"
     digest = hashlib.sha256("\n".join(map(str, runs)).encode()).hexdigest()[:8]
     return Path("runs") / f"validation-{digest}"

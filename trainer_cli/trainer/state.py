@@ -7,20 +7,25 @@ loaded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint import model_state
+from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
+from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
+from trainer_cli.checkpoint.load_report import LoadReport, advice
 from trainer_cli.checkpoint.model_state import Fitting
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
-from trainer_cli.errors import TrainError, UserError
+from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.schedulers import MOVED
 
 if TYPE_CHECKING:
+    from trainer_cli.checkpoint.checkpointer import Checkpointer
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
 
@@ -29,7 +34,6 @@ log = logging.getLogger(__name__)
 
 _SEVERAL = "optimizers"
 """The states of several optimizers, by name; that of a single one is under `optimizer`."""
-OTHER_MODEL = "The model must have the layers and shapes that the checkpoint was saved with."
 ADVICE = "Resume with the config of the checkpoint, or start a new run from its weights with ckpt=."
 
 
@@ -87,42 +91,121 @@ def capture(trainer: Trainer, train_loader: Any) -> Tree:
     return state
 
 
-def load_weights(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None:
+def read_state(checkpointer: Checkpointer, path: Path, load: LoadOptions, *more: str) -> dict[str, Any]:
+    """The state in a checkpoint: what is to be loaded of it, and `more` of its top-level keys.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it lacks what is to be loaded.
+        UserError: it is of another program, and more than its weights is to be loaded.
+    """
+    if kind_of(path) is not None:
+        return _foreign_state(path, load)
+    keys = load.keys()
+    state = checkpointer.read(path, None if keys is None else [*keys, *more])
+    needed = (["model"] if load.takes("model") else []) + (["progress"] if load.resumes else [])
+    if lacking := [name for name in needed if name not in state]:
+        raise CheckpointError(
+            f"the checkpoint has no {' and no '.join(lacking)}, so it is not a training's", where=str(path)
+        )
+    return state
+
+
+def _foreign_state(path: Path, load: LoadOptions) -> dict[str, Any]:
+    refuse_foreign(path, load.states)
+    found = read_foreign(path, allow_pickle=load.allow_pickle)
+    state: dict[str, Any] = {"model": found.model}
+    if found.step is not None:
+        state["progress"] = {"step": found.step}
+    log.info("%s is a %s", path, found.program)
+    return state
+
+
+def load_weights(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, path: Path) -> None:
     """Load the model alone.
 
     Raises:
         UserError: with a table of all that does not fit; the model is then untouched.
     """
-    _load({"model": _of_model(trainer, state)}, path, OTHER_MODEL)
+    fitting, report = _of_model(trainer, state, options, cast=True)
+    _load({"model": fitting}, path, advice(report))
     step = state.get("progress", {}).get("step")
-    log.info("weights from %s%s (%d tensors)", path, "" if step is None else f" step {step}", len(state["model"]))
+    _log_weights(report, f"{path}{'' if step is None else f' step {step}'}")
 
 
-def load_for_evaluation(trainer: Trainer, state: Mapping[str, Any], path: Path) -> None:
-    """Load the model, and the state of every callback that changes evaluations."""
-    fittings = {"model": _of_model(trainer, state)}
-    saved = state.get("callbacks", {})
+def load_for_evaluation(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, path: Path) -> None:
+    """Load the model, and the state of every callback that changes evaluations, if the checkpoint has callbacks."""
+    fitting, report = _of_model(trainer, state, options, cast=True)
+    fittings = {"model": fitting}
+    saved = state.get("callbacks")
     for name, callback in trainer.callbacks.items():
-        if callback.evaluates:
+        if callback.evaluates and saved is not None:
             fittings[f"callbacks.{name}"] = _of_callback(callback, saved.get(name, {}))
-    _load(fittings, path, OTHER_MODEL)
+        elif callback.evaluates:
+            log.warning("%s has no state of callback '%s': its weights are evaluated", path, name)
+    _load(fittings, path, advice(report))
+    if report.lines:
+        _log_weights(report, str(path))
 
 
 def load_all(
-    trainer: Trainer, train_loader: Any, state: Mapping[str, Any], keep_settings: Sequence[str], path: Path
+    trainer: Trainer,
+    train_loader: Any,
+    state: Mapping[str, Any],
+    options: LoadOptions,
+    keep_settings: Sequence[str],
+    path: Path,
 ) -> None:
-    """Load everything; the RNG state is kept in `trainer.rng` until the first step. Callbacks and a loss scale that
-    only the checkpoint or only the trainer has are logged, not refused.
+    """Load all states, or those that `options` name; the RNG state is kept in `trainer.rng` until the first step.
+
+    Callbacks and a loss scale that only the checkpoint or only the trainer has are logged, not refused.
 
     Raises:
         UserError: with a table of all that does not fit; nothing is loaded then.
     """
-    fittings = {"model": _of_model(trainer, state)}
+    fittings: dict[str, Fitting] = {}
+    report = LoadReport()
+    if options.takes("model"):
+        fittings["model"], report = _of_model(trainer, state, options, cast=not options.resumes)
+    if options.takes("optimizer"):
+        fittings |= _of_optimizers(trainer, state, options, keep_settings)
+    if options.takes("schedulers"):
+        fittings["schedulers"] = _of(state, "schedulers", trainer.schedulers.fit)
+    if options.takes("optimizer"):
+        if "step" in state:
+            fittings["step"] = Fitting([], lambda: trainer.step.load_state_dict(state["step"]))
+        fittings["scaler"] = _of_scaler(trainer, state)
+    if options.takes("progress"):
+        fittings["progress"] = _of(state, "progress", lambda own: _of_progress(trainer.progress, own))
+        fittings["loop"] = _of(state, "loop", lambda own: _of_loop(trainer, own))
+    if options.takes("rng"):
+        fittings["rng"] = _of(state, "rng", lambda own: Fitting(model_state.rng_faults(own), _nothing))
+    if options.takes("callbacks"):
+        of_callbacks = state.get("callbacks", {})
+        for name, callback in trainer.callbacks.items():
+            if name in of_callbacks:
+                fittings[f"callbacks.{name}"] = _of_callback(callback, of_callbacks[name])
+    if options.takes("progress") and train_loader is not None:
+        fittings["data"] = _of(state, "data", lambda own: _of_data(train_loader, own))
+    _load(fittings, path, ADVICE if options == WHOLE else advice(report))
+    for line in _one_sided(trainer, state, options):
+        log.warning("%s", line)
+    if options.takes("rng"):
+        trainer.rng = state["rng"]
+    if not options.whole:
+        log.info("loaded %s from %s", ", ".join(options.states), path)
+    if report.lines:
+        _log_weights(report, str(path))
+
+
+def _of_optimizers(
+    trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, keep_settings: Sequence[str]
+) -> dict[str, Fitting]:
+    fittings = {}
     saved = {ONLY: state[ONLY]} if ONLY in state else state.get(_SEVERAL, {})
     for name, optimizer in trainer.optimizers.items():
         moved = MOVED if trainer.schedulers.of(name) else ()
         keep = [key.removeprefix(f"{name}.") for key in keep_settings if "." not in key or key.startswith(f"{name}.")]
-        fit = partial(fit_optimizer, trainer.model, optimizer, keep_settings=keep, moved=moved)
+        fit = partial(fit_optimizer, trainer.model, optimizer, options=options, keep_settings=keep, moved=moved)
         fittings[_place_of(name)] = _of(saved, name, fit)
     if trainer.optimizers:
         fittings |= {
@@ -130,23 +213,13 @@ def load_all(
             for name in saved
             if name not in trainer.optimizers
         }
-    fittings["schedulers"] = _of(state, "schedulers", trainer.schedulers.fit)
-    if "step" in state:
-        fittings["step"] = Fitting([], lambda: trainer.step.load_state_dict(state["step"]))
-    fittings["scaler"] = _of_scaler(trainer, state)
-    fittings["progress"] = _of(state, "progress", lambda own: _of_progress(trainer.progress, own))
-    fittings["loop"] = _of(state, "loop", lambda own: _of_loop(trainer, own))
-    fittings["rng"] = _of(state, "rng", lambda own: Fitting(model_state.rng_faults(own), _nothing))
-    of_callbacks = state.get("callbacks", {})
-    for name, callback in trainer.callbacks.items():
-        if name in of_callbacks:
-            fittings[f"callbacks.{name}"] = _of_callback(callback, of_callbacks[name])
-    if train_loader is not None:
-        fittings["data"] = _of(state, "data", lambda own: _of_data(train_loader, own))
-    _load(fittings, path)
-    for line in _one_sided(trainer, state):
-        log.warning("%s", line)
-    trainer.rng = state["rng"]
+    return fittings
+
+
+def _log_weights(report: LoadReport, source: str) -> None:
+    log.info("weights from %s (%s)", source, report)
+    if report.lines:
+        log.warning("%s", model_state.table(f"not all weights are as in {source}", {"": report.lines}))
 
 
 def _nothing() -> None:
@@ -171,8 +244,17 @@ def _of(state: Mapping[str, Any], owner: str, fit: Callable[[Any], Fitting]) -> 
         return Fitting([f"is not what this version saves: {type(error).__name__}: {error}"], _nothing)
 
 
-def _of_model(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:
-    return _of(state, "model", lambda own: model_state.fit_model(trainer.model, own)[0])
+def _of_model(
+    trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, *, cast: bool
+) -> tuple[Fitting, LoadReport]:
+    reports = [LoadReport()]
+
+    def fit(own: Any) -> Fitting:
+        fitting, report = model_state.fit_model(trainer.model, own, options, cast=cast)
+        reports.append(report)
+        return fitting
+
+    return _of(state, "model", fit), reports[-1]
 
 
 def _of_scaler(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:
@@ -210,23 +292,21 @@ def _of_callback(callback: Callback, own: dict[str, Any]) -> Fitting:
     return Fitting(list(callback.check_state(own)), lambda: callback.load_state_dict(own))
 
 
-def _one_sided(trainer: Trainer, state: Mapping[str, Any]) -> list[str]:
-    """Log state that only the checkpoint has, or only the trainer."""
-    saved = state.get("callbacks", {})
-    lines = [
-        f"the checkpoint has state of a callback '{name}', which this training does not have: it is dropped"
-        for name in saved
-        if name not in trainer.callbacks
-    ]
-    lines += [
-        f"callback '{name}' has state, but the checkpoint has none for it: it starts new"
-        for name, callback in trainer.callbacks.items()
-        if name not in saved and callback.state_dict()
-    ]
+def _one_sided(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions) -> Iterator[str]:
+    """What only the checkpoint has, or only the trainer, a line each."""
+    if options.takes("callbacks"):
+        saved = state.get("callbacks", {})
+        for name in saved:
+            if name not in trainer.callbacks:
+                yield f"the checkpoint has state of callback '{name}', which this training does not have: it is dropped"
+        for name, callback in trainer.callbacks.items():
+            if name not in saved and callback.state_dict():
+                yield f"callback '{name}' has state, but the checkpoint has none for it: it starts new"
+    if not options.takes("optimizer"):
+        return
     if "step" not in state and trainer.step.state_dict():
-        lines.append("the step has state, but the checkpoint has none for it: it starts new")
+        yield "the step has state, but the checkpoint has none for it: it starts new"
     if trainer.scaler is None and "scaler" in state:
-        lines.append("the checkpoint has a loss scale, but there is none in this precision: it is dropped")
+        yield "the checkpoint has a loss scale, but there is none in this precision: it is dropped"
     if trainer.scaler is not None and "scaler" not in state:
-        lines.append("the checkpoint has no loss scale: scaling starts new")
-    return lines
+        yield "the checkpoint has no loss scale: scaling starts new"

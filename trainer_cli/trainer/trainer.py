@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.checkpoint import model_state
-from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.data.adapt import as_loader
-from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, RunFacts
 from trainer_cli.parallel.single import Single
 from trainer_cli.parallel.strategy import Strategy
@@ -40,7 +42,7 @@ from trainer_cli.trainer.setup import (
     settings_of,
     typed,
 )
-from trainer_cli.trainer.state import capture, load_all, load_for_evaluation, load_weights
+from trainer_cli.trainer.state import capture, load_all, load_for_evaluation, load_weights, read_state
 from trainer_cli.trainer.stopping import Stop
 from trainer_cli.trainer.torch_compat import leave_compiler_out, step_lightly
 from trainer_cli.trainer.train_step import TrainStep
@@ -167,6 +169,7 @@ class Trainer:
             by_name(schedulers, self.optimizers)
         self.schedulers = Schedulers()
         self.progress = Progress()
+        self._run_id = uuid.uuid4().hex[:12]
         self.checkpointer = make_sync_checkpointer() if checkpoint is None else checkpoint.checkpointer
         self.stop_request: Stop | None = None
         self.evaluation_requested = False
@@ -190,7 +193,7 @@ class Trainer:
         val_loader: Any = None,
         ckpt_path: str | Path | Unset | None = UNSET,
         *,
-        states: Sequence[str] = ("all",),
+        load: LoadOptions = WHOLE,
         keep_settings: Sequence[str] = (),
     ) -> FitResult:
         """Train until the loop's end, or until `stop` is called.
@@ -201,7 +204,8 @@ class Trainer:
             ckpt_path: not given: resume the newest valid checkpoint of this run, else continue from the trainer's
                 present state; None: start at step 0 with a new optimizer state, and with new weights if `model` was
                 given as a function; a path: load this checkpoint, and no other.
-            states: `("all",)`, or `("model",)` to load the weights alone and start at step 0.
+            load: what to load from the checkpoint named; `LoadOptions(states=["model"])` loads the weights alone and
+                starts at step 0. A checkpoint that is resumed because none was named is loaded whole.
             keep_settings: optimizer settings (such as `lr`, or `NAME.lr` of one of several) that stay as configured,
                 not as in the checkpoint.
 
@@ -233,11 +237,12 @@ class Trainer:
                 self.hooks.call("on_enter_fit", self, stack, train, val, loop)
                 if isinstance(ckpt_path, Unset):
                     ckpt_path = None if self.checkpoint is None else self.checkpoint.newest()
+                    load = WHOLE
                 path = ckpt_path
-                whole = tuple(states) == ("all",)
-                loop.prepare(self, train, self._progress_of(path) if path is not None and whole else self.progress)
+                counts = self._progress_of(path) if path is not None and load.resumes else self.progress
+                loop.prepare(self, train, counts)
                 if path is not None:
-                    self.load_checkpoint(path, states, keep_settings)
+                    self.load_checkpoint(path, load, keep_settings)
                 else:
                     self._make_schedulers()
                     # An earlier fit of this trainer, or a loaded state: the records up to here stay.
@@ -261,16 +266,25 @@ class Trainer:
         self.close()
         return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.metric_logger.last))
 
-    def validate(self, val_loader: Any, ckpt_path: str | Path | None = None) -> dict[str, dict[str, float]]:
+    def validate(
+        self, val_loader: Any, ckpt_path: str | Path | None = None, *, load: LoadOptions = WEIGHTS
+    ) -> dict[str, dict[str, float]]:
         """Evaluate on each loader, with the weights of a checkpoint if one is given: loader -> metrics."""
-        rows = self.validate_all(val_loader, [None if ckpt_path is None else ckpt_path])
+        rows = self.validate_all(val_loader, [None if ckpt_path is None else ckpt_path], load=load)
         return {row.loader: row.metrics for row in rows}
 
-    def validate_all(self, val_loaders: Any, ckpt_paths: Iterable[str | Path | None]) -> list[Evaluation]:
-        """Evaluate every checkpoint on every loader; each checkpoint is loaded once, over the whole model."""
+    def validate_all(
+        self, val_loaders: Any, ckpt_paths: Iterable[str | Path | None], *, load: LoadOptions = WEIGHTS
+    ) -> list[Evaluation]:
+        """Evaluate every checkpoint on every loader; each checkpoint is loaded once, over the whole model.
+
+        Args:
+            load: the rules for names; of the states the weights are loaded, and callbacks that evaluate.
+        """
         loaders = self._val_loaders(val_loaders)
+        load = replace(load, states=("model",))
         try:
-            return [row for path in ckpt_paths for row in self._validate_one(loaders, path)]
+            return [row for path in ckpt_paths for row in self._validate_one(loaders, path, load)]
         finally:
             self._clear_requests()
 
@@ -362,24 +376,42 @@ class Trainer:
         self.hooks.call("postprocess_checkpoint", self, state)
         return state
 
-    def load_checkpoint(
-        self, path: str | Path, states: Sequence[str] = ("all",), keep_settings: Sequence[str] = ()
-    ) -> None:
-        """Load everything, or the model alone, from a checkpoint. The RNG state is restored when training begins.
+    def save_checkpoint(self, path: str | Path) -> Path:
+        """Save the present state as the checkpoint at `path`, durably. Not for this run's own folder of checkpoints,
+        where the CheckpointerCallback saves and removes.
+
+        Raises:
+            SaveError: nothing was committed.
+            UserError: there is a checkpoint of another state.
+        """
+        path = Path(path)
+        metadata = CheckpointMetadata(
+            step=self.progress.step,
+            epoch=self.progress.epoch,
+            run_id=self._run_id,
+            progress=self.progress.state_dict(),
+        )
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        make_sync_checkpointer().save(self.checkpoint_state(), path, metadata=metadata, trained=trained)
+        return path
+
+    def load_checkpoint(self, path: str | Path, load: LoadOptions = WHOLE, keep_settings: Sequence[str] = ()) -> None:
+        """Load a checkpoint of this program or of another one. The RNG state is restored when training begins.
 
         Args:
+            load: what to load, and under which names.
             keep_settings: optimizer settings (such as `lr`) that stay as they are configured now.
         """
         path, self._used = Path(path), True
-        whole = tuple(states) == ("all",)
         self._make_schedulers()
-        state = self._read(path, None if whole else [*states, "progress"])
-        if whole:
-            load_all(self, self._train_loader, state, keep_settings, path)
-            self.hooks.call("on_load_checkpoint", self, state)
+        state = self._read(path, load)
+        if list(load.states) == ["model"]:
+            load_weights(self, state, load, path)
         else:
-            load_weights(self, state, path)
-        self.resumed = whole
+            load_all(self, self._train_loader, state, load, keep_settings, path)
+        if load.whole:
+            self.hooks.call("on_load_checkpoint", self, state)
+        self.resumed = load.resumes
 
     def _make_schedulers(self) -> None:
         """Make the schedules once: made over a trained optimizer, they would start from its present rates."""
@@ -412,16 +444,12 @@ class Trainer:
         """The progress of a checkpoint, if it has one."""
         return Progress.of(self.checkpointer.progress(path) or {})
 
-    def _read(self, path: Path, parts: Sequence[str] | None) -> dict[str, Any]:
-        """The state in a checkpoint, or these parts of it, as changed by hooks."""
+    def _read(self, path: Path, load: LoadOptions, *more: str) -> dict[str, Any]:
+        """The state in a checkpoint, or what is to be loaded of it, as changed by hooks."""
         self.hooks.call("on_before_load_checkpoint", self, path)
-        state = self.checkpointer.read(path, parts)
-        if lacking := [name for name in ("model", "progress") if name not in state]:
-            raise CheckpointError(
-                f"the checkpoint has no {' and no '.join(lacking)}, so it is not a training's", where=str(path)
-            )
+        state = read_state(self.checkpointer, path, load, *more)
         self.hooks.call("preprocess_checkpoint", self, state)
-        self.loaded_from, self.loaded_step = path, int(state["progress"]["step"])
+        self.loaded_from, self.loaded_step = path, int(state.get("progress", {}).get("step", 0))
         return state
 
     def restore_rng(self) -> None:
@@ -451,12 +479,12 @@ class Trainer:
         with second_to(error):
             self.close()
 
-    def _validate_one(self, loaders: Mapping[str, Any], path: str | Path | None) -> list[Evaluation]:
+    def _validate_one(self, loaders: Mapping[str, Any], path: str | Path | None, load: LoadOptions) -> list[Evaluation]:
         if path is not None:
             self._used = True
             evaluating = any(callback.evaluates for callback in self.callbacks.values())
-            parts = ["model", "progress", *(["callbacks"] if evaluating else [])]
-            load_for_evaluation(self, self._read(Path(path), parts), Path(path))
+            state = self._read(Path(path), load, *(["callbacks"] if evaluating else []))
+            load_for_evaluation(self, state, load, Path(path))
         self.metric_logger.record.clear()
         self._evaluate_all(loaders, self.loop.validation, is_last=True)
         rows: dict[str, dict[str, float]] = {name: {} for name in loaders}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,29 +62,42 @@ def rendered_header(layout: Iterable[TensorEntry]) -> bytes:
 
 def parsed_header(file: VerifiedFile) -> list[TensorEntry]:
     """The tensors of a file, in its order, whose sizes and offsets were checked to fill it exactly."""
-    if file.left_bytes < 8:
-        raise file.damaged("it is too short for a header")
-    length = int.from_bytes(file.take(8), "little")
-    if length > min(_LONGEST_HEADER, file.left_bytes):
-        raise file.damaged("its header is longer than the file")
     try:
-        fields = json.loads(file.take(length).decode("utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise file.damaged(f"its header is not JSON: {str(error)[:120]}") from None
-    if not isinstance(fields, dict):
-        raise file.damaged("its header is not a JSON object")
-    fields.pop("__metadata__", None)
-    try:
-        placed = sorted((_placed(name, entry) for name, entry in fields.items()), key=lambda one: one[:2])
+        return read_entries(file.take, file.left_bytes)
     except ValueError as error:
         raise file.damaged(str(error)) from None
+
+
+def read_entries(take: Callable[[int], bytes], file_bytes: int) -> list[TensorEntry]:
+    """The tensors of any safetensors file, in its order.
+
+    Args:
+        take: returns the next bytes of the file.
+        file_bytes: the size of the whole file.
+
+    Raises:
+        ValueError: saying what is wrong with the header, or that its tensors do not fill the file exactly.
+    """
+    if file_bytes < 8:
+        raise ValueError("it is too short for a header")
+    length = int.from_bytes(take(8), "little")
+    if length > min(_LONGEST_HEADER, file_bytes - 8):
+        raise ValueError("its header is longer than the file")
+    try:
+        fields = json.loads(take(length).decode("utf-8"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its header is not JSON: {str(error)[:120]}") from None
+    if not isinstance(fields, dict):
+        raise ValueError("its header is not a JSON object")
+    fields.pop("__metadata__", None)
+    placed = sorted((_placed(name, entry) for name, entry in fields.items()), key=lambda one: one[:2])
     offset = 0
     for begin, end, entry in placed:
         if begin != offset:
-            raise file.damaged(f"{entry.name[:80]!r} does not begin where the tensor before it ends")
+            raise ValueError(f"{entry.name[:80]!r} does not begin where the tensor before it ends")
         offset = end
-    if offset != file.left_bytes:
-        raise file.damaged("its tensors do not fill it")
+    if offset != file_bytes - 8 - length:
+        raise ValueError("its tensors do not fill it")
     return [entry for _, _, entry in placed]
 
 
@@ -106,7 +119,8 @@ def _are_sizes(raw: object) -> bool:
     return isinstance(raw, list) and all(type(one) is int and 0 <= one < _LARGEST for one in raw)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names are all different. Raises ValueError."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name occurs twice")

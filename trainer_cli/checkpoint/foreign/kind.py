@@ -1,0 +1,65 @@
+"""Which program wrote a checkpoint: told by its content, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from trainer_cli.checkpoint.naming import MANIFEST_FILE
+from trainer_cli.errors import UserError
+
+DCP_METADATA = ".metadata"
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
+
+_LARGEST_HEADER = 100_000_000
+_PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+class Kind(StrEnum):
+    """How a checkpoint of another program is stored."""
+
+    torch_file = "torch file"
+    safetensors = "safetensors file"
+    huggingface = "Hugging Face folder"
+    dcp = "DCP folder"
+
+
+def kind_of(path: Path) -> Kind | None:
+    """How the checkpoint at `path` is stored, or None if it is none of another program."""
+    if path.is_dir():
+        return _of_folder(path)
+    try:
+        with path.open("rb") as file:
+            begin = file.read(512)
+    except OSError:
+        return None
+    if begin.startswith((b"PK\x03\x04", *_PICKLE)) or begin[257:262] == b"ustar":
+        return Kind.torch_file
+    size = int.from_bytes(begin[:8], "little")
+    return Kind.safetensors if 2 <= size <= _LARGEST_HEADER and begin[8:9] == b"{" else None
+
+
+def refuse_foreign(path: Path, states: Sequence[str]) -> None:
+    """Refuse to load more than the weights of another program's checkpoint.
+
+    Raises:
+        UserError: `states` names more.
+    """
+    if list(states) != ["model"] and (kind := kind_of(path)) is not None:
+        raise UserError(
+            f"{path} is a {kind}, of which the weights can be loaded and nothing else",
+            where="load.states",
+            cure="Write load.states=[model]; in Python, LoadOptions(states=['model']).",
+        )
+
+
+def _of_folder(path: Path) -> Kind | None:
+    if (path / MANIFEST_FILE).is_file():
+        return None
+    if (path / DCP_METADATA).is_file():
+        return Kind.dcp
+    if any((path / name).is_file() for name in (*INDEXES, *WHOLE_FILES)):
+        return Kind.huggingface
+    return None

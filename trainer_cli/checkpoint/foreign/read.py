@@ -1,0 +1,60 @@
+"""Read the weights of a checkpoint that another program wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trainer_cli.checkpoint.foreign.dcp import load_dcp
+from trainer_cli.checkpoint.foreign.kind import Kind, kind_of
+from trainer_cli.checkpoint.foreign.safetensors_file import load_huggingface, load_safetensors
+from trainer_cli.checkpoint.foreign.state_dict import find_weights
+from trainer_cli.checkpoint.foreign.torch_file import load_torch_file
+from trainer_cli.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignCheckpoint:
+    """The weights of another program's checkpoint, on the CPU."""
+
+    program: str
+    """What wrote it, as far as its content tells: "Lightning checkpoint", "DCP folder" and so on."""
+    model: dict[str, torch.Tensor]
+    step: int | None = None
+    """The optimizer step at which it was saved, if it says so."""
+
+
+def read_foreign(path: Path, *, allow_pickle: bool = False) -> ForeignCheckpoint:
+    """The weights of a checkpoint of torch, Lightning, Composer, torch.distributed.checkpoint or safetensors.
+
+    Args:
+        allow_pickle: run what is in the file where it cannot be loaded otherwise.
+
+    Raises:
+        CheckpointError: it is none of these, is damaged, holds no weights, or can be loaded only by running what is in
+            it.
+    """
+    try:
+        return _read(path, kind_of(path), allow_pickle)
+    except OSError as error:
+        raise CheckpointError(f"the file cannot be read: {error.strerror or error}", where=str(path)) from None
+
+
+def _read(path: Path, kind: Kind | None, allow_pickle: bool) -> ForeignCheckpoint:
+    match kind:
+        case Kind.torch_file:
+            try:
+                found = find_weights(load_torch_file(path, allow_pickle=allow_pickle))
+            except ValueError as error:
+                raise CheckpointError(str(error), where=str(path)) from None
+            return ForeignCheckpoint(found.program, found.weights, found.step)
+        case Kind.safetensors:
+            return ForeignCheckpoint(kind.value, load_safetensors(path))
+        case Kind.huggingface:
+            return ForeignCheckpoint(kind.value, load_huggingface(path, allow_pickle=allow_pickle))
+        case Kind.dcp:
+            return ForeignCheckpoint(kind.value, load_dcp(path))
+        case None:
+            raise CheckpointError("it is no checkpoint of a known program", where=str(path))

@@ -1,0 +1,129 @@
+"""What to load from a checkpoint that is not this run's own, and under which names."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+ALL = "all"
+STATES: Mapping[str, tuple[str, ...]] = {
+    "model": ("model",),
+    "optimizer": ("optimizer", "optimizers", "scaler", "step"),
+    "schedulers": ("schedulers",),
+    "progress": ("progress", "loop", "data"),
+    "callbacks": ("callbacks",),
+    "rng": ("rng",),
+}
+"""What can be chosen of a training's state -> the top-level keys of a checkpoint that hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """Which states of a checkpoint to load, and how its names become those of the model.
+
+    The names of parameters in the optimizer's state follow the same rules as those of the model.
+    """
+
+    states: Sequence[str] = (ALL,)
+    """`all`, or any of `STATES`. Without `progress` a training starts at step 0."""
+    strict: bool = True
+    """Refuse parameters that only the model or only the checkpoint has."""
+    ignore_keys: Sequence[str] = ()
+    """Globs of parameter names, as the model has them, to leave as they are."""
+    key_mapping: Mapping[str, str] = field(default_factory=dict)
+    """Glob of names in the checkpoint -> name in the model; each `*` of the name stands for what that `*` matched."""
+    allow_pickle: bool = False
+    """Read files of other programs that can run any code when they are loaded."""
+
+    def __post_init__(self) -> None:
+        check_states("load.states", self.states)
+        check_mapping("load.key_mapping", self.key_mapping)
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is loaded."""
+        return ALL in self.states
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the training continues at the checkpoint's step."""
+        return self.whole or "progress" in self.states
+
+    def takes(self, state: str) -> bool:
+        """Whether one of `STATES` is loaded."""
+        return self.whole or state in self.states
+
+    def keys(self) -> list[str] | None:
+        """The top-level keys of a checkpoint to read; None: all."""
+        if self.whole:
+            return None
+        return list(dict.fromkeys(["progress", *(key for state in self.states for key in STATES[state])]))
+
+    def renamed(self, names: Iterable[str]) -> dict[str, str]:
+        """Each name of a checkpoint -> its name in the model. The first glob that matches decides."""
+        rules = [(_pattern(glob), target) for glob, target in self.key_mapping.items()]
+
+        def new_name(name: str) -> str:
+            matches = ((pattern.fullmatch(name), target) for pattern, target in rules)
+            return next((_filled(target, match.groups()) for match, target in matches if match is not None), name)
+
+        return {name: new_name(name) for name in names}
+
+    def ignored(self, names: Iterable[str]) -> set[str]:
+        """Which of these names to leave as they are."""
+        patterns = [_pattern(glob) for glob in self.ignore_keys]
+        return {name for name in names if any(pattern.fullmatch(name) for pattern in patterns)}
+
+    def warn_unmatched(self, saved: Iterable[str], names: Iterable[str]) -> None:
+        """Warn of each glob of `key_mapping` that matches no name of the checkpoint, and of `ignore_keys` that matches
+        none of `names`."""
+        for key, globs, known in (
+            ("key_mapping", self.key_mapping, list(saved)),
+            ("ignore_keys", self.ignore_keys, list(names)),
+        ):
+            for glob in globs:
+                if not any(_pattern(glob).fullmatch(name) for name in known):
+                    logger.warning("load.%s: %r matches nothing", key, glob)
+
+
+def check_states(key: str, states: Sequence[str]) -> None:
+    """Refuse what is no list of states, by a ConfigError."""
+    known = (ALL, *STATES)
+    if isinstance(states, str) or not states:
+        example = f"{key}=[{states or 'model'}]"
+        raise ConfigError(f"{key} is {states!r}, but it is a list of states", location=key, hint=f"Write {example}.")
+    for state in states:
+        if state not in known:
+            hint = did_you_mean(state, known).strip() or None
+            raise ConfigError(f"{key}: there is no state {state!r}, only {', '.join(known)}", location=key, hint=hint)
+    if ALL in states and len(states) > 1:
+        raise ConfigError(f"{key} is {list(states)}, but all has the others in it", location=key)
+
+
+def check_mapping(key: str, mapping: Mapping[str, str]) -> None:
+    """Refuse a new name that has more `*` than its glob."""
+    for glob, target in mapping.items():
+        if isinstance(target, str) and target.count("*") > str(glob).count("*"):
+            what = f"{key}: {target!r} has more * than {glob!r}, so there is nothing to put there"
+            raise ConfigError(what, location=key, hint=f"For example '{key}={{model.*: *}}'.")
+
+
+def _pattern(glob: str) -> re.Pattern[str]:
+    parts = ("(.*)" if part == "*" else re.escape(part) for part in re.split(r"(\*)", glob))
+    return re.compile("".join(parts), re.DOTALL)
+
+
+def _filled(target: str, matched: Sequence[str | None]) -> str:
+    parts = target.split("*")
+    return "".join(part + (matched[index] or "" if index < len(parts) - 1 else "") for index, part in enumerate(parts))
+
+
+WHOLE = LoadOptions()
+WEIGHTS = LoadOptions(states=("model",))
