@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
     from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
     from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
+    from trainer_cli.checkpoint.load_options import LoadOptions
     from trainer_cli.data.loader import Loader
     from trainer_cli.loggers.base import Logger
     from trainer_cli.trainer.duration import Duration
@@ -32,6 +33,7 @@ _MODULES = {
     "Duration": "trainer_cli.trainer.duration",
     "latest_checkpoint": "trainer_cli.checkpoint.find",
     "Loader": "trainer_cli.data.loader",
+    "LoadOptions": "trainer_cli.checkpoint.load_options",
     "Logger": "trainer_cli.loggers.base",
     "make_async_checkpointer": "trainer_cli.checkpoint.async_checkpointer",
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
@@ -51,6 +53,7 @@ __all__ = [
     "Checkpointer",
     "CheckpointerCallback",
     "Duration",
+    "LoadOptions",
     "Loader",
     "Logger",
     "Precision",

@@ -231,7 +231,7 @@ def test_where_a_save_comes_to_no_end_and_errors_are_passed_over_the_next_is_lef
 @pytest.mark.parametrize(("size_bytes", "patience_s"), [(0, 600.0), (10**9, 600.0), (84 * 10**9, 42_000.0)])
 def test_a_large_state_has_the_time_that_a_slow_disk_takes(size_bytes: int, patience_s: float) -> None:
     checkpointer = AsyncCheckpointer()
-    checkpointer.buffer = SimpleNamespace(held_bytes=size_bytes)  # type: ignore[assignment]
+    checkpointer.stager = SimpleNamespace(held_bytes=size_bytes)  # type: ignore[assignment]
     assert checkpointer.timeout_s == patience_s
     checkpointer.interrupt()
     assert checkpointer.timeout_s == 10.0

@@ -18,7 +18,7 @@ from states import same, small_state
 
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.snapshot_buffer import SnapshotBuffer
+from trainer_cli.checkpoint.snapshot_buffer import CopyStager, SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import SaveError
@@ -175,7 +175,7 @@ def test_what_follows_a_commit_is_done_after_it_and_only_then(tmp_path: Path) ->
 def test_whether_the_trained_are_finite_is_judged_by_the_bytes_that_are_saved(
     tmp_path: Path, available: int | None
 ) -> None:
-    background, value = AsyncCheckpointer(available=lambda: available), torch.tensor([1.0, float("nan")])
+    background, value = AsyncCheckpointer(stager=CopyStager(lambda: available)), torch.tensor([1.0, float("nan")])
     for name, trained in (("step1", [value]), ("step2", [])):
         background.save({"model": {"w": value}}, tmp_path / name, trained=trained).written.result(60)
     assert [SyncCheckpointer().manifest(tmp_path / name).finite for name in ("step1", "step2")] == [False, True]
@@ -195,7 +195,7 @@ def test_one_save_is_in_flight_and_close_ends_it(tmp_path: Path) -> None:
     background.close()
     freed.join()
     assert second.written.done()
-    assert background.buffer.held_bytes == 0
+    assert background.stager.held_bytes == 0
     for step in (1, 2):
         assert same(dict(SyncCheckpointer().load(tmp_path / f"step{step}")), small_state(step))
 
@@ -215,7 +215,7 @@ def test_a_save_that_does_not_end_keeps_its_memory_and_is_reported(
     background = on_disk(disk)
     saving = background.save(small_state(1), tmp_path / "step1")
     background.close(0.01)
-    assert background.buffer.held_bytes
+    assert background.stager.held_bytes
     assert "a checkpoint is still being written or deleted after 0 s" in caplog.text
     disk.may_end.set()
     assert saving.written.result(60) is None
@@ -243,10 +243,10 @@ def test_a_state_that_the_host_cannot_hold_twice_is_saved_before_training_goes_o
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    background = AsyncCheckpointer(available=lambda: 5_000)
+    background = AsyncCheckpointer(stager=CopyStager(lambda: 5_000))
     for step in (1, 2):
         assert background.save(small_state(step), tmp_path / f"step{step}").written.done()
-        assert background.buffer.held_bytes == 0
+        assert background.stager.held_bytes == 0
     assert caplog.text.count("more than half of the 5,000 available, so the training waits for each save") == 1
     assert same(dict(background.load(tmp_path / "step2")), small_state(2))
 
@@ -269,7 +269,7 @@ def test_where_the_system_refuses_memory_a_save_is_made_without_a_copy(
 
 def test_memory_that_is_held_already_is_not_looked_for_again(tmp_path: Path) -> None:
     asked = []
-    background = AsyncCheckpointer(available=lambda: asked.append(1))
+    background = AsyncCheckpointer(stager=CopyStager(lambda: asked.append(1)))
     for step in (1, 2, 3):
         background.save(small_state(step), tmp_path / f"step{step}").written.result(60)
     background.close()
@@ -279,6 +279,7 @@ def test_memory_that_is_held_already_is_not_looked_for_again(tmp_path: Path) -> 
 SCRIPT = """
 import sys
 import torch
+from trainer_cli.checkpoint.snapshot_buffer import CopyStager
 from trainer_cli import make_async_checkpointer
 
 make_async_checkpointer().save({"w": torch.ones(10_000_000)}, sys.argv[1])
@@ -299,11 +300,11 @@ def test_a_script_that_ends_without_close_finishes_its_save_or_says_why_not(tmp_
 
 @pytest.mark.parametrize("available", [None, 1 << 40, 1000])
 def test_no_more_memory_is_prepared_than_the_host_can_spare(tmp_path: Path, available: int | None) -> None:
-    net, background = Net(), AsyncCheckpointer(available=lambda: available)
+    net, background = Net(), AsyncCheckpointer(stager=CopyStager(lambda: available))
     background.prepare(net.state)
     assert background.drain(60)
-    held = background.buffer.held_bytes
+    held = background.stager.held_bytes
     assert (held > 0) is (available != 1000)
     background.save(net.state, tmp_path / "step1").written.result(60)
-    assert background.buffer.held_bytes == held
+    assert background.stager.held_bytes == held
     background.close()

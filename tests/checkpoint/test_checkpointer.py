@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from states import same, small_state
 
-from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
+from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
 from trainer_cli.checkpoint.checkpointer import (
     Checkpointer,
     CheckpointMetadata,
+    CheckpointReader,
     SyncCheckpointer,
     make_sync_checkpointer,
 )
@@ -21,6 +25,8 @@ from trainer_cli.checkpoint.format import registry
 from trainer_cli.checkpoint.format.codec import UnsavableState
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.checkpoint.save import CheckpointWriter
+from trainer_cli.checkpoint.snapshot_buffer import CopyStager, LiveStager
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.errors import CheckpointError, SaveError, UserError
@@ -36,7 +42,9 @@ class Awaited(AsyncCheckpointer):
         return saving
 
 
-@pytest.fixture(params=[SyncCheckpointer, Awaited, lambda: Awaited(available=lambda: 0)], ids=["sync", "async", "full"])
+@pytest.fixture(
+    params=[SyncCheckpointer, Awaited, lambda: Awaited(stager=CopyStager(lambda: 0))], ids=["sync", "async", "full"]
+)
 def checkpointer(request):
     made = request.param()
     yield made
@@ -239,7 +247,89 @@ def test_a_checkpoint_that_is_loaded_cannot_be_removed_meanwhile(tmp_path):
             removed.append(LocalStorage(tmp_path).remove("step1"))
             return read(folder, manifest, only, rank)
 
-    checkpointer.format = Slow()
+    checkpointer.reader = CheckpointReader(Slow())
     assert same(dict(checkpointer.load(tmp_path / "step1")), small_state())
     assert removed == [False]
     assert LocalStorage(tmp_path).remove("step1")
+
+
+class Hook:
+    """Records what is called around a commit, and what is on the disk then."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self.calls: list[tuple[str, str, bool]] = []
+        self.error = error
+
+    def pre_commit(self, path: str) -> None:
+        self.calls.append(("pre", Path(path).name, Path(path).exists()))
+        if self.error is not None:
+            raise self.error
+
+    def post_commit(self, path: str) -> None:
+        self.calls.append(("post", Path(path).name, (Path(path) / "manifest.json").is_file()))
+
+
+@pytest.mark.parametrize("make", [make_sync_checkpointer, make_async_checkpointer])
+def test_commit_hooks_are_called_before_and_after_the_commit(tmp_path: Path, make: Callable[..., Any]) -> None:
+    hook = Hook()
+    checkpointer = make(commit_hook=hook)
+    for step in (1, 2):
+        checkpointer.save({"x": torch.ones(3)}, tmp_path / f"step{step}")
+    checkpointer.close()
+    assert hook.calls == [
+        ("pre", "step1", False), ("post", "step1", True), ("pre", "step2", False), ("post", "step2", True)
+    ]  # fmt: skip
+
+
+def test_a_commit_hook_that_fails_fails_the_save(tmp_path: Path) -> None:
+    hook = Hook(OSError(5, "no barrier"))
+    with pytest.raises(SaveError, match="no barrier"):
+        make_sync_checkpointer(commit_hook=hook).save({"x": 1}, tmp_path / "step1")
+    assert [name for name, *_ in hook.calls] == ["pre"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_is_none_or_the_pair_of_its_futures(tmp_path: Path) -> None:
+    assert make_sync_checkpointer().save({"x": 1}, tmp_path / "step1") is None
+    checkpointer = make_async_checkpointer()
+    staged, written = checkpointer.save({"x": 1}, tmp_path / "step2")
+    assert staged.done()
+    assert written.result(timeout=60) is None
+    assert (tmp_path / "step2/manifest.json").is_file()
+    checkpointer.close()
+
+
+class Counting:
+    """A stager, writer and reader that count their calls and leave the work to the usual ones."""
+
+    def __init__(self) -> None:
+        self.stager, self.writer, self.reader = LiveStager(), CheckpointWriter(), CheckpointReader()
+        self.calls: list[str] = []
+        self.held_bytes = 0
+
+    def stage(self, *args: Any) -> Any:
+        self.calls.append("stage")
+        return self.stager.stage(*args)
+
+    def write(self, *args: Any, **named: Any) -> None:
+        self.calls.append("write")
+        self.writer.write(*args, **named)
+
+    def read(self, *args: Any, **named: Any) -> Any:
+        self.calls.append("read")
+        return self.reader.read(*args, **named)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.mark.parametrize("kind", [SyncCheckpointer, AsyncCheckpointer])
+def test_stager_writer_and_reader_can_be_given(tmp_path: Path, kind: type[SyncCheckpointer]) -> None:
+    parts = Counting()
+    checkpointer = kind(stager=parts, writer=parts, reader=parts)
+    checkpointer.save({"x": 3}, tmp_path / "step1")
+    if isinstance(checkpointer, AsyncCheckpointer):
+        checkpointer.drain()
+    assert checkpointer.load(tmp_path / "step1") == {"x": 3}
+    checkpointer.close()
+    assert parts.calls == ["stage", "write", "read", "close"]

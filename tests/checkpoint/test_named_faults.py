@@ -253,7 +253,7 @@ def test_the_state_of_a_callback_that_is_no_longer_here_is_not_dropped_without_a
 ) -> None:
     run(tmp_path, 2, loop={"eval_interval": 2}, callbacks={"counts": CountsEvaluations()})
     run(tmp_path, 4)
-    assert "state of a callback 'counts'" in caplog.text
+    assert "state of callback 'counts'" in caplog.text
 
 
 def test_a_valid_checkpoint_is_never_cleared_to_be_written_anew(tmp_path: Path) -> None:

@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 
-from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, InFlightSave
+from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, InFlightSave, Reader
 from trainer_cli.checkpoint.format.interfaces import Format
-from trainer_cli.checkpoint.host_memory import available_bytes
-from trainer_cli.checkpoint.save import CheckpointMetadata, metadata_of, nothing, stage
-from trainer_cli.checkpoint.snapshot_buffer import Snapshot, SnapshotBuffer
+from trainer_cli.checkpoint.save import CheckpointMetadata, CommitHook, Writer, metadata_of, nothing
+from trainer_cli.checkpoint.snapshot_buffer import CopyStager, Stager
 from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.writer_thread import WriterThread, run_now
 from trainer_cli.config.schema import DigestAlgorithm
@@ -45,9 +44,9 @@ class AsyncCheckpointer(FolderCheckpointer):
     """Saves in the background: `save` returns once the state is copied.
 
     Args:
+        stager: makes the copies; by default a CopyStager. What it stages without a copy is written before `save`
+            returns.
         thread: writes the copies; by default a new one.
-        available: the memory in bytes that can still be had. A state whose copy needs more than half of it is saved
-            before `save` returns, without a copy.
     """
 
     def __init__(
@@ -56,22 +55,32 @@ class AsyncCheckpointer(FolderCheckpointer):
         format: Format | str = "tensors",
         storage: Callable[[Path], Storage] | None = None,
         digest: DigestAlgorithm = DigestAlgorithm.xxh3_128,
+        stager: Stager | None = None,
+        writer: Writer | None = None,
+        reader: Reader | None = None,
+        commit_hook: CommitHook | None = None,
         thread: WriterThread | None = None,
-        available: Callable[[], int | None] = available_bytes,
     ) -> None:
-        super().__init__(format=format, storage=storage, digest=digest)
+        super().__init__(
+            format=format,
+            storage=storage,
+            digest=digest,
+            stager=stager or CopyStager(),
+            writer=writer,
+            reader=reader,
+            commit_hook=commit_hook,
+        )
         self.thread = thread or WriterThread("checkpoint-writer")
         self._reports = thread is None
         if thread is None:
             # The owner of a given thread ends it, and reports failures.
             atexit.register(_close_at_exit, weakref.ref(self))
-        self.buffer = SnapshotBuffer(available)
-        self._warned = self._interrupted = False
+        self._interrupted = False
 
     @property
     def timeout_s(self) -> float:
         """The limit of the wait for a save in flight."""
-        longest = max(_TIMEOUT_S, self.buffer.held_bytes / _SLOWEST_BYTES_PER_S)
+        longest = max(_TIMEOUT_S, self.stager.held_bytes / _SLOWEST_BYTES_PER_S)
         return _INTERRUPTED_TIMEOUT_S if self._interrupted else longest
 
     def save(
@@ -98,10 +107,10 @@ class AsyncCheckpointer(FolderCheckpointer):
         metadata = metadata or metadata_of(name)
         self._interrupted = False
         self.drain()
-        snapshot = self._staged(state_dict, list(trained))
+        snapshot = self.stager.stage(self.format, state_dict, list(trained))
 
         def write() -> None:
-            self._save(storage, name, snapshot, metadata, before_commit=before_commit)
+            self.writer.write(storage, name, snapshot, metadata, format=self.format.name, before_commit=before_commit)
             after_commit()
 
         written = run_now(write) if snapshot.image is None else self.thread.submit(write)
@@ -112,11 +121,7 @@ class AsyncCheckpointer(FolderCheckpointer):
     def prepare(self, state_dict: Mapping[str, Any]) -> None:
         """Allocate the memory for copies of such a state in the writing thread; the first save would wait for it."""
         self.drain()
-        try:
-            memory = self.buffer.reserve(self.format.plan(state_dict))
-        except (OSError, MemoryError) as error:
-            log.debug("no memory is reserved for saves: %s", error)
-        else:
+        if (memory := self.stager.prepare(self.format, state_dict)) is not None:
             self.thread.submit(memory.touch)
 
     def drain(self, timeout_s: float | None = None) -> bool:
@@ -151,21 +156,10 @@ class AsyncCheckpointer(FolderCheckpointer):
         """Finish the save in flight and free the memory."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         if self.thread.close(timeout_s):
-            self.buffer.close()
+            super().close()
         else:
+            # The thread still reads the copy.
             log.warning("a checkpoint is still being written or deleted after %.0f s; no resume takes it", timeout_s)
-        super().close()
-
-    def _staged(self, state: Mapping[str, Any], trained: list[torch.Tensor]) -> Snapshot:
-        """A copy of the state, or the state itself where the host has no memory for the copy."""
-        try:
-            return stage(self.format, state, trained, self.buffer)
-        except (OSError, MemoryError) as error:
-            if not self._warned:
-                self._warned = True
-                why = str(error) or "there is no memory for a copy of the state"
-                log.warning("%s, so the training waits for each save", why)
-        return stage(self.format, state, trained)
 
 
 def _close_at_exit(reference: weakref.ref[AsyncCheckpointer]) -> None:
@@ -185,6 +179,7 @@ def make_async_checkpointer(
     format: Format | str = "tensors",
     storage: Callable[[Path], Storage] | None = None,
     digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
+    commit_hook: CommitHook | None = None,
 ) -> AsyncCheckpointer:
     """A checkpointer for use without a Trainer that writes in the background."""
-    return AsyncCheckpointer(format=format, storage=storage, digest=DigestAlgorithm(digest))
+    return AsyncCheckpointer(format=format, storage=storage, digest=DigestAlgorithm(digest), commit_hook=commit_hook)

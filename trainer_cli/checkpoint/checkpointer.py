@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -28,7 +28,8 @@ from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.naming import is_plain
 from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
-from trainer_cli.checkpoint.save import errors_of_save, metadata_of, nothing, save, stage
+from trainer_cli.checkpoint.save import CheckpointWriter, CommitHook, Writer, errors_of_save, metadata_of, nothing
+from trainer_cli.checkpoint.snapshot_buffer import LiveStager, Stager
 from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.config.schema import DigestAlgorithm
@@ -53,6 +54,10 @@ class InFlightSave:
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def __iter__(self) -> Iterator[Future[None]]:
+        """`staged, written = checkpointer.save(…)`."""
+        return iter((self.staged, self.written))
 
     def raise_failure(self) -> None:
         """Wait until the save has ended.
@@ -81,7 +86,7 @@ class Checkpointer(ABC):
     ) -> InFlightSave | None:
         """Save a tree as the checkpoint at `path`. A complete checkpoint that exists is not written again.
 
-        None if the checkpoint is committed when this returns; else its futures.
+        None if the checkpoint is committed when this returns; else its futures, staged and written.
 
         Raises:
             NotDurableError: the checkpoint is there, but a power cut may take it away.
@@ -119,12 +124,45 @@ class Checkpointer(ABC):
         return {key: value for key, value in self.load(path).items() if only is None or key in only}
 
     @abstractmethod
-    def close(self) -> None:
-        """Finish saves in flight and release resources."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Finish saves in flight, waiting at most so long, and release resources. None: a limit by the state's size."""
+
+
+class Reader(Protocol):
+    """Reads the state of a checkpoint."""
+
+    def read(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None) -> dict[str, Any]:
+        """The tree as saved, or those of its top-level keys that are in `only`.
+
+        Raises:
+            DamagedCheckpoint: naming the file that is not what was written.
+        """
+        ...
+
+
+class CheckpointReader:
+    """Reads a checkpoint by the format that its manifest names; a format given is used for its own name."""
+
+    def __init__(self, format: Format | None = None) -> None:
+        self.format = format
+
+    def read(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None) -> dict[str, Any]:
+        own = self.format is not None and manifest.format == self.format.name
+        form = self.format if self.format is not None and own else new_format(manifest.format, str(folder.path))
+        return form.read(folder, manifest, only)
 
 
 class FolderCheckpointer(Checkpointer):
-    """The base of checkpointers that save to folders: how they read, and their parts."""
+    """The base of checkpointers that save to folders, put together from parts.
+
+    Args:
+        format: how a state becomes files, or the name of such a format.
+        storage: the storage of a folder of checkpoints; by default that of its scheme.
+        digest: the digest of every file.
+        stager: makes what is written of a state.
+        writer, reader: write and read checkpoints in a storage.
+        commit_hook: is called around each commit.
+    """
 
     def __init__(
         self,
@@ -132,9 +170,15 @@ class FolderCheckpointer(Checkpointer):
         format: Format | str = "tensors",
         storage: Callable[[Path], Storage] | None = None,
         digest: DigestAlgorithm = DigestAlgorithm.xxh3_128,
+        stager: Stager | None = None,
+        writer: Writer | None = None,
+        reader: Reader | None = None,
+        commit_hook: CommitHook | None = None,
     ) -> None:
         self.format = new_format(format) if isinstance(format, str) else format
-        self._save = partial(save, format=self.format.name, digest=digest)
+        self.stager = stager or LiveStager()
+        self.writer = writer or CheckpointWriter(digest=digest, commit_hook=commit_hook)
+        self.reader = reader or CheckpointReader(self.format)
         run_id = uuid.uuid4().hex[:12]
         self._new_storage = storage or partial(open_storage, run_id=run_id)
         self._storages: dict[Path, Storage] = {}
@@ -171,13 +215,7 @@ class FolderCheckpointer(Checkpointer):
 
     def read(self, path: str | Path, only: Collection[str] | None = None) -> dict[str, Any]:
         storage, name = self._place(path)
-
-        def read(folder: ReadableFolder, manifest: Manifest) -> dict[str, Any]:
-            own = manifest.format == self.format.name
-            form = self.format if own else new_format(manifest.format, storage.location(name))
-            return form.read(folder, manifest, only)
-
-        return self._reading(storage, name, read)
+        return self._reading(storage, name, partial(self.reader.read, only=only))
 
     def manifest(self, path: str | Path) -> Manifest:
         """The manifest of the checkpoint at `path`, all of whose files exist with the right sizes.
@@ -205,7 +243,8 @@ class FolderCheckpointer(Checkpointer):
 
         return self._reading(storage, name, read)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
+        self.stager.close()
         self._storages.clear()
 
     def _place(self, path: str | Path) -> tuple[Storage, str]:
@@ -244,10 +283,11 @@ class SyncCheckpointer(FolderCheckpointer):
         trained: Iterable[torch.Tensor] = (),
         before_commit: Callable[[], object] = nothing,
     ) -> None:
-        """As `Checkpointer.save`; `trained` and `before_commit` are those of `stage` and `save` in save.py."""
+        """As `Checkpointer.save`; `trained` is that of `Stager.stage`, `before_commit` that of `Writer.write`."""
         storage, name = self._place(path)
-        snapshot = stage(self.format, state_dict, list(trained))
-        self._save(storage, name, snapshot, metadata or metadata_of(name), before_commit=before_commit)
+        snapshot = self.stager.stage(self.format, state_dict, list(trained))
+        metadata = metadata or metadata_of(name)
+        self.writer.write(storage, name, snapshot, metadata, format=self.format.name, before_commit=before_commit)
 
 
 def make_sync_checkpointer(
@@ -255,9 +295,10 @@ def make_sync_checkpointer(
     format: Format | str = "tensors",
     storage: Callable[[Path], Storage] | None = None,
     digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
+    commit_hook: CommitHook | None = None,
 ) -> SyncCheckpointer:
     """A checkpointer for use without a Trainer."""
-    return SyncCheckpointer(format=format, storage=storage, digest=DigestAlgorithm(digest))
+    return SyncCheckpointer(format=format, storage=storage, digest=DigestAlgorithm(digest), commit_hook=commit_hook)
 
 
 def _examined(storage: Storage, name: str) -> Manifest:

@@ -1,4 +1,4 @@
-"""One save in four calls: `stage`, `write`, `gather`, `commit`.
+"""One save in four calls: `stage` (in snapshot_buffer.py), `write`, `gather`, `commit`.
 
     stage    the state as it will be written: a copy of it, made at the step's boundary
     write    its files in a hidden folder, each digested and fsynced
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -27,13 +27,12 @@ from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest
 from trainer_cli.checkpoint.naming import MANIFEST_FILE, parse_step
 from trainer_cli.checkpoint.policy import Kind
-from trainer_cli.checkpoint.snapshot_buffer import Snapshot, SnapshotBuffer
+from trainer_cli.checkpoint.snapshot_buffer import Snapshot
 from trainer_cli.checkpoint.storage.interfaces import UnsyncedError
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.errors import NO_SPACE, NotDurableError, SaveError, UserError, disk_cure
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.format.interfaces import Format
     from trainer_cli.checkpoint.storage.interfaces import Storage, WritableFolder
 
 logger = logging.getLogger(__name__)
@@ -71,26 +70,6 @@ def nothing() -> None:
 def metadata_of(name: str) -> CheckpointMetadata:
     """The metadata that follows from a checkpoint's name."""
     return CheckpointMetadata(step=parse_step(name) or 0)
-
-
-def stage(
-    format: Format,
-    state: Mapping[str, Any],
-    trained: Sequence[torch.Tensor] = (),
-    buffer: SnapshotBuffer | None = None,
-) -> Snapshot:
-    """The state as it will be written: its copy in `buffer`; without one its live tensors, which must not change
-    before they are written.
-
-    Args:
-        trained: tensors that must hold neither NaN nor infinity for the checkpoint to be finite.
-
-    Raises:
-        UnsavableState: naming the owner of what cannot be saved.
-        OSError, MemoryError: there is no memory for the copy.
-    """
-    layout = format.plan(state)
-    return Snapshot(layout, trained) if buffer is None else buffer.capture(layout, trained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,47 +117,89 @@ def commit(
     return manifest
 
 
-def save(
-    storage: Storage,
-    name: str,
-    snapshot: Snapshot,
-    metadata: CheckpointMetadata,
-    *,
-    format: str,
-    digest: DigestAlgorithm,
-    before_commit: Callable[[], object] = nothing,
-) -> None:
-    """Write, gather and commit in the calling thread. An intact checkpoint of the same run and step is left as it
-    is.
+class CommitHook(Protocol):
+    """Is called around the commit of each checkpoint, in the thread that writes."""
+
+    def pre_commit(self, path: str) -> None:
+        """The files of the checkpoint at `path` are written and fsynced; an OSError fails the save."""
+        ...
+
+    def post_commit(self, path: str) -> None:
+        """The checkpoint at `path` is committed. Must not raise."""
+        ...
+
+
+class Writer(Protocol):
+    """The last three calls of a save."""
+
+    def write(
+        self,
+        storage: Storage,
+        name: str,
+        snapshot: Snapshot,
+        metadata: CheckpointMetadata,
+        *,
+        format: str,
+        before_commit: Callable[[], object] = nothing,
+    ) -> None:
+        """Write a snapshot as the checkpoint of this name, and commit it. An intact checkpoint of the same run and
+        step is left as it is.
+
+        Args:
+            format: the name of the snapshot's format, for the manifest.
+            before_commit: called when the files are written, before the manifest is made; an OSError fails the save.
+
+        Raises:
+            NotDurableError: the checkpoint is there, but a power cut may take it away.
+            SaveError: nothing was committed. In both cases older checkpoints are intact.
+        """
+        ...
+
+
+class CheckpointWriter:
+    """Writes, gathers and commits in the calling thread.
 
     With one process all three run in the writer thread: a commit that waited for the training's thread would come at
     the end of a step or of an evaluation, and a crash in between would lose what is already on the disk.
-
-    Args:
-        format: the name of the snapshot's format, for the manifest.
-        before_commit: called when the files are written, before the manifest is made; an OSError fails the save.
-
-    Raises:
-        NotDurableError: the checkpoint is there, but a power cut may take it away.
-        SaveError: nothing was committed. In both cases older checkpoints are intact.
     """
-    where = storage.location(name)
-    try:
-        if _is_saved(storage, name, metadata):
-            storage.fsync_names()
-            logger.info("%s is there already, and is not written again", where)
-            return
-        with storage.writing(name, digest=digest) as folder:
-            ranks = gather(write(folder, snapshot, metadata.files))
-            before_commit()
-            finite = metadata.finite and snapshot.is_finite()
-            if not finite:
-                logger.warning("the weights of step %d are not finite: no resume takes %s", metadata.step, name)
-            commit(folder, ranks, replace(metadata, finite=finite), format=format)
-    except OSError as error:
-        size_bytes = snapshot.layout.total_bytes + sum(len(content) for content in metadata.files.values())
-        raise disk_error(error, where, size_bytes, storage.free_bytes()) from error
-    logger.debug("saved %s (%s)", where, metadata.reason)
+
+    def __init__(
+        self, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128, commit_hook: CommitHook | None = None
+    ) -> None:
+        self.digest = digest
+        self.commit_hook = commit_hook
+
+    def write(
+        self,
+        storage: Storage,
+        name: str,
+        snapshot: Snapshot,
+        metadata: CheckpointMetadata,
+        *,
+        format: str,
+        before_commit: Callable[[], object] = nothing,
+    ) -> None:
+        where = storage.location(name)
+        try:
+            if _is_saved(storage, name, metadata):
+                storage.fsync_names()
+                logger.info("%s is there already, and is not written again", where)
+                return
+            with storage.writing(name, digest=self.digest) as folder:
+                ranks = gather(write(folder, snapshot, metadata.files))
+                before_commit()
+                if self.commit_hook is not None:
+                    self.commit_hook.pre_commit(where)
+                finite = metadata.finite and snapshot.is_finite()
+                if not finite:
+                    logger.warning("the weights of step %d are not finite: no resume takes %s", metadata.step, name)
+                commit(folder, ranks, replace(metadata, finite=finite), format=format)
+        except OSError as error:
+            size_bytes = snapshot.layout.total_bytes + sum(len(content) for content in metadata.files.values())
+            raise disk_error(error, where, size_bytes, storage.free_bytes()) from error
+        if self.commit_hook is not None:
+            self.commit_hook.post_commit(where)
+        logger.debug("saved %s (%s)", where, metadata.reason)
 
 
 def _is_saved(storage: Storage, name: str, metadata: CheckpointMetadata) -> bool:

@@ -1,16 +1,17 @@
-"""One copy of a state in host memory, laid out as its tensor file, and reused from save to save.
+"""The first call of a save: one copy of the state in host memory, laid out as its tensor file, and reused.
 
-`capture` runs at a step's boundary, in the training's thread. When it returns, nothing that the training does changes
+`SnapshotBuffer.capture` runs at a step's boundary, in the training's thread. When it returns, nothing that the training does changes
 the copy: tensors in host memory are copied by then, and of those on a GPU the copy is queued on a side stream that the
 compute stream waits for before it runs anything else.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +22,10 @@ from trainer_cli.checkpoint.model_state import are_finite
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.codec import Leaf
     from trainer_cli.checkpoint.format.file_layout import FileLayout
+    from trainer_cli.checkpoint.format.interfaces import Format
     from trainer_cli.checkpoint.storage.interfaces import WritableFolder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +149,85 @@ class SnapshotBuffer:
                 self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._streams[device].wait_stream(torch.cuda.current_stream(device))
         return {device: self._streams[device] for device in devices}
+
+
+class Stager(Protocol):
+    """Turns a state into the snapshot that a writer writes."""
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that it holds for copies."""
+        ...
+
+    def stage(self, format: Format, state: Mapping[str, Any], trained: Sequence[torch.Tensor] = ()) -> Snapshot:
+        """The state as it will be written. A snapshot with an image stays as it is when the state changes; without
+        one it is the live tensors.
+
+        Args:
+            trained: tensors that must hold neither NaN nor infinity for the checkpoint to be finite.
+
+        Raises:
+            UnsavableState: naming the owner of what cannot be saved.
+        """
+        ...
+
+    def prepare(self, format: Format, state: Mapping[str, Any]) -> HostMemory | None:
+        """Reserve what such a state needs; memory that is to be touched by the thread that will write, if any."""
+        ...
+
+    def close(self) -> None:
+        """Free the memory."""
+        ...
+
+
+class LiveStager:
+    """Copies nothing: the state must not change until it is written."""
+
+    held_bytes = 0
+
+    def stage(self, format: Format, state: Mapping[str, Any], trained: Sequence[torch.Tensor] = ()) -> Snapshot:
+        return Snapshot(format.plan(state), trained)
+
+    def prepare(self, format: Format, state: Mapping[str, Any]) -> HostMemory | None:
+        return None
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+class CopyStager:
+    """Copies the state into one buffer, reused from save to save. Where the host has no memory for that, the live
+    tensors are staged, with a warning.
+
+    Args:
+        available: the memory in bytes that can still be had. The copy takes no more than half of it.
+    """
+
+    def __init__(self, available: Callable[[], int | None] = available_bytes) -> None:
+        self.buffer = SnapshotBuffer(available)
+        self._warned = False
+
+    @property
+    def held_bytes(self) -> int:
+        return self.buffer.held_bytes
+
+    def stage(self, format: Format, state: Mapping[str, Any], trained: Sequence[torch.Tensor] = ()) -> Snapshot:
+        layout = format.plan(state)
+        try:
+            return self.buffer.capture(layout, trained)
+        except (OSError, MemoryError) as error:
+            if not self._warned:
+                self._warned = True
+                why = str(error) or "there is no memory for a copy of the state"
+                log.warning("%s, so the training waits for each save", why)
+        return Snapshot(layout, trained)
+
+    def prepare(self, format: Format, state: Mapping[str, Any]) -> HostMemory | None:
+        try:
+            return self.buffer.reserve(format.plan(state))
+        except (OSError, MemoryError) as error:
+            log.debug("no memory is reserved for saves: %s", error)
+            return None
+
+    def close(self) -> None:
+        self.buffer.close()
