@@ -1,8 +1,8 @@
 """The first call of a save: one copy of the state in host memory, laid out as its tensor file, and reused.
 
-`SnapshotBuffer.capture` runs at a step's boundary, in the training's thread. When it returns, nothing that the training does changes
-the copy: tensors in host memory are copied by then, and of those on a GPU the copy is queued on a side stream that the
-compute stream waits for before it runs anything else.
+`SnapshotBuffer.capture` runs at a step's boundary, in the training's thread. When it returns, nothing that the training
+does changes the copy: tensors in host memory are copied by then, and of those on a GPU the copy is queued on a side
+stream that the compute stream waits for before it runs anything else.
 """
 
 from __future__ import annotations
