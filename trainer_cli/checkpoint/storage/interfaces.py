@@ -143,6 +143,11 @@ class Storage(Protocol):
         """
         ...
 
+    def finish_uploads(self, timeout_s: float | None = None) -> list[str]:
+        """Wait until all that was committed is in its final place; the names that are not, after so many seconds or
+        because it cannot be reached."""
+        ...
+
     def free_bytes(self) -> int | None:
         """Bytes that can still be written, or None if unknown."""
         ...

@@ -229,6 +229,9 @@ class LocalStorage:
                 swept.append(name)
         return swept
 
+    def finish_uploads(self, timeout_s: float | None = None) -> list[str]:
+        return []
+
     def free_bytes(self) -> int | None:
         for path in (self.root, *self.root.absolute().parents):
             try:

@@ -1,28 +1,28 @@
-"""Storages by the scheme of the place: `file`, which a plain path has too, is a local disk."""
+"""Storages by the scheme of the place: a local disk, or an object store through fsspec."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.errors import UserError
-
-STORAGES: Mapping[str, Callable[..., Storage]] = {"file": LocalStorage}
+from trainer_cli.checkpoint.storage.url_path import as_path, is_url
 
 
-def open_storage(place: Path | str, **identity: Any) -> Storage:
+def open_storage(place: Path | str, *, cache: Path | None = None, **identity: Any) -> Storage:
     """The storage of a folder of checkpoints.
 
     Args:
+        cache: the local folder for copies of what is in an object store; by default one in the user's cache.
         identity: `run_id`, `attempt` and `later`, as in `LocalStorage`.
 
     Raises:
-        UserError: the place has a scheme, such as `s3://`, for which there is no storage.
+        UserError: there is no storage for this scheme, or it needs another package.
     """
-    scheme, found, path = str(place).partition("://")
-    if found and scheme not in STORAGES:
-        raise UserError(f"there is no storage for {scheme}://; there is one for {', '.join(STORAGES)}://")
-    return STORAGES[scheme](path, **identity) if found else STORAGES["file"](place, **identity)
+    if not is_url(place):
+        return LocalStorage(as_path(place), **identity)
+    # fsspec is imported for object stores alone.
+    from trainer_cli.checkpoint.storage.object_store import ObjectStorage
+
+    return ObjectStorage(place, cache=cache, **identity)

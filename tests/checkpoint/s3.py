@@ -1,0 +1,44 @@
+"""An S3 server on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from moto.server import ThreadedMotoServer
+
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+_numbers = itertools.count()
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """The address of a server; the environment of this process points to it."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    before = dict(os.environ)
+    os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=endpoint)
+    try:
+        yield endpoint
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        server.stop()
+
+
+def new_bucket(endpoint: str) -> str:
+    """A bucket of its own."""
+    import boto3
+
+    name = f"bucket-{os.getpid()}-{next(_numbers)}"
+    boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=name)
+    return name

@@ -1,0 +1,96 @@
+"""Copy a checkpoint from an object store to the local disk: in parallel parts, digested on the way."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.checkpoint.naming import MANIFEST_FILE
+from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.object_client import PART_BYTES, ObjectClient
+from trainer_cli.config.schema import DigestAlgorithm
+
+logger = logging.getLogger(__name__)
+
+_PARTS_AT_ONCE = 8
+_REPORT_S = 10.0
+
+
+def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorage, where: str) -> None:
+    """Write the files that a manifest lists into a local storage, under the same name, and the manifest last.
+
+    Args:
+        where: the checkpoint in the store, for messages.
+
+    Raises:
+        DamagedCheckpoint: the manifest is none, or a file is not what it says.
+        OSError: the store does not answer, or the disk is full; nothing is left then.
+    """
+    entries = Manifest.parse(manifest).files
+    digest = DigestAlgorithm(next((entry.algorithm for entry in entries.values()), DigestAlgorithm.xxh3_128))
+    total = sum(entry.size_bytes for entry in entries.values())
+    with _progress(where, total) as advance, into.writing(name, digest=digest) as folder:
+        for file, entry in entries.items():
+            try:
+                with folder.create(file) as writer:
+                    for part in _parts(client, f"{name}/{file}", entry.size_bytes):
+                        writer.write(part)
+                        advance(len(part))
+            except FileNotFoundError:
+                raise _damaged(f"{file} is missing", where) from None
+            if folder.files[file] != entry:
+                raise _damaged(f"{file} is not what was written: the digest differs", where)
+        with folder.create(MANIFEST_FILE) as writer:
+            writer.write(manifest)
+        folder.publish()
+
+
+def _damaged(why: str, where: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(f"a file of the checkpoint is damaged: {why}", where=where)
+
+
+def _parts(client: ObjectClient, key: str, size_bytes: int) -> Iterator[bytes]:
+    """The content of an object, in order; some parts are fetched ahead."""
+    ranges = [(start, min(start + PART_BYTES, size_bytes)) for start in range(0, size_bytes, PART_BYTES)]
+    ahead: deque[Future[bytes]] = deque()
+    with ThreadPoolExecutor(_PARTS_AT_ONCE, "checkpoint-download") as pool:
+        try:
+            for start, end in ranges:
+                ahead.append(pool.submit(client.get_range, key, start, end))
+                if len(ahead) == _PARTS_AT_ONCE:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _progress(where: str, total: int) -> Iterator[Callable[[int], object]]:
+    """Report the bytes of a download: a bar on a terminal, else a line every ten seconds."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(f"downloading {where}", total=total)
+            yield lambda count: bar.advance(task, count)
+        return
+    logger.info("downloading %s (%s bytes)", where, f"{total:,}")
+    done, reported = 0, time.monotonic()
+
+    def advance(count: int) -> None:
+        nonlocal done, reported
+        done += count
+        if time.monotonic() - reported > _REPORT_S:
+            reported = time.monotonic()
+            logger.info("downloaded %d%% of %s", 100 * done // max(total, 1), where)
+
+    yield advance

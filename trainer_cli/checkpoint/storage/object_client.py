@@ -1,0 +1,227 @@
+"""Requests to an object store through fsspec, each repeated a bounded number of times.
+
+Only this module knows fsspec. Nothing that a listing says is trusted where it matters: an object is there if it can be
+read. Objects are replaced as a whole, so a request that is repeated does no harm; a conditional write whose reply was
+lost is recognised by reading the object back.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from trainer_cli.errors import UserError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+PART_BYTES = 16 * 1024 * 1024
+"""Objects larger than this are sent and fetched in parts of this size, several at a time."""
+_ATTEMPTS = 6
+_FIRST_WAIT_S = 0.2
+_LONGEST_WAIT_S = 8.0
+_TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60}
+_PACKAGES = {"s3": "'trainer-cli[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub"}
+_FINAL = (FileNotFoundError, FileExistsError, NotImplementedError, TypeError, ValueError)
+"""Errors that a repeated request would raise again."""
+_NO_ACCESS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError")
+
+
+class ObjectInfo(NamedTuple):
+    """What a listing says about an object."""
+
+    size_bytes: int
+    tag: str
+    """Changes with the object."""
+
+
+class StoreAwayError(OSError):
+    """The store did not answer, or refused, as often as was tried."""
+
+
+class ObjectClient:
+    """The objects under one URL, by their keys relative to it.
+
+    Args:
+        url: `scheme://bucket/prefix`.
+        wait: sleeps so many seconds.
+        attempts: how often a request is sent at most.
+        options: for the file system of fsspec, such as `endpoint_url` of s3.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        wait: Callable[[float], object] = time.sleep,
+        attempts: int = _ATTEMPTS,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.scheme = url.partition("://")[0]
+        self.read_only = self.scheme in ("http", "https")
+        self._wait, self._attempts = wait, attempts
+        self._files = _file_system(self.scheme, options or {})
+
+    def list(self, folder: str = "") -> dict[str, ObjectInfo]:
+        """Every object under the URL, or under one folder of it, by its key relative to that.
+
+        It may miss one that was just written, and hold one that was just deleted.
+        """
+        place = self._path(folder).rstrip("/")
+        try:
+            found = self._repeated("list", lambda: self._files.find(place, detail=True, refresh=True))
+        except FileNotFoundError:
+            return {}
+        root = self._files._strip_protocol(place).rstrip("/") + "/"
+        return {
+            name.removeprefix(root): ObjectInfo(int(info.get("size") or 0), str(info.get("ETag") or info.get("mtime")))
+            for name, info in found.items()
+            if name.startswith(root) and info.get("type") != "directory"
+        }
+
+    def check_writable(self, run_id: str) -> None:
+        """Write and delete a small object.
+
+        Raises:
+            UserError: there is no such bucket, or it may not be written.
+        """
+        key = f".probe.{run_id}"
+        try:
+            self.put(key, b"")
+        except (FileNotFoundError, NotImplementedError) as error:
+            raise UserError(f"{self.url} cannot be written: {error}", cure="Make the bucket first.") from error
+        self.delete(key)
+
+    def get(self, key: str) -> bytes | None:
+        """The content of a small object, or None if it is not there."""
+        try:
+            return self._repeated(f"get {key}", lambda: bytes(self._files.cat_file(self._path(key))))
+        except FileNotFoundError:
+            return None
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """The bytes of an object from `start` to `end`; FileNotFoundError if it is not there."""
+
+        def read() -> bytes:
+            content = bytes(self._files.cat_file(self._path(key), start=start, end=end))
+            if len(content) != end - start:
+                raise OSError(errno.EIO, f"{len(content)} bytes came instead of {end - start}")
+            return content
+
+        return self._repeated(f"get {key}", read)
+
+    def size(self, key: str) -> int | None:
+        """The size of an object in bytes, or None if it is not there."""
+        try:
+            return self._repeated(f"head {key}", lambda: int(self._files.info(self._path(key), refresh=True)["size"]))
+        except FileNotFoundError:
+            return None
+
+    def put(self, key: str, content: bytes) -> None:
+        """Write a small object, replacing one that is there."""
+        self._repeated(f"put {key}", lambda: self._files.pipe_file(self._path(key), content))
+
+    def put_new(self, key: str, content: bytes) -> bool:
+        """Write a small object that must not be there yet; False if another one is."""
+
+        def write() -> bool:
+            try:
+                self._files.pipe_file(self._path(key), content, mode="create")
+            except FileExistsError:
+                return self.get(key) == content
+            except OSError as error:
+                # The reply may have been lost, or a rejected condition may look like another error.
+                if self.get(key) == content:
+                    return True
+                if error.errno is None and "Precondition" in str(error):
+                    return False
+                raise
+            return True
+
+        return self._repeated(f"put {key}", write)
+
+    def upload(self, key: str, path: Path) -> None:
+        """Send a file as an object, in parallel parts if it is large. The size of what arrived is compared."""
+        size_bytes = path.stat().st_size
+
+        def send() -> None:
+            self._files.put_file(str(path), self._path(key), chunksize=PART_BYTES)
+            if (arrived := self.size(key)) != size_bytes:
+                raise OSError(errno.EIO, f"{arrived} bytes arrived instead of {size_bytes}")
+
+        self._repeated(f"put {key}", send)
+
+    def delete(self, key: str) -> None:
+        """Delete an object, if it is there."""
+
+        def delete() -> None:
+            try:
+                self._files.rm_file(self._path(key))
+            except FileNotFoundError:
+                return
+
+        self._repeated(f"delete {key}", delete)
+
+    def copy(self, key: str, new: str) -> None:
+        """Copy an object to another key, within the store."""
+        self._repeated(f"copy {key}", lambda: self._files.cp_file(self._path(key), self._path(new)))
+
+    def _path(self, key: str) -> str:
+        return f"{self.url}/{key}"
+
+    def _repeated(self, what: str, request: Callable[[], T]) -> T:
+        """Send a request until it succeeds, with growing pauses of random length.
+
+        Raises:
+            StoreAwayError: it failed as often as was tried.
+            UserError: there are no credentials, or they give no access.
+        """
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return request()
+            except _FINAL:
+                raise
+            except PermissionError as error:
+                raise UserError(
+                    f"{self.url} gives no access: {error}", cure="Check the credentials, and what they may do."
+                ) from error
+            except Exception as error:  # The classes differ between stores.
+                if type(error).__name__ in _NO_ACCESS:
+                    raise UserError(
+                        f"there are no credentials for {self.url}: {error}",
+                        cure="Set them as for other tools of this store, for example AWS_ACCESS_KEY_ID.",
+                    ) from error
+                said = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0][:200]
+                if attempt == self._attempts:
+                    what = f"{what} failed {attempt} times: {said}"
+                    raise StoreAwayError(errno.EIO, f"the {self.scheme} store does not answer: {what}") from error
+                logger.debug("%s of %s failed, and is tried again: %s", what, self.url, said)
+                longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt)
+                self._wait(longest * random.uniform(0.5, 1.0))
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _file_system(scheme: str, options: dict[str, Any]) -> Any:
+    import fsspec
+
+    if scheme in ("s3", "s3a"):
+        # Repeated here, with a bound that is known.
+        config = {**_TIMEOUTS, "retries": {"max_attempts": 1}, **options.pop("config_kwargs", {})}
+        options = {"config_kwargs": config, **options}
+    try:
+        files = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
+    except ImportError as error:
+        package = _PACKAGES.get(scheme, f"the package that fsspec needs for {scheme}://")
+        raise UserError(f"{scheme}:// needs another package: {error}", cure=f"pip install {package}") from None
+    except ValueError:
+        cure = "Known are s3, gs, az, hf, http and others of fsspec."
+        raise UserError(f"there is no storage for {scheme}://", cure=cure) from None
+    if hasattr(files, "retries"):
+        files.retries = 1
+    return files

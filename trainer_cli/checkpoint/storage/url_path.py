@@ -1,0 +1,51 @@
+"""Paths of object stores, such as `s3://bucket/run`, that can be joined and split as local paths are."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PosixPath
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/+")
+
+
+class UrlPath(PosixPath):
+    """The path of a folder or file in an object store.
+
+    No file can be opened by it: `exists`, `is_dir` and `is_file` are False. The storage of its scheme reads it.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return _SCHEME.sub(r"\1://", super().__str__(), count=1)
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    @property
+    def scheme(self) -> str:
+        """`s3`, `gs` and so on."""
+        return str(self).partition("://")[0]
+
+    def absolute(self) -> UrlPath:
+        """Itself."""
+        return self
+
+    def resolve(self, strict: bool = False) -> UrlPath:
+        """Itself."""
+        return self
+
+    def is_absolute(self) -> bool:
+        """True."""
+        return True
+
+
+def is_url(text: str | os.PathLike[str]) -> bool:
+    """Whether a text or path names a place in an object store. `file://` is a local path."""
+    return "://" in str(text) and not str(text).startswith("file://")
+
+
+def as_path(text: str | os.PathLike[str]) -> Path:
+    """The path that a text names: local, or in an object store."""
+    return UrlPath(text) if is_url(text) else Path(str(text).removeprefix("file://"))
