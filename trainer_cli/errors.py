@@ -3,6 +3,7 @@
     TrainError              1   the training failed
     ├── SaveError           1   a checkpoint could not be written; older ones are intact
     │   └── NotDurableError 1   it is written, but a power cut may take it away
+    ├── StoreAwayError      1   an object store does not answer; an OSError too
     ├── NotFiniteError      1   loss or weights hold NaN or infinity
     ├── UserError           2   a mistake in a command, a value, a file that is not there
     │   └── ConfigError     2   a mistake in the composed config: location, source, code, message, hint
@@ -82,6 +83,14 @@ DISK_CURES = {
 def disk_cure(error: OSError) -> str:
     """What to do about an error of writing to a directory."""
     return DISK_CURES.get(error.errno or 0, "Check that the directory is writable.")
+
+
+class StoreAwayError(TrainError, OSError):
+    """An object store did not answer, or refused, as often as was tried."""
+
+    def __init__(self, what: str, *, where: str) -> None:
+        super().__init__(what, where=where, cure="Check the network and the address of the store.")
+        self.errno = errno.EIO
 
 
 class NotFiniteError(TrainError):

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from s3 import new_bucket, s3_server
 from states import same, small_state
-from test_storage import StorageContract, put
+from test_storage import StorageContract
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint
-from trainer_cli.checkpoint.storage.object_client import ObjectClient, StoreAwayError
+from trainer_cli.checkpoint.storage.object_client import ObjectClient
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
-from trainer_cli.errors import UserError
+from trainer_cli.errors import StoreAwayError, UserError
 
 pytestmark = pytest.mark.slow
 
@@ -62,3 +61,154 @@ class TestObjectStorage(StorageContract):
 
 def objects(url: str) -> list[str]:
     return sorted(ObjectClient(url).list())
+
+
+def save(storage: ObjectStorage, step: int) -> None:
+    made = make_sync_checkpointer(storage=lambda root: storage)
+    made.save(small_state(step), f"{storage.url}/step{step}")
+
+
+def load(storage: ObjectStorage, step: int) -> dict[str, Any]:
+    return dict(make_sync_checkpointer(storage=lambda root: storage).load(f"{storage.url}/step{step}"))
+
+
+def test_the_manifest_is_sent_last_and_nothing_else_stays(tmp_path: Path, url: str) -> None:
+    storage = ObjectStorage(url, cache=tmp_path, run_id="r")
+    order: list[str] = []
+    for name in ("upload", "put", "put_new", "delete"):
+        usual = getattr(storage.client, name)
+
+        def recorded(key: str, *args: Any, usual: Any = usual, name: str = name) -> Any:
+            order.append(f"{name} {key}")
+            return usual(key, *args)
+
+        setattr(storage.client, name, recorded)
+    save(storage, 3)
+    assert storage.finish_uploads() == []
+    assert order[0] == "put_new step3/.writing"
+    assert sorted(order[1:3]) == ["upload step3/rank0.json", "upload step3/rank0.safetensors"]
+    assert order[3:] == ["put_new step3/manifest.json", "delete step3/.writing"]
+    assert objects(url) == ["step3/manifest.json", "step3/rank0.json", "step3/rank0.safetensors"]
+
+
+def test_another_machine_loads_what_was_sent_once(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    here = ObjectStorage(url, cache=tmp_path / "here")
+    save(here, 3)
+    here.finish_uploads()
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            there = ObjectStorage(url, cache=tmp_path / "there")
+            assert same(load(there, 3), small_state(3))
+    assert caplog.text.count("downloading") == 1
+
+
+def test_only_the_newest_local_copy_stays(tmp_path: Path, url: str) -> None:
+    storage = ObjectStorage(url, cache=tmp_path)
+    for step in (1, 2, 3):
+        save(storage, step)
+        storage.finish_uploads()
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["step3"]
+    assert storage.names() == ["step1", "step2", "step3"]
+
+
+def test_while_the_store_is_away_saves_go_on_and_are_sent_later(
+    tmp_path: Path, endpoint: str, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from object_store_proxy import Schedule, proxy
+
+    schedule = Schedule(seed=0, share=0.0)
+    with proxy(endpoint, schedule) as address:
+        client = ObjectClient(url, wait=lambda seconds: None, options={"endpoint_url": address})
+        storage = ObjectStorage(url, cache=tmp_path, run_id="r", client=client)
+        storage.sweep()
+        save(storage, 1)
+        assert storage.finish_uploads() == []
+        schedule.share, schedule.random.choice = 1.0, lambda faults: "503"  # type: ignore[method-assign]
+        for step in (2, 3):
+            save(storage, step)
+        assert storage.finish_uploads() == ["step2", "step3"]
+        assert storage.names() == ["step1", "step2", "step3"]
+        assert same(load(storage, 3), small_state(3))
+        assert caplog.text.count("step2 is not in the store yet") == 1
+        schedule.calm = True
+        assert storage.finish_uploads() == []
+    assert sorted(key for key in objects(url) if "manifest" in key) == [f"step{n}/manifest.json" for n in (1, 2, 3)]
+
+
+def test_a_request_without_an_answer_is_repeated(tmp_path: Path, endpoint: str, url: str) -> None:
+    from object_store_proxy import Schedule, proxy
+
+    schedule = Schedule(seed=0, share=1.0)
+    schedule.random.choice = lambda faults: "hang"  # type: ignore[method-assign]
+    with proxy(endpoint, schedule) as address:
+        options = {"endpoint_url": address, "config_kwargs": {"read_timeout": 0.3}}
+        client = ObjectClient(url, wait=lambda seconds: setattr(schedule, "calm", True), options=options)
+        client.put("step1/a", b"content")
+        assert client.get("step1/a") == b"content"
+    # The client's own first attempt counts too.
+    assert set(schedule.happened) == {"hang"}
+
+
+def test_a_later_attempt_sends_what_an_earlier_one_could_not_and_removes_its_orphans(tmp_path: Path, url: str) -> None:
+    waiting = Waiting(url, cache=tmp_path, run_id="r")
+    save(waiting, 4)
+    client = ObjectClient(url)
+    for name, run_id in (("step2", b"r"), ("step3", b"other")):
+        client.put(f"{name}/.writing", run_id)
+        client.put(f"{name}/rank0.json", b"half")
+    later = ObjectStorage(url, cache=tmp_path, run_id="r", attempt=2)
+    assert later.sweep() == ["step2"]
+    assert later.finish_uploads() == []
+    assert [key for key in objects(url) if not key.startswith("step4")] == ["step3/.writing", "step3/rank0.json"]
+    assert later.names() == ["step3", "step4"]
+
+
+def test_a_checkpoint_of_another_run_is_never_replaced_in_the_store(
+    tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = (Waiting(url, cache=tmp_path / name, run_id=name) for name in ("ours", "theirs"))
+    for storage in (ours, theirs):
+        make_sync_checkpointer(storage=lambda root, storage=storage: storage).save(
+            {"who": storage.run_id}, f"{url}/step1"
+        )
+    ours._send("step1")
+    with pytest.raises(FileExistsError):
+        theirs._send("step1")
+    assert dict(make_sync_checkpointer().load(f"{url}/step1")) == {"who": "ours"}
+
+
+def test_altered_and_missing_objects_are_noticed(tmp_path: Path, url: str) -> None:
+    storage = ObjectStorage(url, cache=tmp_path / "here")
+    for step in (1, 2):
+        save(storage, step)
+    storage.finish_uploads()
+    client = ObjectClient(url)
+    content = bytearray(client.get("step1/rank0.safetensors") or b"")
+    content[-1] ^= 1
+    client.put("step1/rank0.safetensors", bytes(content))
+    client.delete("step2/rank0.json")
+    there = ObjectStorage(url, cache=tmp_path / "there")
+    with pytest.raises(DamagedCheckpoint, match="the digest differs"):
+        load(there, 1)
+    with pytest.raises(DamagedCheckpoint, match=r"rank0\.json is missing"):
+        load(there, 2)
+    assert [path.name for path in (tmp_path / "there").iterdir() if path.name.startswith("step")] == []
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("s3://no-such-bucket-here/run", "cannot be written: .*Make the bucket first"),
+        ("nosuch://x/y", "there is no storage for nosuch://"),
+        ("gs://x/y", "gs:// needs another package: .*pip install gcsfs"),
+    ],
+)
+def test_a_place_that_cannot_be_is_one_message(endpoint: str, tmp_path: Path, place: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        ObjectStorage(place, cache=tmp_path).sweep()
+
+
+def test_a_store_that_does_not_answer_is_one_message(tmp_path: Path) -> None:
+    client = ObjectClient("s3://b/run", wait=lambda seconds: None, options={"endpoint_url": "http://127.0.0.1:9"})
+    with pytest.raises(StoreAwayError, match=r"list failed 6 times: .*\(s3://b/run\)\. Check the network"):
+        ObjectStorage("s3://b/run", cache=tmp_path, client=client).names()

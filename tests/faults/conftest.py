@@ -1,4 +1,4 @@
-"""Makes the helpers of the integration tests importable here, and starts the processes to fork from."""
+"""Makes the helpers of other folders importable here, and starts the processes to fork from."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+for _name in ("faults", "integration", "checkpoint"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / _name))
 
-from forks import Forks
+from forks import Forks  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ from trainer_cli.checkpoint.rules import checkpoint_config, retention_rules, sav
 from trainer_cli.checkpoint.save import CheckpointMetadata, disk_error, errors_of_save
 from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
+from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.config.schema import DigestAlgorithm, KeepBestConfig, Newer, OnSaveError, Removal
 from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
@@ -62,6 +63,8 @@ class RunIdentity:
     config_digest: str | None = None
     target_packages: tuple[str, ...] = ()
     extra_files: Mapping[str, bytes] = field(default_factory=dict)
+    local_folder: Path | None = None
+    """Where copies of checkpoints are kept that are saved to an object store; None: in the user's cache."""
 
 
 class CheckpointerCallback(Callback):
@@ -127,7 +130,7 @@ class CheckpointerCallback(Callback):
             on_save_error=on_save_error,
             max_save_errors=max_save_errors,
         )
-        self.folder = Path(folder)
+        self.folder = as_path(folder)
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
         self.thread = thread or WriterThread("checkpoint-writer")
         self.storage = self._new_storage(self.folder)
@@ -283,6 +286,23 @@ class CheckpointerCallback(Callback):
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
         self._try(lambda: self._poll(trainer, wait=True))
+        if self.settings.enabled and self._rules is not None:
+            self._try(self._finish_uploads, last=True)
+
+    def _finish_uploads(self) -> None:
+        """Wait until all checkpoints are in the store, and remove what may go now.
+
+        Raises:
+            NotDurableError: the store does not answer; the checkpoints are on the local disk.
+        """
+        waiting = self.storage.finish_uploads()
+        if waiting:
+            raise NotDurableError(
+                f"{', '.join(waiting)} could not be sent to {self.folder}",
+                where=str(self.folder),
+                cure="The same command again sends what is still on this machine.",
+            )
+        self.retention.retire(self._newest_step)
 
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
         """Save the present state outside the checkpoints: it is not the end of a step, so no resume may load it."""
@@ -519,8 +539,10 @@ class CheckpointerCallback(Callback):
         return self.storage if root == self.folder.absolute() else self._new_storage(root)
 
     def _new_storage(self, root: Path) -> Storage:
+        local = self.identity.local_folder
         return open_storage(
             root,
+            cache=local if local is None or root == self.folder else local / root.name,
             run_id=self.identity.run_id,
             attempt=self.identity.attempt,
             later=self.thread.submit,

@@ -24,6 +24,7 @@ from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.save import CheckpointMetadata, CommitHook, Writer, metadata_of, nothing
 from trainer_cli.checkpoint.snapshot_buffer import CopyStager, Stager
 from trainer_cli.checkpoint.storage.interfaces import Storage
+from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.checkpoint.writer_thread import WriterThread, run_now
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.errors import SaveError
@@ -116,7 +117,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         written = run_now(write) if snapshot.image is None else self.thread.submit(write)
         if self._reports:
             written.add_done_callback(partial(_report_failure, storage.location(name)))
-        return InFlightSave(Path(path), metadata, written)
+        return InFlightSave(as_path(path), metadata, written)
 
     def prepare(self, state_dict: Mapping[str, Any]) -> None:
         """Allocate the memory for copies of such a state in the writing thread; the first save would wait for it."""

@@ -32,6 +32,7 @@ from trainer_cli.checkpoint.save import CheckpointWriter, CommitHook, Writer, er
 from trainer_cli.checkpoint.snapshot_buffer import LiveStager, Stager
 from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
+from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.errors import CheckpointError
 
@@ -185,7 +186,7 @@ class FolderCheckpointer(Checkpointer):
 
     def storage(self, root: str | Path) -> Storage:
         """The storage of a folder of checkpoints, made once."""
-        root = Path(root).absolute()
+        root = as_path(root).absolute()
         if root not in self._storages:
             self._storages[root] = self._new_storage(root)
         return self._storages[root]
@@ -202,7 +203,7 @@ class FolderCheckpointer(Checkpointer):
         if state_dict is None:
             return LoadedState(_moved(tree, device, {}))
         missing, faults = _compared(state_dict, tree, "")
-        where = str(Path(path).absolute())
+        where = str(as_path(path).absolute())
         if faults:
             raise CheckpointError(f"the checkpoint does not fit: {'; '.join(faults[:20])}", where=where)
         if missing:
@@ -248,7 +249,7 @@ class FolderCheckpointer(Checkpointer):
         self._storages.clear()
 
     def _place(self, path: str | Path) -> tuple[Storage, str]:
-        path = Path(path).absolute()
+        path = as_path(path).absolute()
         if not is_plain(path.name):
             raise CheckpointError(f"{path.name!r} cannot be the name of a checkpoint", where=str(path))
         return self.storage(path.parent), path.name

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.integrity import catalog_of
+from trainer_cli.checkpoint.storage.url_path import as_path, is_url
 
 
 def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
@@ -17,7 +18,7 @@ def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
     Raises:
         FileNotFoundError: there is none; with the folder, and what it holds.
     """
-    return _newest(Path(folder), suffix, lambda entry: True, "checkpoint")
+    return _newest(as_path(folder), suffix, lambda entry: True, "checkpoint")
 
 
 def checkpoint_path(
@@ -32,9 +33,9 @@ def checkpoint_path(
     if (step is None) is (epoch is None):
         raise ValueError("give either step or epoch")
     if step is not None:
-        return _newest(Path(folder), suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
+        return _newest(as_path(folder), suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
     return _newest(
-        Path(folder),
+        as_path(folder),
         suffix,
         lambda entry: entry.manifest is not None and entry.manifest.epoch == epoch,
         f"checkpoint of epoch {epoch}",
@@ -56,5 +57,5 @@ def _newest(folder: Path, suffix: str | None, fits: Callable[[Entry], bool], wha
         passed.append(f"{entry.name}: {entry.problem or 'another step or epoch, or not finite'}")
     there = "; it holds " + ", ".join(passed[:5]) if passed else ", which holds none" if folder.is_dir() else ""
     named = "" if suffix is None else f" with suffix {suffix!r}"
-    missing = "" if folder.is_dir() else " (there is no such folder)"
+    missing = "" if folder.is_dir() or is_url(folder) else " (there is no such folder)"
     raise FileNotFoundError(f"no valid {what}{named} in {folder.absolute()}{missing}{there}")

@@ -9,7 +9,7 @@ from threading import Thread
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.format.verified_file import verify
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest, new_digest
 from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.errors import CheckpointError
@@ -37,6 +37,20 @@ def why_damaged(storage: Storage, entry: Entry, meanwhile: Callable[[], object] 
     except DamagedCheckpoint as error:
         return str(error)
     return None
+
+
+def read_small(storage: Storage, name: str, file: str, manifest: Manifest) -> bytes:
+    """The content of a small file of a checkpoint, whose digest is verified; its other files are not read.
+
+    Raises:
+        DamagedCheckpoint: it is missing, or not what was written.
+    """
+    content, entry = storage.peek(name, file), manifest.files[file]
+    digest = new_digest(entry.algorithm)
+    digest.update(content or b"")
+    if content is None or f"{entry.algorithm}:{digest.hexdigest()}" != entry.digest:
+        raise DamagedCheckpoint(f"{file} is missing, or not what was written", where=storage.location(name))
+    return content
 
 
 def is_intact(storage: Storage, entry: Entry) -> bool:
@@ -78,6 +92,7 @@ def newest_intact(
     *,
     limit: int | None = None,
     meanwhile: Callable[[], object] | None = None,
+    quarantine: bool = True,
 ) -> Entry | None:
     """The newest intact checkpoint of a run whose weights are finite; None if the run has no checkpoint.
 
@@ -87,6 +102,7 @@ def newest_intact(
     Args:
         limit: later steps are not used: the training went back to this one.
         meanwhile: called once, while another thread verifies the first.
+        quarantine: False changes nothing on the disk.
 
     Raises:
         CheckpointError: there are checkpoints in `where`, but none can be used; nothing was changed.
@@ -112,7 +128,8 @@ def newest_intact(
             unread[entry.name] = f"it cannot be read: {error}"
             continue
         if problem is None:
-            _report_and_quarantine(catalog.storage, unfit, unread)
+            if quarantine:
+                _report_and_quarantine(catalog.storage, unfit, unread)
             return entry
         unfit[entry.name] = problem
     if unfit or unread:
@@ -134,6 +151,6 @@ def _report_and_quarantine(storage: Storage, unfit: dict[str, str], unread: dict
         storage.quarantine(name, problem)
 
 
-def catalog_of(folder: Path) -> Catalog:
-    """The checkpoints in a folder, to be read."""
-    return Catalog(open_storage(folder))
+def catalog_of(folder: Path, cache: Path | None = None) -> Catalog:
+    """The checkpoints in a folder, to be read; `cache` as of `open_storage`."""
+    return Catalog(open_storage(folder, cache=cache))

@@ -49,7 +49,7 @@ _NARROWER: Mapping[str, Schema] = {
         "items": {"anyOf": [{"type": "integer", "minimum": 0}, INTERPOLATION]},
     },
     "checkpoint.name": {"type": "string", "pattern": r"\{(step|samples|tokens|epoch|batch)[}:]"},
-    "checkpoint.folder": {"anyOf": [_FOLDER, NULL]},
+    "checkpoint.folder": {"anyOf": [{"type": "string", "pattern": r"^(?!~).*\S"}, NULL]},
     "checkpoint.suffix": {"anyOf": [{"type": "string", "pattern": "^[A-Za-z0-9_.+-]*$"}, NULL]},
     "validate.folder": {"anyOf": [_FOLDER, NULL]},
     "param_groups": {"type": "object", "additionalProperties": {"type": "object"}},

@@ -96,8 +96,9 @@ def check_at_least(key: str, value: float | None, least: float) -> None:
         raise ConfigError(f"{key} is {value}, but it must be a finite number of at least {least:g}", location=key)
 
 
-def _check_folder(key: str, value: str | None, *, instead: str) -> None:
-    """Refuse a folder that is empty (it would be the current one), not local, or left to a shell; null passes."""
+def _check_folder(key: str, value: str | None, *, instead: str, urls: bool = False) -> None:
+    """Refuse a folder that is empty (it would be the current one), left to a shell, or not local where that is wanted;
+    null passes."""
     if value is None:
         return
     if not value.strip():
@@ -105,7 +106,7 @@ def _check_folder(key: str, value: str | None, *, instead: str) -> None:
     if value.startswith("~"):
         hint = "Write the whole path, or ${oc.env:HOME}."
         raise ConfigError(f"{key} is {value!r}, and no shell is here to read ~", location=key, hint=hint)
-    if "://" in value:
+    if "://" in value and not urls:
         raise ConfigError(f"{key} is {value!r}, but it must be a local folder", location=key)
 
 
@@ -284,9 +285,10 @@ class CheckpointConfig:
     newer: Newer = Newer.refuse
     """What happens to newer checkpoints when resume= names an older one: refuse (to resume) or trash (them)."""
     folder: Optional[str] = checked(
-        partial(_check_folder, instead="Write null for `checkpoints/` in the run directory.")
+        partial(_check_folder, instead="Write null for `checkpoints/` in the run directory.", urls=True)
     )
-    """Where checkpoints are kept; null: `checkpoints/` in the run directory."""
+    """Where checkpoints are kept: a folder, or a URL such as s3://bucket/run; null: `checkpoints/` in the run
+    directory."""
     name: str = checked(_check_pattern, "step{step}")
     """How a checkpoint is called: {step} {epoch} {batch} {samples} {tokens} {run_name} {world_size}."""
     suffix: Optional[str] = checked(_check_suffix)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.arguments import (
     DATA_KEYS,
     FROM_DATA,
@@ -179,7 +180,7 @@ class Builder:
             step=self.step(),
             precision=Precision(**asdict(config.precision)),
             loop=loop,
-            checkpoint=self._checkpointer(run_dir / "checkpoints" if folder is None else Path(folder), identity),
+            checkpoint=self._checkpointer(run_dir / "checkpoints" if folder is None else as_path(folder), identity),
             callbacks=self._callbacks(),
             loggers=self._components("loggers", config.loggers),
             seed=config.seed,

@@ -78,16 +78,27 @@ def fit(composed: Composed, *, allow_pickle: bool = False) -> int:
             _log_start(start)
             lock.name_holder()
         else:
-            start = of_new(run, composed)
+            begun = of_new(run, composed, meanwhile=_import_torch)
+            if isinstance(begun, Done):
+                report.already_done(run, begun.step, begun.reason)
+                return ExitCode.DONE
+            start = begun
         trainer, data = _build(composed, start)
         _warn_of_world_size(start.entry, trainer.strategy.world_size)
         fork = fork_of(composed, start)
         facts = _environment(composed, trainer)
         if start.is_new:
             stack.enter_context(
-                run.create(frozen(composed, start.run_id), composed.overrides, {"run_id": start.run_id, **facts})
+                run.create(
+                    frozen(composed, start.run_id),
+                    composed.overrides,
+                    {"run_id": start.run_id, **facts},
+                    with_checkpoints=start.entry is not None,
+                )
             )
             stack.enter_context(report.to_file(run.log_file))
+            if start.entry is not None:
+                _log_start(start)
         step = start.entry.step if start.entry is not None else 0
         run.begin_attempt(
             name=config.name or "default",
@@ -175,6 +186,7 @@ def _build(composed: Composed, start: Start) -> tuple[Trainer, Data]:
         config_digest="sha256:" + hashlib.sha256(text).hexdigest(),
         target_packages=target_packages(composed.config),
         extra_files={"config.yaml": text},
+        local_folder=start.run.checkpoints_folder,
     )
     return builder.trainer(data, identity=identity, run_dir=start.run.path), data
 

@@ -21,7 +21,6 @@ from trainer_cli.checkpoint.integrity import catalog_of, is_intact
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import Saved
 from trainer_cli.checkpoint.rules import retention_rules, save_rules, settings_of
-from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.timeline import Simulation, Timeline, simulate
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml
@@ -37,13 +36,6 @@ from trainer_cli.trainer.stopping import Stop
 if TYPE_CHECKING:
     from trainer_cli.run.checkpoint_size import CheckpointSize
     from trainer_cli.trainer.training_loop import TrainingLoop
-
-
-class ReadOnlyStorage(LocalStorage):
-    """A storage that changes nothing: checkpoints that are not valid are skipped, not quarantined."""
-
-    def quarantine(self, name: str, why: str) -> str:
-        return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +85,9 @@ def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: f
     report.to_console(composed.config.logging.level)
     with composed.placing():
         run = RunDir(composed.config.run_dir)
-        start = of_existing(run, composed, ReadOnlyStorage) if run.exists_as_run() else of_new(run, composed)
+        start = (
+            of_existing(run, composed, read_only=True) if run.exists_as_run() else of_new(run, composed, read_only=True)
+        )
         return _nothing(run, start) if isinstance(start, Done) else _ahead(composed, start, step_time_s, step_tokens)
 
 
@@ -205,8 +199,8 @@ def start_point_of(start: Start, fork: Path | None, folder: Path, composed: Comp
     if entry is None and fork is not None:
         entry = catalog_of(fork.parent).entry(fork.name)
     progress = _progress(entry) if whole and entry is not None else Progress()
-    catalog = Catalog(ReadOnlyStorage(folder))
-    own = [] if start.is_new else catalog.valid(start.run_id)
+    catalog = start.run.catalog(folder)
+    own = [] if start.is_new and start.entry is None else catalog.valid(start.run_id)
     before = [one for one in own if one.step <= progress.step]
     left = [one for one in own if one.step > progress.step and is_intact(catalog.storage, one)]
     return StartPoint(
@@ -218,7 +212,7 @@ def start_point_of(start: Start, fork: Path | None, folder: Path, composed: Comp
         path is not None
         and whole
         and entry is not None
-        and _has_pending_evaluation(Catalog(ReadOnlyStorage(path.parent)), entry),
+        and _has_pending_evaluation(start.run.catalog(path.parent), entry),
         tuple(one.name for one in left) if composed.config.checkpoint.newer is Newer.trash else (),
     )
 

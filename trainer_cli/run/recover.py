@@ -6,8 +6,9 @@ from pathlib import Path
 
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.format.verified_file import read_verified
-from trainer_cli.checkpoint.integrity import catalog_of
+from trainer_cli.checkpoint.integrity import catalog_of, read_small
 from trainer_cli.checkpoint.naming import CONFIG_FILE
+from trainer_cli.checkpoint.storage.url_path import is_url
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.run.run_dir import RunDir
 from trainer_cli.run.select import is_checkpoint, select_one
@@ -53,12 +54,17 @@ def _is_of_a_run(name: str) -> bool:
 
 
 def config_of(checkpoint: Path) -> tuple[Path | str, str]:
-    """The config file of a checkpoint, else of its run, and its text; both empty if there is none."""
+    """The config file of a checkpoint, else of its run, and its text; the text twice for one in an object store, and
+    both empty if there is none."""
     if kind_of(checkpoint) is not None:
         return "", ""
     catalog = catalog_of(checkpoint.parent)
     manifest = catalog.entry(checkpoint.name).manifest
     if manifest is not None and CONFIG_FILE in manifest.files:
+        if is_url(checkpoint):
+            # Without its other files, which may be large.
+            text = read_small(catalog.storage, checkpoint.name, CONFIG_FILE, manifest).decode()
+            return text, text
         with catalog.storage.reading(checkpoint.name) as folder:
             return checkpoint / CONFIG_FILE, read_verified(folder, manifest, CONFIG_FILE).decode()
     beside = RunDir(checkpoint.parent.parent)

@@ -203,7 +203,10 @@ def _distinctive_first(checkpoints: Sequence[Mapping[str, Any]]) -> list[Mapping
 
 def _validate_command(run: RunDir, kept: Sequence[Mapping[str, Any]]) -> str:
     """The command that evaluates the run: by a glob, unless its checkpoints have another folder or name."""
-    usual = any(parse_step(one["name"]) is not None for one in kept) and run.checkpoints_folder.is_dir()
+    names = [one["name"] for one in kept]
+    usual = any(parse_step(name) is not None for name in names) and all(
+        (run.checkpoints_folder / name).is_dir() for name in names
+    )
     return (
         f"train validate ckpt='{run.checkpoints_folder}/step*'" if usual else f"train validate ckpt={run.path}@latest"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
-from trainer_cli.checkpoint.integrity import catalog_of, newest_intact, why_damaged
+from trainer_cli.checkpoint.integrity import newest_intact, why_damaged
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
 from trainer_cli.config.fields import why_may_change
@@ -35,7 +35,7 @@ class Choice:
 def folder_of_checkpoints(run: RunDir, now: CheckpointConfig, before: CheckpointConfig) -> Path:
     """The folder to resume from: where this start saves, or, if that is empty, where the earlier attempts saved."""
     saves, saved = run.folder_for(now.folder), run.folder_for(before.folder)
-    return saves if saves == saved or catalog_of(saves).names() else saved
+    return saves if saves == saved or run.catalog(saves).names() else saved
 
 
 def frozen(composed: Composed, run_id: str) -> str:
@@ -50,7 +50,7 @@ def changes_since(run: RunDir, stored: Composed, composed: Composed) -> list[Cha
 
 def holds_training(run: RunDir, folder: Path) -> bool:
     """Whether a run has a checkpoint or is finished. Without either, any config may replace its own."""
-    return bool(catalog_of(folder).names()) or run.read_summary().get("status") == RunStatus.finished
+    return bool(run.catalog(folder).names()) or run.read_summary().get("status") == RunStatus.finished
 
 
 def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: Path, provenance: Provenance) -> None:
@@ -86,6 +86,7 @@ def choose(
     newer: Newer = Newer.refuse,
     attempts: Sequence[Mapping[str, Any]] = (),
     meanwhile: Callable[[], object] | None = None,
+    quarantine: bool = True,
 ) -> Choice:
     """Which checkpoint of this run to resume, its bytes verified; `meanwhile` is called while they are read.
 
@@ -108,7 +109,7 @@ def choose(
     if resume not in ("auto", "must") and not repeated:
         return _named(Path(resume), entries, catalog, folder, newer, meanwhile)
     limit = None if back is None or saved_since else back.step
-    newest = newest_intact(catalog, run_id, str(folder), limit=limit, meanwhile=meanwhile)
+    newest = newest_intact(catalog, run_id, str(folder), limit=limit, meanwhile=meanwhile, quarantine=quarantine)
     if newest is not None:
         before = f"; the start before this one went back to {resume}, and saved since" if repeated else ""
         return Choice(newest, f"the newest valid checkpoint of {folder.parent}{before}")

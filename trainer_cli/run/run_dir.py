@@ -24,6 +24,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.checkpoint.integrity import catalog_of
+from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.loggers.files import replace, sync_folder
 from trainer_cli.loggers.jsonl import strict_json
@@ -107,7 +110,11 @@ class RunDir:
 
     def folder_for(self, configured: str | None) -> Path:
         """The folder of checkpoints under a config's `checkpoint.folder`."""
-        return self.checkpoints_folder if configured is None else Path(configured)
+        return self.checkpoints_folder if configured is None else as_path(configured)
+
+    def catalog(self, folder: Path) -> Catalog:
+        """The checkpoints in a folder of this run, to be read. Copies of those in an object store are below the run."""
+        return catalog_of(folder, self.checkpoints_folder)
 
     def exists_as_run(self) -> bool:
         """Whether the directory holds a run (its creation was completed)."""
@@ -142,8 +149,18 @@ class RunDir:
             ) from error
         return RunLock(descriptor)
 
-    def create(self, config_yaml: str, overrides: Sequence[str], environment: Mapping[str, Any]) -> RunLock:
+    def create(
+        self,
+        config_yaml: str,
+        overrides: Sequence[str],
+        environment: Mapping[str, Any],
+        *,
+        with_checkpoints: bool = False,
+    ) -> RunLock:
         """Create a new run here and return its lock, held. `environment` may hold its `run_id`.
+
+        Args:
+            with_checkpoints: its folder of checkpoints may exist, as that of a run whose directory was lost.
 
         Files of an earlier `create` that crashed are overwritten. Files of any other run are never touched.
 
@@ -157,11 +174,12 @@ class RunDir:
                 f"{self.path} cannot be made: {error.strerror}",
                 cure="Choose another directory with run_dir=.",
             ) from error
+        allowed = frozenset([self.checkpoints_folder.name]) if with_checkpoints else frozenset()
         if not self.lock_file.exists():
-            self._refuse_foreign_directory(allowed=frozenset())
+            self._refuse_foreign_directory(allowed)
         lock = self.lock()
         try:
-            self._refuse_foreign_directory(allowed=_CREATED_FIRST)
+            self._refuse_foreign_directory(allowed | _CREATED_FIRST)
             lock.name_holder()
             replace(self.overrides_file, [_yaml_list(overrides).encode()])
             write_json(self.environment_file, {"run_id": secrets.token_hex(8), **environment})

@@ -7,17 +7,20 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.naming import CONFIG_FILE, MANIFEST_FILE, parse_step
 from trainer_cli.checkpoint.policy import BestRule, Saved
+from trainer_cli.checkpoint.storage.registry import fetch, open_storage
+from trainer_cli.checkpoint.storage.url_path import as_path, is_url
 from trainer_cli.config.globs import alternatives
 from trainer_cli.config.schema import Mode
 from trainer_cli.config.suggest import did_you_mean
@@ -62,6 +65,7 @@ def select(patterns: Sequence[str]) -> Selection:
     skipped: dict[Path, str] = {}
     damaged: dict[Path, str] = {}
     seen: set[Path] = set()
+    catalogs: dict[Path, Catalog] = {}
     for pattern in chain.from_iterable(map(_parts, patterns)):
         matches = list(_matches(pattern))
         if not matches:
@@ -73,7 +77,9 @@ def select(patterns: Sequence[str]) -> Selection:
             if kind_of(path) is not None:
                 found[path] = (str(path.parent), 0)
                 continue
-            entry = _entry(path)
+            if path.parent not in catalogs:
+                catalogs[path.parent] = catalog_of(path.parent)
+            entry = catalogs[path.parent].entry(path.name)
             if entry.problem is not None:
                 (skipped if entry.partial else damaged)[path] = entry.problem
             else:
@@ -137,12 +143,12 @@ def _named(pattern: str) -> dict[Path, Named]:
             if folder not in holders:
                 holders[folder] = run_holding(folder)
             found[path] = Named(holders[folder], itself=not is_glob)
-        elif path.is_dir():
+        elif path.is_dir() or is_url(path):
             folder = checkpoints_of(path)
             run = path if is_run(path) else run_holding(folder)
             found |= {folder / name: Named(run, itself=False) for name in _names(folder, run)}
     if (match := _at(pattern)) is not None:
-        return dict.fromkeys(found, Named(Path(match["run"]), itself=True))
+        return dict.fromkeys(found, Named(as_path(match["run"]), itself=True))
     return found
 
 
@@ -176,6 +182,8 @@ def run_holding(folder: Path) -> Path | None:
 
 def is_checkpoint(path: Path) -> bool:
     """True for a folder with a manifest."""
+    if is_url(path):
+        return open_storage(path.parent).peek(path.name, MANIFEST_FILE) is not None
     return (path / MANIFEST_FILE).is_file()
 
 
@@ -188,7 +196,7 @@ def checkpoints_of(run: Path) -> Path:
     named = section.get("folder") if isinstance(section, dict) else None
     if isinstance(named, str) and "${" in named:
         named = _resolved(config, run)
-    return Path(named) if isinstance(named, str) else run / "checkpoints"
+    return as_path(named) if isinstance(named, str) else run / "checkpoints"
 
 
 def _resolved(config: dict[str, Any], run: Path) -> str:
@@ -226,7 +234,11 @@ def _parts(pattern: str) -> list[str]:
 
 def _matches(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
     if (match := _at(pattern)) is not None:
-        yield _of_run(Path(match["run"]), match["which"])
+        yield _of_run(as_path(match["run"]), match["which"])
+        return
+    if is_url(pattern):
+        for alternative in alternatives(pattern):
+            yield from _in_store(as_path(alternative), whole_runs=whole_runs)
         return
     if os.path.lexists(pattern):
         yield _straight(Path(pattern)) if whole_runs else _checkpoint(Path(pattern))
@@ -260,9 +272,25 @@ def _checkpoint(path: Path) -> Path:
     return _straight(path)
 
 
+def _in_store(path: Path, *, whole_runs: bool) -> Iterator[Path]:
+    """What a URL names: a checkpoint, those that the glob in its last part matches, the newest of a folder (the folder
+    if `whole_runs`), or files of another program, which are fetched."""
+    if re.search(r"[*?\[]", str(path.parent)):
+        raise UserError(f"ckpt={path}: only the last part of a URL may have a glob")
+    if re.search(r"[*?\[]", path.name):
+        folder = path.parent
+        yield from (folder / name for name in catalog_of(folder).names() if fnmatchcase(name, path.name))
+    elif is_checkpoint(path) or ((names := catalog_of(path).names()) and whole_runs):
+        yield path
+    elif names:
+        yield _of_run(path, "latest")
+    elif (fetched := fetch(str(path))) is not None:
+        yield fetched
+
+
 def _of_run(run: Path, which: str) -> Path:
     folder = checkpoints_of(run)
-    if not folder.is_dir():
+    if not folder.is_dir() and not is_url(folder):
         raise CheckpointError(f"{run}@{which}: there is no {folder}", cure=_nearby(str(run)))
     catalog, run_id = catalog_of(folder), id_of(run)
     if which == "latest":
@@ -309,13 +337,11 @@ def _usual_rule(facts: Sequence[Saved]) -> BestRule | None:
     return BestRule(min(losses)) if losses else None
 
 
-def _entry(path: Path) -> Entry:
-    return catalog_of(path.parent).entry(path.name)
-
-
 def _nearby(pattern: str) -> str | None:
     """What there is where the pattern looks."""
     folder = Path(re.split(r"[*?\[{@]", pattern, maxsplit=1)[0])
+    if is_url(pattern):
+        return None
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.foreign.kind import refuse_foreign
 from trainer_cli.checkpoint.load_options import LoadOptions
-from trainer_cli.checkpoint.naming import CONFIG_FILE
-from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, from_yaml
+from trainer_cli.checkpoint.storage.registry import open_storage
+from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
 from trainer_cli.config.diff import Change
 from trainer_cli.config.schema import LoadConfig
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
+from trainer_cli.run.recover import config_of
 from trainer_cli.run.resume import (
     changes_since,
     choose,
@@ -73,14 +73,14 @@ def refuse_no_optimizer(composed: Composed) -> None:
 def of_existing(
     run: RunDir,
     composed: Composed,
-    storage: type[LocalStorage] = LocalStorage,
     *,
     meanwhile: Callable[[], object] | None = None,
+    read_only: bool = False,
 ) -> Start | Done:
     """The start of a run that exists, or its end if nothing is left to do.
 
-    The caller holds the lock if it will train: the storage quarantines damaged checkpoints. `meanwhile` is called while
-    the chosen checkpoint is read.
+    The caller holds the lock, unless this is `read_only`: damaged checkpoints are quarantined. `meanwhile` is called
+    while the chosen checkpoint is read.
 
     Raises:
         TrainError: the run cannot resume, or not with this config.
@@ -91,7 +91,7 @@ def of_existing(
     folder = folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)
     run_id = run.run_id
     attempt = len(run.attempts) + 1
-    catalog = Catalog(storage(folder, run_id=run_id, attempt=attempt))
+    catalog = Catalog(open_storage(folder, cache=run.checkpoints_folder, run_id=run_id, attempt=attempt))
     if holds_training(run, folder):
         refuse_changes(changes, config.resume_allow, run.path, composed.provenance)
     summary = run.read_summary()
@@ -108,20 +108,19 @@ def of_existing(
         newer=config.checkpoint.newer,
         attempts=run.attempts,
         meanwhile=None if ended and summary.get("status") == RunStatus.finished else meanwhile,
+        quarantine=not read_only,
     )
     finished = None
     if choice.entry is not None:
         finished = why_finished(choice.entry, summary)
         if finished is not None:
             # The checkpoint's own config: the run's may be that of an attempt to reopen it.
-            trained = from_yaml(folder / choice.entry.name / CONFIG_FILE, trusted=True, missing_ok=True)
+            source, _ = config_of(folder / choice.entry.name)
+            trained = from_yaml(source, trusted=True, missing_ok=True)
             if reopens(trained.config.loop, config.loop):
                 finished = None
             elif summary.get("status") == RunStatus.finished:
                 return Done(choice.entry.step, finished)
-    keys = [change.key for change in changes]
-    settings = [key.removeprefix("optimizer.") for key in keys if key.startswith("optimizer.")]
-    settings += [key.rpartition(".")[2] for key in keys if key.startswith("param_groups.")]
     return Start(
         run,
         run_id,
@@ -131,18 +130,26 @@ def of_existing(
         choice.reason,
         is_new=False,
         changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
-        keep_settings=tuple(settings),
+        keep_settings=_kept_settings(changes),
         finished=finished,
     )
 
 
-def of_new(run: RunDir, composed: Composed) -> Start:
-    """The start of a run that does not exist yet.
+def of_new(
+    run: RunDir, composed: Composed, *, meanwhile: Callable[[], object] | None = None, read_only: bool = False
+) -> Start | Done:
+    """The start of a run whose directory does not exist: a new one, or one whose directory was lost, but not the folder
+    of its checkpoints.
 
     Raises:
         TrainError: `resume` demands a run, or an empty directory.
     """
     config = composed.config
+    if config.resume in ("auto", "must") and config.checkpoint.folder is not None:
+        folder = run.folder_for(config.checkpoint.folder)
+        catalog = Catalog(open_storage(folder, cache=run.checkpoints_folder))
+        if (run_id := _lost_run(catalog, folder, config.run_dir)) is not None:
+            return _of_lost(run, composed, catalog, folder, run_id, meanwhile, read_only)
     if config.resume == "must":
         raise CheckpointError(f"resume=must, but {run.path} holds no run")
     if config.resume not in ("auto", "never"):
@@ -158,6 +165,56 @@ def of_new(run: RunDir, composed: Composed) -> Start:
     return Start(
         run, secrets.token_hex(8), 1, None, run.checkpoints_folder, f"{run.path} holds no run yet", is_new=True
     )
+
+
+def _lost_run(catalog: Catalog, folder: Path, run_dir: str) -> str | None:
+    """The id of the run whose checkpoints are in a folder, and whose directory was called so; None if there is none."""
+    for entry in reversed(catalog.entries()):
+        if entry.manifest is not None and entry.valid:
+            source, _ = config_of(folder / entry.name)
+            if source and from_yaml(source, trusted=True, missing_ok=True).config.run_dir == run_dir:
+                return entry.manifest.run_id
+    return None
+
+
+def _of_lost(
+    run: RunDir,
+    composed: Composed,
+    catalog: Catalog,
+    folder: Path,
+    run_id: str,
+    meanwhile: Callable[[], object] | None,
+    read_only: bool,
+) -> Start | Done:
+    """The start of a run of which only the checkpoints are left."""
+    choice = choose(composed.config.resume, catalog, run_id, folder, meanwhile=meanwhile, quarantine=not read_only)
+    assert choice.entry is not None
+    assert choice.entry.manifest is not None
+    source, _ = config_of(folder / choice.entry.name)
+    stored = from_yaml(source, trusted=True, missing_ok=True)
+    changes = diff(stored.raw, composed.raw)
+    refuse_changes(changes, composed.config.resume_allow, run.path, composed.provenance)
+    finished = choice.entry.manifest.finished
+    if finished is not None and not reopens(stored.config.loop, composed.config.loop):
+        return Done(choice.entry.step, finished)
+    return Start(
+        run,
+        run_id,
+        choice.entry.manifest.attempt + 1,
+        choice.entry,
+        folder,
+        f"{run.path} is gone, but {folder} holds its checkpoints",
+        is_new=True,
+        changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
+        keep_settings=_kept_settings(changes),
+    )
+
+
+def _kept_settings(changes: Sequence[Change]) -> tuple[str, ...]:
+    """The optimizer settings among accepted changes."""
+    keys = [change.key for change in changes]
+    settings = [key.removeprefix("optimizer.") for key in keys if key.startswith("optimizer.")]
+    return (*settings, *(key.rpartition(".")[2] for key in keys if key.startswith("param_groups.")))
 
 
 def load_options(config: LoadConfig, *, allow_pickle: bool = False) -> LoadOptions:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.naming import CONFIG_FILE
+from trainer_cli.checkpoint.storage.url_path import is_url
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.config.schema import LoadConfig
@@ -143,7 +144,7 @@ def _one(builder: Builder, data: Data, load: LoadOptions, path: Path | None) -> 
 
 def _folder(paths: Sequence[Path]) -> Path:
     """Where results go: into the run's directory, or beside the runs where there are several, or none."""
-    foreign = any(kind_of(path) is not None for path in paths)
+    foreign = any(kind_of(path) is not None or is_url(path) for path in paths)
     runs = sorted({path if foreign else path.parent.parent for path in paths})
     if len(runs) == 1 and not foreign:
         return runs[0] / "validation"

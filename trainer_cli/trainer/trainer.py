@@ -19,6 +19,7 @@ from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.checkpoint.policy import Occasion
+from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, RunFacts
@@ -384,7 +385,7 @@ class Trainer:
             SaveError: nothing was committed.
             UserError: there is a checkpoint of another state.
         """
-        path = Path(path)
+        path = as_path(path)
         metadata = CheckpointMetadata(
             step=self.progress.step,
             epoch=self.progress.epoch,
@@ -402,7 +403,7 @@ class Trainer:
             load: what to load, and under which names.
             keep_settings: optimizer settings (such as `lr`) that stay as they are configured now.
         """
-        path, self._used = Path(path), True
+        path, self._used = as_path(path), True
         self._make_schedulers()
         state = self._read(path, load)
         if list(load.states) == ["model"]:
@@ -483,8 +484,8 @@ class Trainer:
         if path is not None:
             self._used = True
             evaluating = any(callback.evaluates for callback in self.callbacks.values())
-            state = self._read(Path(path), load, *(["callbacks"] if evaluating else []))
-            load_for_evaluation(self, state, load, Path(path))
+            state = self._read(as_path(path), load, *(["callbacks"] if evaluating else []))
+            load_for_evaluation(self, state, load, as_path(path))
         self.metric_logger.record.clear()
         self._evaluate_all(loaders, self.loop.validation, is_last=True)
         rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
@@ -492,7 +493,7 @@ class Trainer:
             name = next((name for name in loaders if key.startswith(f"{name}/")), key.partition("/")[0])
             rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = float(value)
         self.metric_logger.record.clear()
-        where = None if path is None else Path(path)
+        where = None if path is None else as_path(path)
         return [Evaluation(where, self.loaded_step, name, metrics) for name, metrics in rows.items()]
 
     def _start_loggers(self) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.naming import MANIFEST_FILE
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import PART_BYTES, ObjectClient
 from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +53,42 @@ def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorag
         with folder.create(MANIFEST_FILE) as writer:
             writer.write(manifest)
         folder.publish()
+
+
+def fetch(url: str) -> Path | None:
+    """Copy a file, or all files of a folder, of another program into the user's cache; None if there is none.
+
+    A copy of the same sizes and tags is used again.
+    """
+    parent, _, name = url.rstrip("/").rpartition("/")
+    client = ObjectClient(parent)
+    size = client.size(name)
+    files = {name: (size, "")} if size is not None else {f"{name}/{key}": one for key, one in client.list(name).items()}
+    if not files:
+        return None
+    state = "\n".join(f"{key} {own[0]} {own[1]}" for key, own in sorted(files.items()))
+    into = cache_of(f"{url}\n{state}") / name
+    if into.exists():
+        return into
+    unfinished = into.parent / f".{os.getpid()}.{name}"
+    with _progress(url, sum(own[0] for own in files.values())) as advance:
+        for key, (size_bytes, _) in files.items():
+            path = unfinished if key == name else unfinished / key.removeprefix(f"{name}/")
+            if ".." in path.parts:
+                raise UserError(f"{url} holds {key!r}, which is no plain name")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                for part in _parts(client, key, size_bytes):
+                    file.write(part)
+                    advance(len(part))
+    os.rename(unfinished, into)
+    return into
+
+
+def cache_of(url: str) -> Path:
+    """The folder for copies of what is at a URL, in the user's cache."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "trainer-cli" / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
 def _damaged(why: str, where: str) -> DamagedCheckpoint:

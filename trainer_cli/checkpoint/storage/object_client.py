@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from trainer_cli.errors import UserError
+from trainer_cli.errors import StoreAwayError, UserError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,10 +38,6 @@ class ObjectInfo(NamedTuple):
     size_bytes: int
     tag: str
     """Changes with the object."""
-
-
-class StoreAwayError(OSError):
-    """The store did not answer, or refused, as often as was tried."""
 
 
 class ObjectClient:
@@ -119,9 +115,10 @@ class ObjectClient:
     def size(self, key: str) -> int | None:
         """The size of an object in bytes, or None if it is not there."""
         try:
-            return self._repeated(f"head {key}", lambda: int(self._files.info(self._path(key), refresh=True)["size"]))
+            info = self._repeated(f"head {key}", lambda: self._files.info(self._path(key), refresh=True))
         except FileNotFoundError:
             return None
+        return None if info["type"] == "directory" else int(info["size"])
 
     def put(self, key: str, content: bytes) -> None:
         """Write a small object, replacing one that is there."""
@@ -199,8 +196,7 @@ class ObjectClient:
                     ) from error
                 said = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0][:200]
                 if attempt == self._attempts:
-                    what = f"{what} failed {attempt} times: {said}"
-                    raise StoreAwayError(errno.EIO, f"the {self.scheme} store does not answer: {what}") from error
+                    raise StoreAwayError(f"{what} failed {attempt} times: {said}", where=self.url) from error
                 logger.debug("%s of %s failed, and is tried again: %s", what, self.url, said)
                 longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt)
                 self._wait(longest * random.uniform(0.5, 1.0))
@@ -215,7 +211,7 @@ def _file_system(scheme: str, options: dict[str, Any]) -> Any:
         config = {**_TIMEOUTS, "retries": {"max_attempts": 1}, **options.pop("config_kwargs", {})}
         options = {"config_kwargs": config, **options}
     try:
-        files = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
+        files = fsspec.filesystem(scheme, use_listings_cache=False, **options)
     except ImportError as error:
         package = _PACKAGES.get(scheme, f"the package that fsspec needs for {scheme}://")
         raise UserError(f"{scheme}:// needs another package: {error}", cure=f"pip install {package}") from None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import threading
@@ -25,20 +24,20 @@ from typing import NamedTuple
 
 from trainer_cli.checkpoint.manifest import Manifest, ManifestError
 from trainer_cli.checkpoint.naming import MANIFEST_FILE, PINNED_FILE, Hidden, HiddenName, is_plain, removed_marker
-from trainer_cli.checkpoint.storage.download import download
+from trainer_cli.checkpoint.storage.download import cache_of, download
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.object_client import ObjectClient, StoreAwayError
+from trainer_cli.checkpoint.storage.object_client import ObjectClient
 from trainer_cli.checkpoint.storage.uploader import Uploader, in_parallel
 from trainer_cli.config.schema import DigestAlgorithm
-from trainer_cli.errors import UserError
+from trainer_cli.errors import StoreAwayError, UserError
 
 logger = logging.getLogger(__name__)
 
 _SENT_FILE = "sent"
 """Empty side file of a local copy whose checkpoint is in the store."""
-_WRITING_PREFIX = ".writing."
-"""Prefix of an object that says which run began to send a checkpoint."""
+_WRITING_FILE = ".writing"
+"""Object that holds the id of the run that sends a checkpoint, until it is committed. No other run sends there then."""
 _FILES_AT_ONCE = 4
 
 
@@ -137,7 +136,7 @@ class ObjectStorage:
             return {file: size for file, size in self.local.sizes(name).items() if file != _SENT_FILE}
         found = self._folder(name)
         sizes = {} if found is None else found.sizes
-        return {file: size for file, size in sizes.items() if not file.startswith(_WRITING_PREFIX)}
+        return {file: size for file, size in sizes.items() if file != _WRITING_FILE}
 
     def is_pinned(self, name: str) -> bool:
         return PINNED_FILE in self.sizes(name)
@@ -219,10 +218,8 @@ class ObjectStorage:
         self.client.check_writable(self.run_id)
         self._refresh()
         self._trains = True
-        own = (f"{_WRITING_PREFIX}{self.run_id}", removed_marker(self.run_id))
         for name, found in list((self._remote or {}).items()):
-            ours = [marker for marker in own if marker in found.sizes]
-            if ours and found.manifest is None and not self._is_unsent(name):
+            if found.manifest is None and not self._is_unsent(name) and self._is_ours(name, found):
                 self._delete_objects(name)
                 self._forget(name)
                 swept.append(name)
@@ -328,7 +325,9 @@ class ObjectStorage:
             if manifest is None:
                 return
             began = time.monotonic()
-            self.client.put(f"{name}/{_WRITING_PREFIX}{self.run_id}", b"")
+            found = self.client.get(f"{name}/{MANIFEST_FILE}")
+            if found not in (None, manifest) or not self.client.put_new(f"{name}/{_WRITING_FILE}", self._own_id):
+                raise FileExistsError(errno.EEXIST, "another run's checkpoint of that name is in the store", name)
             files = [file for file in sizes if file != MANIFEST_FILE and not file.startswith(".")]
             in_parallel(
                 [partial(self.client.upload, f"{name}/{file}", self.cache / name / file) for file in files],
@@ -338,7 +337,7 @@ class ObjectStorage:
                 raise FileExistsError(
                     errno.EEXIST, "another checkpoint of that name is in the store", self.location(name)
                 )
-            self.client.delete(f"{name}/{_WRITING_PREFIX}{self.run_id}")
+            self.client.delete(f"{name}/{_WRITING_FILE}")
             (self.cache / name / _SENT_FILE).touch()
             if self._remote is not None:
                 self._remote[name] = _Remote(sizes, manifest, "")
@@ -363,6 +362,16 @@ class ObjectStorage:
                 self._held.discard(name)
                 self._released.notify_all()
 
+    @property
+    def _own_id(self) -> bytes:
+        return self.run_id.encode()
+
+    def _is_ours(self, name: str, found: _Remote) -> bool:
+        """Whether an attempt of this run left a folder half-sent or half-removed."""
+        if removed_marker(self.run_id) in found.sizes:
+            return True
+        return _WRITING_FILE in found.sizes and self.client.get(f"{name}/{_WRITING_FILE}") == self._own_id
+
     def _trim(self, newest: str) -> None:
         """Remove local copies of checkpoints that are in the store, but for this one."""
         for name in self.local.names():
@@ -373,7 +382,7 @@ class ObjectStorage:
         """Delete what is left of a folder, its markers last."""
         files = [file for file in self.client.list(name) if not file.startswith(".")]
         in_parallel([partial(self.client.delete, f"{name}/{file}") for file in files], _FILES_AT_ONCE)
-        for marker in (f"{_WRITING_PREFIX}{self.run_id}", removed_marker(self.run_id)):
+        for marker in (_WRITING_FILE, removed_marker(self.run_id)):
             self.client.delete(f"{name}/{marker}")
 
     def _download(self, name: str, manifest: bytes) -> None:
@@ -389,12 +398,6 @@ class ObjectStorage:
             (self.cache / name / _SENT_FILE).touch()
             self._trim(name)
             os.unlink(lock.name)
-
-
-def cache_of(url: str) -> Path:
-    """The folder for copies of checkpoints of a URL, in the user's cache."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "trainer-cli" / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
 def _plain(name: str) -> str:

@@ -26,3 +26,15 @@ def open_storage(place: Path | str, *, cache: Path | None = None, **identity: An
     from trainer_cli.checkpoint.storage.object_store import ObjectStorage
 
     return ObjectStorage(place, cache=cache, **identity)
+
+
+def fetch(url: str) -> Path | None:
+    """A local copy of a file or a folder of files in an object store; None if there is none.
+
+    Raises:
+        UserError: there is no access, or no storage for this scheme.
+        OSError: the store does not answer, or the disk is full.
+    """
+    from trainer_cli.checkpoint.storage.download import fetch as fetch_files
+
+    return fetch_files(url)

@@ -1,0 +1,147 @@
+"""Seeded faults of an object store: nothing that was committed is lost, and nothing partial is accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from object_store_proxy import FAULTS, Schedule, proxy
+from s3 import new_bucket, s3_server
+
+from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.save import CheckpointMetadata
+from trainer_cli.checkpoint.storage.object_client import ObjectClient
+from trainer_cli.checkpoint.storage.object_store import ObjectStorage
+
+pytestmark = pytest.mark.slow
+COUNT = int(os.environ.get("TRAIN_STORE_FAULTS", "100"))
+BATCH = 10
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[tuple[str, str, Schedule]]:
+    """A server, a proxy before it, and the schedule of its faults. The client's own pauses are left out."""
+    schedule, sleep = Schedule(0, share=0.0), asyncio.sleep
+    with (
+        s3_server() as endpoint,
+        proxy(endpoint, schedule) as address,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(asyncio, "sleep", lambda seconds, *result: sleep(0, *result))
+        yield endpoint, address, schedule
+
+
+def state(step: int) -> dict[str, torch.Tensor]:
+    return {"weights": torch.full((64,), float(step))}
+
+
+def readable(url: str, cache: Path) -> dict[int, bool]:
+    """What another machine sees in the store: step -> whether its state is right. Partial ones are not listed."""
+    storage = ObjectStorage(url, cache=cache)
+    made = make_sync_checkpointer(storage=lambda root: storage)
+    found = {}
+    for entry in Catalog(storage).entries():
+        if entry.manifest is not None:
+            loaded = made.load(f"{url}/{entry.name}")
+            found[entry.step] = torch.equal(loaded["weights"], state(entry.step)["weights"])
+    return found
+
+
+class Mortal(ObjectClient):
+    """A client whose process may be killed between two requests."""
+
+    killed = False
+
+    def _repeated(self, what: str, request: Any) -> Any:
+        def while_alive() -> Any:
+            if self.killed:
+                raise ValueError("killed")
+            return request()
+
+        return super()._repeated(what, while_alive)
+
+
+class Run:
+    """A training that saves and removes through a faulty store, and is now and then killed and started again."""
+
+    def __init__(self, url: str, address: str, place: Path, seed: int) -> None:
+        self.url, self.address, self.place = url, address, place
+        self.random = random.Random(seed)
+        self.kept: set[int] = set()
+        self.attempt = 0
+        self.start()
+
+    def kill(self) -> None:
+        """Nothing of this process reaches the store any more."""
+        self.client.killed = True
+        self.storage.uploader.wait()
+
+    def start(self) -> None:
+        self.attempt += 1
+        self.client = Mortal(self.url, wait=lambda seconds: None, options={"endpoint_url": self.address})
+        self.storage = ObjectStorage(
+            self.url, cache=self.place / "cache", run_id="run", attempt=self.attempt, client=self.client
+        )
+        self.made = make_sync_checkpointer(storage=lambda root: self.storage)
+        while True:
+            try:
+                self.storage.sweep()
+            except OSError:
+                continue
+            return
+
+    def save(self, step: int) -> None:
+        """As a training does: a save is committed once this returns."""
+        metadata = CheckpointMetadata(run_id="run", attempt=self.attempt, step=step)
+        self.made.save(state(step), f"{self.url}/step{step}", metadata=metadata)
+        self.kept.add(step)
+
+    def remove(self) -> None:
+        """Remove the oldest, as retention does: what fails is tried again another time."""
+        oldest = min(self.kept)
+        try:
+            gone = self.storage.remove(f"step{oldest}")
+        except OSError:
+            gone = True  # Or half gone, or not: none of it is a loss.
+        if gone:
+            self.kept.discard(oldest)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("batch", range(0, COUNT, BATCH))
+def test_under_seeded_faults_nothing_committed_is_lost_and_nothing_partial_is_accepted(
+    batch: int, store: tuple[str, str, Schedule], tmp_path: Path
+) -> None:
+    endpoint, address, schedule = store
+    happened: set[str] = set()
+    for seed in range(batch, min(batch + BATCH, COUNT)):
+        url, place = f"s3://{new_bucket(endpoint)}/run", tmp_path / str(seed)
+        schedule.begin(seed, share=0.15)
+        run = Run(url, address, place, seed)
+        for step in range(1, 5):
+            run.save(step)
+            if run.random.random() < 0.3:
+                run.storage.finish_uploads(0.01)
+            if run.random.random() < 0.3 and len(run.kept) > 1:
+                run.remove()
+            if run.random.random() < 0.3:
+                run.kill()
+                run.start()
+            if run.random.random() < 0.3:
+                assert all(readable(url, place / f"reader{step}").values()), seed
+        schedule.calm = True
+        run.kill()
+        run.start()
+        assert run.storage.finish_uploads() == [], seed
+        found = readable(url, place / "last")
+        assert all(found.values()), seed
+        assert run.kept <= found.keys(), (seed, schedule.happened)
+        happened |= set(schedule.happened)
+    assert len(happened) > len(FAULTS) // 2

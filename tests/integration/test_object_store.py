@@ -1,0 +1,107 @@
+"""`train` with its checkpoints in an object store, through the real command against a local S3 server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from command import SMALL, records, running, train, trained
+from compare import final_state
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
+
+from s3 import new_bucket, s3_server
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def url(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return f"s3://{new_bucket(endpoint)}/run"
+
+
+def test_a_run_whose_disk_is_lost_goes_on_from_the_store_bit_for_bit(url: str, tmp_path: Path) -> None:
+    long = ("experiment=digits_mlp", "loop.max_duration=300", "checkpoint.save_interval=100", "loop.eval_interval=300")
+    trained(*long, "name=straight", cwd=tmp_path)
+    lost = (*long, "name=lost", f"checkpoint.folder={url}")
+    with running("fit", *lost, "loop.log_interval=1", cwd=tmp_path) as process:
+        from trainer_cli.checkpoint.storage.object_client import ObjectClient
+
+        client = ObjectClient(url)
+        process.wait_for(lambda: client.get("step100/manifest.json") is not None, "step 100 in the store")
+        process.signal(signal.SIGKILL)
+    shutil.rmtree(tmp_path / "runs/lost")
+    result = trained(*lost, cwd=tmp_path)
+    assert "(runs/lost is gone, but s3://" in result.err
+    assert int(result.err.split("resuming at step ")[1].split()[0]) in (100, 200)
+    ends = [final_state(tmp_path / f"runs/{name}") for name in ("straight", "lost")]
+    assert ends[0]["name"] == "step300"
+    assert ends[0] == ends[1]
+
+
+def test_checkpoints_in_the_store_are_kept_evaluated_and_looked_after(url: str, tmp_path: Path) -> None:
+    stored = (*SMALL, "name=stored", f"checkpoint.folder={url}", "checkpoint.max_checkpoints=2")
+    result = trained(*stored, cwd=tmp_path)
+    assert f"sent {url}/step20" in result.err
+    assert [path.name for path in (tmp_path / "runs/stored/checkpoints").iterdir()] == ["step20"]
+    again = trained(*stored, cwd=tmp_path)
+    assert "is finished at step 20" in again.out + again.err
+    result = train("validate", f"ckpt={url}/step*", cwd=tmp_path)
+    assert result.code == 0, result.err
+    (folder,) = (tmp_path / "runs").glob("validation-*")
+    assert [row["step"] for row in records(folder / "validation.jsonl")] == [10, 20]
+    last = [one for one in records(tmp_path / "runs/stored/metrics.jsonl") if "val/loss" in one][-1]
+    assert records(folder / "validation.jsonl")[-1]["val/loss"] == last["val/loss"]
+    listed = train("ckpt", "ls", url, cwd=tmp_path)
+    assert ("step10" in listed.out, "step20" in listed.out, "step0 " in listed.out) == (True, True, False)
+    assert train("ckpt", "verify", f"{url}/step*", cwd=tmp_path).code == 0
+    assert train("ckpt", "pin", f"{url}/step10", cwd=tmp_path).code == 0
+    trained(*stored, "loop.max_duration=40", cwd=tmp_path)
+    names = train("ckpt", "ls", url, cwd=tmp_path).out
+    assert [f"step{n} " in names for n in (10, 20, 30, 40)] == [True, False, True, True]
+    fork = trained(*SMALL, "name=fork", f"ckpt={url}", cwd=tmp_path)
+    assert f"weights from {url}/step40 step 40" in fork.err
+    planned = train("plan", *stored, "loop.max_duration=50", cwd=tmp_path)
+    assert f"{url}/step40 (step 40)" in planned.out
+
+
+def test_a_file_of_another_program_is_fetched_from_the_store(url: str, endpoint: str, tmp_path: Path) -> None:
+    import boto3
+
+    from trainer_cli.models.mlp import MLP
+
+    torch.manual_seed(0)
+    safetensors.torch.save_file(MLP(hidden=[128]).state_dict(), tmp_path / "w.safetensors")
+    bucket = url.split("/")[2]
+    boto3.client("s3", endpoint_url=endpoint).upload_file(
+        str(tmp_path / "w.safetensors"), bucket, "files/w.safetensors"
+    )
+    result = trained(*SMALL, "name=tuned", f"ckpt=s3://{bucket}/files/w.safetensors", cwd=tmp_path)
+    assert "w.safetensors (4 tensors)" in result.err
+
+
+def test_a_store_that_is_away_is_one_message(tmp_path: Path) -> None:
+    began = time.monotonic()
+    away = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    result = train("fit", *SMALL, "checkpoint.folder=s3://bucket/run", cwd=tmp_path, **away)
+    assert result.code == 1
+    assert "Traceback" not in result.err
+    assert "train: error: list failed 6 times:" in result.err
+    assert "Check the network and the address of the store." in result.err
+    assert time.monotonic() - began < 60
+    assert os.listdir(tmp_path) == []
