@@ -409,6 +409,8 @@ class Removes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *gone: str) -> None:
         self.gone = list(gone)
+        # One reader: another would hold a checkpoint that is to be removed.
+        monkeypatch.setattr(os, "cpu_count", lambda: 1)
         monkeypatch.setattr(ckpt_admin, "why_damaged", self)
 
     def __call__(self, storage: Any, entry: Any) -> str | None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 from trainer_cli.cli import main as main_module
 from trainer_cli.cli.choices import Choices
@@ -70,7 +71,7 @@ def save_some(project: Path) -> None:
     RunDir(project / "runs/digits").create("run_dir: runs/digits\n", [], {"run_id": "digits"}).release()
     for step in (180, 360, 900):
         make_sync_checkpointer().save(
-            {"model": {}, "progress": {"step": step}},
+            {"model": {"weight": torch.full((2,), float(step))}, "progress": {"step": step}},
             project / f"runs/digits/checkpoints/step{step}",
             metadata=CheckpointMetadata(run_id="digits", step=step, metrics={"val/loss": 1 / step}),
         )

@@ -1,4 +1,4 @@
-"""`train ckpt`: list checkpoints, look into them, verify and compare them, pin, remove and prune."""
+"""`train ckpt`: list checkpoints, look into them, verify, compare, pin, remove, prune and export them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainer_cli.cli import ckpt_export
 from trainer_cli.cli.main import Parser
 from trainer_cli.cli.table import HEADER, age, print_json, size, tensor_rows
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError
@@ -33,6 +34,8 @@ examples:
   train ckpt diff runs/digits@step180 runs/digits@latest
   train ckpt rm 'runs/digits/checkpoints/step{180,360}' --yes
   train ckpt prune runs/digits --dry-run
+  train ckpt export runs/digits@best --format huggingface --dtype bfloat16
+  train ckpt average 'runs/digits/checkpoints/step*' --output runs/mean
 """
 _RUNS = ("runs/*", "runs/*/sweep/*")
 _METRIC_COLUMNS = 4
@@ -62,8 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         about = "a checkpoint" if action.metavar == "CKPT" else "a checkpoint, a glob or a run directory"
         one.add_argument("what", nargs=action.nargs, metavar=action.metavar, help=f"{about}; RUN@latest, RUN@best")
         for flag in (*action.flags, "--json"):
-            names, text = _FLAGS[flag]
-            one.add_argument(*names, action="store_true", help=text)
+            if flag in ckpt_export.FLAGS:
+                names, settings = ckpt_export.FLAGS[flag]
+                one.add_argument(*names, **settings)
+            else:
+                names, text = _FLAGS[flag]
+                one.add_argument(*names, action="store_true", help=text)
         one.set_defaults(action=name)
 
 
@@ -326,8 +333,21 @@ ACTIONS: Mapping[str, _Action] = {
     "pin": _Action(_pin, "+", "WHAT", (), "keep checkpoints, whatever the rules of retention say"),
     "unpin": _Action(_pin, "+", "WHAT", (), "remove the pins of checkpoints"),
     "rm": _Action(_rm, "+", "WHAT", ("--yes", "--force", "--dry-run"), "remove checkpoints, after a question"),
+    "export": _Action(
+        ckpt_export.export,
+        1,
+        "CKPT",
+        (
+            "--format", "--output", "--dtype", "--shard-size", "--ema", "--key-mapping", "--hf-config", "--overwrite",
+        ),
+        "write the weights of a checkpoint for other programs",
+    ),
+    "average": _Action(
+        ckpt_export.average, "+", "WHAT", ("--to", "--weights"), "save the mean of the weights of several checkpoints"
+    ),
+    "strip": _Action(ckpt_export.strip, 1, "CKPT", ("--to", "--ema"), "save the weights of a checkpoint alone"),
     "prune": _Action(_prune, "+", "WHAT", ("--yes", "--dry-run"), "remove what the rules of the run would remove"),
-}
+}  # fmt: skip
 
 
 def _one(what: str) -> Path:

@@ -34,7 +34,7 @@ VERBS: Mapping[str, Verb] = {
     "plan": Verb("trainer_cli.cli.plan", "show what a fit would do: steps, evaluations, checkpoints, disk"),
     "check": Verb("trainer_cli.cli.check", "check that a stopped and resumed training equals one without a stop"),
     "config": Verb("trainer_cli.cli.config", "print the composed config, and where each value comes from"),
-    "ckpt": Verb("trainer_cli.cli.ckpt", "list, show, verify, compare, pin, remove and prune checkpoints"),
+    "ckpt": Verb("trainer_cli.cli.ckpt", "list, show, verify, compare, pin, remove, prune and export checkpoints"),
     "list": Verb("trainer_cli.cli.list", "list experiments, models, data and everything else to choose from"),
     "new": Verb("trainer_cli.cli.new", "make a project of your own: model, data, configs and tests that run"),
     "env": Verb("trainer_cli.cli.env", "show versions, devices and paths, for a bug report"),

@@ -1,0 +1,186 @@
+"""Exported weights load in other programs, bit for bit; an export is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from trainer_cli.checkpoint.export import Average, ExportFormat, export, renamed, replacing, weights_of
+from trainer_cli.errors import CheckpointError, UserError
+
+
+def weights() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    tied = torch.randn(6, 4, generator=generator)
+    return {
+        "emb.weight": tied,
+        "body.weight": torch.randn(4, 6, generator=generator).t(),
+        "body.count": torch.tensor(3),
+        "head.weight": tied,
+    }
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+def test_each_format_loads_as_what_it_was(tmp_path: Path) -> None:
+    for format in ExportFormat:
+        assert export(weights(), tmp_path / format, format) > 0
+    loaded = torch.load(tmp_path / "torch", weights_only=True)
+    assert same(loaded, weights())
+    assert loaded["emb.weight"].data_ptr() == loaded["head.weight"].data_ptr()
+    assert same(safetensors.torch.load_file(tmp_path / "safetensors"), weights())
+    assert same(safetensors.torch.load_file(tmp_path / "huggingface/model.safetensors"), weights())
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(("limit", "shards"), [(10_000, 1), (200, 2), (1, 4)])
+def test_shards_are_no_larger_than_asked_for_and_the_index_names_them(tmp_path: Path, limit: int, shards: int) -> None:
+    export(weights(), tmp_path / "out", ExportFormat.huggingface, shard_bytes=limit, extra={"config.json": b"{}"})
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) == shards
+    assert (tmp_path / "out/config.json").read_bytes() == b"{}"
+    if shards > 1:
+        index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+        assert index["metadata"]["total_size"] == sum(value.nbytes for value in weights().values())
+        found = {
+            name: safetensors.torch.load_file(tmp_path / "out" / file)[name]
+            for name, file in index["weight_map"].items()
+        }
+        assert same(found, weights())
+    assert all(
+        sum(one.nbytes for one in safetensors.torch.load_file(file).values()) <= max(limit, 96) for file in files
+    )
+
+
+def test_only_floating_point_tensors_are_cast(tmp_path: Path) -> None:
+    export(weights(), tmp_path / "x.pt", ExportFormat.torch, dtype=torch.bfloat16)
+    loaded = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert {name: value.dtype for name, value in loaded.items()} == {
+        "emb.weight": torch.bfloat16, "body.weight": torch.bfloat16,
+        "body.count": torch.int64, "head.weight": torch.bfloat16,
+    }  # fmt: skip
+    assert loaded["emb.weight"].data_ptr() == loaded["head.weight"].data_ptr()
+
+
+def test_names_are_mapped_and_left_out() -> None:
+    found = renamed(weights(), {"body.*": "model.layer.*", "head.*": ""})
+    assert list(found) == ["emb.weight", "model.layer.weight", "model.layer.count"]
+    with pytest.raises(UserError, match=r"'tail\.\*' matches nothing"):
+        renamed(weights(), {"tail.*": "*"})
+    with pytest.raises(UserError, match=r"two tensors come to the name 'emb\.weight'"):
+        renamed(weights(), {"head.*": "emb.*"})
+
+
+def test_averaged_weights_take_the_place_of_the_trained() -> None:
+    average = {"body.weight": torch.ones(6, 4)}
+    state = {"model": weights(), "callbacks": {"ema": {"average": average}, "other": {}}}
+    found = weights_of(state, "x", "ema")
+    assert torch.equal(found["body.weight"], average["body.weight"])
+    assert torch.equal(found["emb.weight"], weights()["emb.weight"])
+    with pytest.raises(CheckpointError, match=r"no averaged weights of a callback 'swa'.*It has those of ema"):
+        weights_of(state, "x", "swa")
+    with pytest.raises(CheckpointError, match="has no model"):
+        weights_of({}, "x")
+
+
+def test_an_output_that_exists_is_replaced_only_if_asked_and_only_as_a_whole(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export(weights(), out, ExportFormat.huggingface)
+    before = (out / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match=r"exists\. Choose another --output, or add --overwrite"):
+        export(weights(), out, ExportFormat.torch)
+
+    def write_half() -> None:
+        with replacing(out, overwrite=True) as place:
+            place.mkdir()
+            (place / "half").write_bytes(b"half")
+            raise OSError(28, "full")
+
+    with pytest.raises(OSError, match="full"):
+        write_half()
+    assert (out / "model.safetensors").read_bytes() == before
+    export(weights(), out, ExportFormat.torch, overwrite=True)
+    assert out.is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trainer_cli.checkpoint.export import replacing
+out, when = Path(sys.argv[1]), sys.argv[2]
+usual = os.rename
+def rename(old, new):
+    if when == "first": os.kill(os.getpid(), signal.SIGKILL)
+    usual(old, new)
+os.rename = rename
+with replacing(out, overwrite=False) as place:
+    place.write_bytes(b"whole")
+    if when == "writing": os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["writing", "first"])
+def test_a_kill_leaves_nothing_under_the_name_of_the_output(tmp_path: Path, when: str) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out"), when])
+    assert done.returncode == -9
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_average_is_the_mean_in_the_type_of_the_weights() -> None:
+    mean = Average()
+    for value, share in ((1.0, 1.0), (2.0, 1.0), (4.5, 2.0)):
+        found = {"w": torch.full((3,), value).bfloat16(), "n": torch.tensor(int(value))}
+        mean.add(found, "x", share)
+    assert torch.equal(mean.result()["w"], torch.full((3,), 3.0).bfloat16())
+    assert mean.result()["n"] == 4
+    assert mean.differing == {"n"}
+
+
+def test_what_cannot_be_averaged_is_one_table() -> None:
+    mean = Average()
+    mean.add({"a": torch.ones(2), "b": torch.ones(2)}, "one")
+    with pytest.raises(CheckpointError) as caught:
+        mean.add({"a": torch.ones(3), "c": torch.ones(2)}, "two")
+    assert str(caught.value).splitlines() == [
+        "two differs from those before:",
+        "  a: (3,) of torch.float32 instead of (2,) of torch.float32",
+        "  b: missing",
+        "  c: only here",
+    ]
+
+
+@pytest.mark.slow
+def test_transformers_and_dcp_load_an_export(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+    model = GPT2LMHeadModel(config).eval()
+    trained = {f"net.{name}": value for name, value in model.state_dict().items()}
+    trained["net.lm_head.weight"] = trained["net.transformer.wte.weight"]
+    extra = {"config.json": config.to_json_string().encode()}
+    own = renamed(trained, {"net.*": "*"})
+    tokens = torch.arange(6)[None]
+    for name, limit in (("whole", 10**9), ("shards", 2000)):
+        export(own, tmp_path / name, ExportFormat.huggingface, shard_bytes=limit, extra=extra)
+        loaded = GPT2LMHeadModel.from_pretrained(tmp_path / name).eval()
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    export(own, tmp_path / "x.pt", ExportFormat.torch)
+    torch_save_to_dcp(tmp_path / "x.pt", tmp_path / "dcp")
+    assert set(FileSystemReader(tmp_path / "dcp").read_metadata().state_dict_metadata) == set(own)
+    assert os.path.isfile(tmp_path / "dcp/.metadata")

@@ -1,0 +1,109 @@
+"""`train ckpt export`, `average` and `strip`, through the real command."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from command import SMALL, records, trained
+from forks import Done, Forks
+
+pytestmark = pytest.mark.slow
+quickly: Callable[..., Done]
+EMA = "callbacks={ema: {_target_: trainer_cli.callbacks.ema.EMA, decay: 0.9}}"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forked(forks: Forks) -> None:
+    global quickly
+    quickly = forks.run
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    trained(*SMALL, "name=base", EMA, cwd=folder)
+    return folder
+
+
+@pytest.fixture
+def place(base: Path, tmp_path: Path) -> Path:
+    shutil.copytree(base, tmp_path / "place")
+    return tmp_path / "place"
+
+
+def saved(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(checkpoint / "rank0.safetensors")
+
+
+def test_an_export_holds_the_weights_or_their_averages(place: Path) -> None:
+    done = quickly(place, "ckpt", "export", "runs/base", "--format", "torch")
+    assert (done.code, done.out.startswith("exported: runs/base/export/step20.pt (4 tensors, ")) == (0, True)
+    tensors = saved(place / "runs/base/checkpoints/step20")
+    plain = torch.load(place / "runs/base/export/step20.pt", weights_only=True)
+    assert all(torch.equal(plain[name], tensors[f"model/{name}"]) for name in plain)
+    shards = ("--format", "huggingface", "--shard-size", "20kb")
+    quickly(place, "ckpt", "export", "runs/base@step10", *shards, "--ema", "-o", "hf")
+    index = json.loads((place / "hf/model.safetensors.index.json").read_text())
+    averaged = {}
+    for file in sorted(set(index["weight_map"].values())):
+        averaged |= safetensors.torch.load_file(place / "hf" / file)
+    tensors = saved(place / "runs/base/checkpoints/step10")
+    assert all(torch.equal(averaged[name], tensors[f"callbacks/ema/average/{name}"]) for name in averaged)
+    again = quickly(place, "fit", *SMALL, "name=tuned", "ckpt=hf", "loop.max_duration=1")
+    assert "weights from hf (4 tensors)" in again.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["export", "runs/base", "--format", "onnx"], 2, "invalid choice: 'onnx'"),
+        (["export", "runs/base"], 2, "required: --format"),
+        (["export", "runs/base", "--format", "torch", "--shard-size", "big"], 2, "'big' is no size such as 500MB"),
+        (["export", "runs/base", "--format", "torch", "--key-mapping", "x"], 2, "'x' is not OLD=NEW"),
+        (["export", "runs/base", "--format", "torch", "--ema", "swa"], 3, "It has those of ema"),
+        (["export", "runs/base", "--format", "torch", "--hf-config", "c"], 2, "--hf-config is for"),
+        (["export", "runs/nowhere", "--format", "torch"], 3, "matches nothing"),
+        (["average", "runs/base@step10", "-o", "m"], 2, "an average is of several"),
+        (["average", "runs/base/checkpoints/step*", "-o", "m", "--weights", "1,2"], 2, "2 numbers for 3"),
+        (["strip", "runs/base", "-o", "runs/base/checkpoints/step10"], 2, "exists. Choose another --output"),
+    ],
+)
+def test_a_mistake_is_one_message(base: Path, arguments: list[str], code: int, said: str) -> None:
+    done = quickly(base, "ckpt", *arguments)
+    assert done.code == code, done
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_an_average_is_a_checkpoint_that_is_evaluated_and_forked(place: Path) -> None:
+    done = quickly(place, "ckpt", "average", "runs/base@step10", "runs/base@step20", "-o", "runs/mean")
+    assert done.code == 0, done
+    mean, *both = (
+        saved(place / f"runs/{name}") for name in ("mean", "base/checkpoints/step10", "base/checkpoints/step20")
+    )
+    for name, value in mean.items():
+        assert torch.equal(value, ((both[0][name].double() + both[1][name].double()) / 2).float())
+    done = quickly(place, "validate", "ckpt=runs/mean", "validate.folder=out")
+    assert (done.code, records(place / "out/validation.jsonl")[0]["step"]) == (0, 20)
+    assert "weights from runs/mean step 20" in quickly(place, "fit", *SMALL, "name=f", "ckpt=runs/mean").err
+    shown = quickly(place, "ckpt", "show", "runs/mean").out
+    assert "average of step10, step20" in shown
+
+
+def test_stripped_weights_are_evaluated_and_cannot_be_resumed(place: Path) -> None:
+    assert quickly(place, "ckpt", "strip", "runs/base", "-o", "runs/slim").code == 0
+    assert sorted(path.name for path in (place / "runs/slim").iterdir()) == [
+        "config.yaml", "manifest.json", "rank0.json", "rank0.safetensors"
+    ]  # fmt: skip
+    assert all(name.startswith("model/") for name in saved(place / "runs/slim"))
+    assert quickly(place, "validate", "ckpt=runs/slim", "validate.folder=out").code == 0
+    done = quickly(place, "fit", *SMALL, "name=f", "ckpt=runs/slim", "load.states=[all]")
+    assert done.code == 2
+    assert re.search(r"^  optimizer +missing in the checkpoint$", done.err, re.MULTILINE)

@@ -1,0 +1,253 @@
+"""The weights of checkpoints in files of other programs, and their average."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from trainer_cli.checkpoint.load_options import LoadOptions
+from trainer_cli.checkpoint.model_state import table
+from trainer_cli.errors import CheckpointError, UserError
+
+Weights = Mapping[str, torch.Tensor]
+
+
+class ExportFormat(StrEnum):
+    """What an export is."""
+
+    huggingface = "huggingface"
+    """A folder with `model.safetensors`, or with shards and their index."""
+    safetensors = "safetensors"
+    """One file."""
+    torch = "torch"
+    """One file of torch.save: name -> tensor."""
+
+
+def weights_of(state: Mapping[str, Any], where: str, ema: str | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of the model in a state that was read.
+
+    Args:
+        where: the checkpoint, for messages.
+        ema: the name of a callback whose averages take the place of the weights that it averages.
+
+    Raises:
+        CheckpointError: there is no model, or no such callback.
+    """
+    weights = {name: value for name, value in state.get("model", {}).items() if isinstance(value, torch.Tensor)}
+    if not weights:
+        raise CheckpointError("the checkpoint has no model", where=where)
+    if ema is None:
+        return weights
+    callbacks = state.get("callbacks", {})
+    average = callbacks.get(ema, {}).get("average") if isinstance(callbacks.get(ema), Mapping) else None
+    if not average:
+        having = ", ".join(name for name, own in callbacks.items() if isinstance(own, Mapping) and own.get("average"))
+        raise CheckpointError(
+            f"the checkpoint has no averaged weights of a callback '{ema}'",
+            where=where,
+            cure=f"It has those of {having}." if having else "Leave --ema out.",
+        )
+    return {name: average[name].to(value.dtype) if name in average else value for name, value in weights.items()}
+
+
+def renamed(weights: Weights, mapping: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """The weights under other names: glob -> new name, whose `*` are what the glob's matched; an empty one leaves out.
+
+    Raises:
+        UserError: a glob matches nothing, or two names become the same.
+    """
+    new_names = LoadOptions(key_mapping=mapping).renamed(weights)
+    for glob in mapping:
+        alone = LoadOptions(key_mapping={glob: "\0"}).renamed(weights)
+        if "\0" not in alone.values():
+            raise UserError(
+                f"--key-mapping: {glob!r} matches nothing", cure=f"The names are like {next(iter(weights))}."
+            )
+    found: dict[str, torch.Tensor] = {}
+    for name, value in weights.items():
+        if (new := new_names[name]) in found:
+            raise UserError(f"--key-mapping: two tensors come to the name {new!r}")
+        if new:
+            found[new] = value
+    return found
+
+
+def export(
+    weights: Weights,
+    output: Path,
+    format: ExportFormat,
+    *,
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = 5_000_000_000,
+    extra: Mapping[str, bytes] | None = None,
+    overwrite: bool = False,
+) -> int:
+    """Write weights, all or nothing; the bytes written.
+
+    Tied weights are one tensor in a torch file. Formats of safetensors hold them under each name, so that every program
+    finds all that it looks for.
+
+    Args:
+        dtype: the type of all floating-point tensors; None: as they are.
+        shard_bytes: the largest file of a `huggingface` export. A larger tensor has a file of its own.
+        extra: further small files of a `huggingface` export, such as its config.json.
+
+    Raises:
+        UserError: `output` exists, and may not be replaced.
+        OSError: the disk is full, or cannot be written; what was at `output` is as it was.
+    """
+    cast = {name: _cast(value, dtype) for name, value in weights.items()}
+    with replacing(output, overwrite=overwrite) as place:
+        match format:
+            case ExportFormat.torch:
+                torch.save(_tied_again(weights, cast), place)
+            case ExportFormat.safetensors:
+                _save_safetensors(cast, place)
+            case ExportFormat.huggingface:
+                place.mkdir()
+                _save_shards(cast, place, shard_bytes)
+                for name, content in (extra or {}).items():
+                    (place / name).write_bytes(content)
+        files = [place] if place.is_file() else sorted(place.iterdir())
+        return sum(file.stat().st_size for file in files)
+
+
+@contextmanager
+def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A hidden path beside `output`; what was written there is fsynced and takes its place on clean exit.
+
+    Raises:
+        UserError: `output` exists, and may not be replaced.
+    """
+    if os.path.lexists(output) and not overwrite:
+        raise UserError(f"{output} exists", cure="Choose another --output, or add --overwrite.")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    place = output.parent / f".{output.name}.{os.getpid()}"
+    old = output.parent / f".{output.name}.{os.getpid()}.old"
+    try:
+        yield place
+        for path in (*(place.iterdir() if place.is_dir() else ()), place):
+            _fsync(path)
+        if os.path.lexists(output):
+            os.rename(output, old)
+        os.rename(place, output)
+        _fsync(output.parent)
+    finally:
+        _delete(place)
+        _delete(old)
+
+
+class Average:
+    """The mean of the weights of several checkpoints, taken one after another.
+
+    Floating-point tensors are summed in 64 bits. Others are those of the last checkpoint that was added.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._last: dict[str, torch.Tensor] = {}
+        self._total = 0.0
+        self.differing: set[str] = set()
+        """Names of tensors of whole numbers that are not the same in all."""
+
+    def add(self, weights: Weights, where: str, weight: float = 1.0) -> None:
+        """Add a checkpoint.
+
+        Args:
+            where: the checkpoint, for messages.
+
+        Raises:
+            CheckpointError: with a table of names, shapes and types that differ from those before.
+        """
+        if self._last and (rows := list(_differences(self._last, weights))):
+            raise CheckpointError(f"{table(f'{where} differs from those before', {'': rows})}\n")
+        for name, value in weights.items():
+            if value.is_floating_point() or value.is_complex():
+                wide = value.to(torch.complex128 if value.is_complex() else torch.float64)
+                self._sums[name] = self._sums[name].add_(wide, alpha=weight) if self._last else wide * weight
+            elif self._last and not torch.equal(self._last[name], value):
+                self.differing.add(name)
+        self._last = dict(weights)
+        self._total += weight
+
+    def result(self) -> dict[str, torch.Tensor]:
+        """The mean, in the types of the weights."""
+        return {
+            name: (self._sums[name] / self._total).to(value.dtype) if name in self._sums else value
+            for name, value in self._last.items()
+        }
+
+
+def _differences(before: Weights, weights: Weights) -> Iterator[str]:
+    for name in sorted({*before, *weights}):
+        if name not in weights or name not in before:
+            yield f"{name}: {'missing' if name not in weights else 'only here'}"
+        elif (before[name].shape, before[name].dtype) != (weights[name].shape, weights[name].dtype):
+            one, other = before[name], weights[name]
+            yield f"{name}: {tuple(other.shape)} of {other.dtype} instead of {tuple(one.shape)} of {one.dtype}"
+
+
+def _cast(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return value.to(dtype) if dtype is not None and value.is_floating_point() else value
+
+
+def _tied_again(weights: Weights, cast: Weights) -> dict[str, torch.Tensor]:
+    """The cast tensors; those that were one tensor before are one again."""
+    first: dict[int, str] = {}
+    return {name: cast[first.setdefault(id(value), name)] for name, value in weights.items()}
+
+
+def _save_safetensors(tensors: Weights, path: Path) -> None:
+    own = {name: value.contiguous() for name, value in tensors.items()}
+    seen: set[int] = set()
+    for name, value in own.items():
+        if value.data_ptr() in seen and value.numel():
+            own[name] = value.clone()  # The format has no tied tensors.
+        seen.add(value.data_ptr())
+    safetensors.torch.save_file(own, path, metadata={"format": "pt"})
+
+
+def _save_shards(tensors: Weights, folder: Path, shard_bytes: int) -> None:
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    size_bytes = 0
+    for name, value in tensors.items():
+        if shards[-1] and size_bytes + value.nbytes > shard_bytes:
+            shards.append({})
+            size_bytes = 0
+        shards[-1][name] = value
+        size_bytes += value.nbytes
+    if len(shards) == 1:
+        _save_safetensors(shards[0], folder / "model.safetensors")
+        return
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        _save_safetensors(shard, folder / file)
+        weight_map |= dict.fromkeys(shard, file)
+    total = sum(value.nbytes for value in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

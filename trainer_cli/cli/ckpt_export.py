@@ -1,0 +1,122 @@
+"""`train ckpt export`, `average` and `strip`: their flags, and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.cli.table import print_json, size
+from trainer_cli.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from trainer_cli.run.export import Written
+
+FORMATS = ("huggingface", "safetensors", "torch")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+_UNITS = {"": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 500MB or 5GB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _pair(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not equals or not old:
+        raise argparse.ArgumentTypeError(f"{text!r} is not OLD=NEW, such as 'model.*=*'")
+    return old, new
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 1,1,2") from None
+
+
+FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "--format": (("--format",), {"choices": FORMATS, "required": True, "help": "what to write"}),
+    "--output": (("-o", "--output"), {"type": Path, "metavar": "PATH", "help": "where (RUN/export/NAME)"}),
+    "--to": (("-o", "--output"), {"type": Path, "metavar": "PATH", "required": True, "help": "the new checkpoint"}),
+    "--dtype": (("--dtype",), {"choices": DTYPES, "help": "type of all floating-point tensors"}),
+    "--shard-size": (
+        ("--shard-size",),
+        {"type": _bytes, "default": 5_000_000_000, "metavar": "SIZE", "help": "largest file of huggingface (5GB)"},
+    ),
+    "--ema": (
+        ("--ema",),
+        {"nargs": "?", "const": "ema", "metavar": "CALLBACK", "help": "averaged weights, of the callback ema"},
+    ),
+    "--key-mapping": (
+        ("--key-mapping",),
+        {
+            "type": _pair,
+            "action": "append",
+            "default": [],
+            "metavar": "OLD=NEW",
+            "help": "glob of names=new name, such as 'model.*=*'; 'head.*=' leaves these out",
+        },
+    ),
+    "--hf-config": (
+        ("--hf-config",), {"type": Path, "metavar": "FILE", "help": "config.json of transformers, put beside"}
+    ),
+    "--overwrite": (("--overwrite",), {"action": "store_true", "help": "replace what is at the output"}),
+    "--weights": (("--weights",), {"type": _numbers, "metavar": "A,B", "help": "weight of each in the mean, by step"}),
+}  # fmt: skip
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write the weights of a checkpoint in another format."""
+    from trainer_cli.run.select import select_one
+
+    path = select_one(args.what[0])
+    from trainer_cli.checkpoint.export import ExportFormat
+    from trainer_cli.run.export import export_one
+
+    if len({old for old, _ in args.key_mapping}) < len(args.key_mapping):
+        raise UserError("--key-mapping names a glob twice")
+    written = export_one(
+        path,
+        ExportFormat(args.format),
+        args.output,
+        dtype=args.dtype,
+        shard_bytes=args.shard_size,
+        ema=args.ema,
+        key_mapping=dict(args.key_mapping),
+        hf_config=args.hf_config,
+        overwrite=args.overwrite,
+    )
+    return _report(args, "exported", written)
+
+
+def average(args: argparse.Namespace) -> int:
+    """Save the mean of several checkpoints."""
+    from trainer_cli.run.select import select
+
+    paths = select(args.what).paths
+    from trainer_cli.run.export import average as average_of
+
+    return _report(args, "averaged", average_of(paths, args.output, args.weights))
+
+
+def strip(args: argparse.Namespace) -> int:
+    """Save the weights of a checkpoint alone."""
+    from trainer_cli.run.select import select_one
+
+    path = select_one(args.what[0])
+    from trainer_cli.run.export import strip as strip_one
+
+    return _report(args, "stripped", strip_one(path, args.output, ema=args.ema))
+
+
+def _report(args: argparse.Namespace, what: str, written: Written) -> int:
+    if args.json:
+        print_json({what: str(written.path), "tensors": written.tensors, "size_bytes": written.size_bytes})
+    else:
+        print(f"{what}: {written.path} ({written.tensors} tensors, {size(written.size_bytes)})")
+    return ExitCode.DONE

@@ -1,0 +1,150 @@
+"""`train ckpt export`, `average` and `strip`: from the names of checkpoints to files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.export import Average, ExportFormat, Weights, export, renamed, weights_of
+from trainer_cli.checkpoint.foreign.kind import kind_of
+from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.checkpoint.integrity import catalog_of
+from trainer_cli.checkpoint.manifest import Manifest
+from trainer_cli.checkpoint.naming import CONFIG_FILE
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.run.recover import config_of
+from trainer_cli.run.select import run_holding
+
+log = logging.getLogger(__name__)
+
+_SUFFIXES = {ExportFormat.huggingface: "", ExportFormat.safetensors: ".safetensors", ExportFormat.torch: ".pt"}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written."""
+
+    path: Path
+    tensors: int
+    size_bytes: int
+
+
+def export_one(
+    path: Path,
+    format: ExportFormat,
+    output: Path | None = None,
+    *,
+    dtype: str | None = None,
+    shard_bytes: int = 5_000_000_000,
+    ema: str | None = None,
+    key_mapping: Mapping[str, str] | None = None,
+    hf_config: Path | None = None,
+    overwrite: bool = False,
+) -> Written:
+    """Export the weights of one checkpoint, of this program or another; the arguments are those of `export`.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged, or has no such weights.
+        UserError: the output exists, or an argument does not fit.
+    """
+    extra = {}
+    if hf_config is not None:
+        if format is not ExportFormat.huggingface:
+            raise UserError("--hf-config is for --format huggingface")
+        try:
+            extra["config.json"] = hf_config.read_bytes()
+        except OSError as error:
+            raise UserError(f"--hf-config {hf_config} cannot be read: {error.strerror}") from None
+    weights = renamed(_weights(path, ema), key_mapping or {})
+    if output is None:
+        run = run_holding(path.parent) or path.parent
+        output = run / "export" / f"{path.name}{_SUFFIXES[format]}"
+    size_bytes = export(
+        weights,
+        output,
+        format,
+        dtype=None if dtype is None else getattr(torch, dtype),
+        shard_bytes=shard_bytes,
+        extra=extra,
+        overwrite=overwrite,
+    )
+    return Written(output, len(weights), size_bytes)
+
+
+def average(paths: Sequence[Path], output: Path, shares: Sequence[float] | None = None) -> Written:
+    """Save the mean of the weights of several checkpoints as a checkpoint, with the config of the newest.
+
+    Args:
+        paths: by step.
+        shares: the weight of each in the mean; None: equal ones.
+
+    Raises:
+        CheckpointError: one is damaged, or their weights differ in names, shapes or types.
+        UserError: the output exists.
+    """
+    if len(paths) < 2:
+        raise UserError(f"{paths[0]} is one checkpoint, and an average is of several")
+    shares = list(shares or [1.0] * len(paths))
+    if len(shares) != len(paths) or min(shares) < 0 or sum(shares) <= 0:
+        raise UserError(f"--weights has {len(shares)} numbers for {len(paths)} checkpoints, or none above 0")
+    mean = Average()
+    for path, share in zip(paths, shares, strict=True):
+        mean.add(_weights(path), str(path), share)
+    if mean.differing:
+        log.warning("whole numbers are those of %s: %s", paths[-1], ", ".join(sorted(mean.differing)[:5]))
+    names = ", ".join(path.name for path in paths)
+    return _save(mean.result(), paths[-1], output, f"average of {names}"[:500])
+
+
+def strip(path: Path, output: Path, *, ema: str | None = None) -> Written:
+    """Save the weights of a checkpoint alone as another checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged, or has no such weights.
+        UserError: the output exists.
+    """
+    return _save(_weights(path, ema), path, output, f"weights of {path}"[:500])
+
+
+def _weights(path: Path, ema: str | None = None) -> dict[str, torch.Tensor]:
+    if kind_of(path) is not None:
+        if ema is not None:
+            raise UserError(f"{path} is of another program, which has no averages of --ema")
+        return read_foreign(path).model
+    parts = ["model"] if ema is None else ["model", "callbacks"]
+    return weights_of(make_sync_checkpointer().read(path, parts), str(path), ema)
+
+
+def _save(weights: Weights, source: Path, output: Path, reason: str) -> Written:
+    if output.exists():
+        raise UserError(f"{output} exists", cure="Choose another --output.")
+    manifest = None if kind_of(source) is not None else catalog_of(source.parent).entry(source.name).manifest
+    state: dict[str, Any] = {"model": dict(weights)}
+    if manifest is not None and manifest.progress:
+        state["progress"] = dict(manifest.progress)
+    make_sync_checkpointer().save(state, output, metadata=_metadata(source, manifest, reason))
+    size_bytes = sum(file.stat().st_size for file in output.iterdir())
+    return Written(output, len(weights), size_bytes)
+
+
+def _metadata(source: Path, manifest: Manifest | None, reason: str) -> CheckpointMetadata:
+    if manifest is None:
+        return CheckpointMetadata(reason=reason)
+    try:
+        _, text = config_of(source)
+    except CheckpointError:
+        text = ""
+    return CheckpointMetadata(
+        step=manifest.step,
+        epoch=manifest.epoch,
+        reason=reason,
+        config_digest=manifest.config_digest,
+        target_packages=manifest.target_packages,
+        files={CONFIG_FILE: text.encode()} if text else {},
+    )
