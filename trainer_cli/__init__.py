@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
     from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
     from trainer_cli.checkpoint.load_options import LoadOptions
+    from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
     from trainer_cli.data.loader import Loader
     from trainer_cli.loggers.base import Logger
     from trainer_cli.trainer.duration import Duration
@@ -32,6 +33,8 @@ _MODULES = {
     "checkpoint_pattern": "trainer_cli.checkpoint.find",
     "Duration": "trainer_cli.trainer.duration",
     "latest_checkpoint": "trainer_cli.checkpoint.find",
+    "load_checkpoint": "trainer_cli.checkpoint.without_trainer",
+    "save_checkpoint": "trainer_cli.checkpoint.without_trainer",
     "Loader": "trainer_cli.data.loader",
     "LoadOptions": "trainer_cli.checkpoint.load_options",
     "Logger": "trainer_cli.loggers.base",
@@ -66,9 +69,11 @@ __all__ = [
     "checkpoint_path",
     "checkpoint_pattern",
     "latest_checkpoint",
+    "load_checkpoint",
     "make_async_checkpointer",
     "make_sync_checkpointer",
     "optimizer_factory",
+    "save_checkpoint",
     "scheduler_factory",
 ]
 

@@ -1,0 +1,114 @@
+"""Save and load model, optimizer and schedule in a loop of one's own, without a Trainer."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.foreign.kind import kind_of
+from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
+from trainer_cli.checkpoint.load_report import advice
+from trainer_cli.checkpoint.model_state import Fitting, capture_model, fit_model, table
+from trainer_cli.checkpoint.naming import parse_step
+from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
+from trainer_cli.checkpoint.storage.url_path import as_path
+from trainer_cli.errors import CheckpointError, UserError
+
+_OWN = ("model", "optimizer", "lr_scheduler", "epoch")
+
+
+def save_checkpoint(
+    path: str | PathLike[str],
+    epoch: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    lr_scheduler: Any = None,
+    **kwargs: Any,
+) -> None:
+    """Save a training as the checkpoint at `path`, durably: a folder, or a URL of an object store.
+
+    Args:
+        path: `step100` and the like are found by `latest_checkpoint`.
+        epoch: returned by `load_checkpoint`.
+        lr_scheduler: any object with `state_dict` and `load_state_dict`.
+        kwargs: more to save: numbers, texts, tensors, and containers of them.
+
+    Raises:
+        SaveError: nothing was saved, or another checkpoint is there.
+        UserError: something cannot be saved; it is named.
+    """
+    if taken := sorted(set(_OWN) & set(kwargs)):
+        raise UserError(f"{taken[0]} is saved already", cure="Give it another name.")
+    path = as_path(path)
+    state: dict[str, Any] = {
+        "model": capture_model(model),
+        "optimizer": capture_optimizer(model, optimizer),
+        "epoch": epoch,
+        **kwargs,
+    }
+    if lr_scheduler is not None:
+        state["lr_scheduler"] = lr_scheduler.state_dict()
+    # An id of its own: another save is never taken for this one.
+    metadata = CheckpointMetadata(run_id=uuid.uuid4().hex[:12], step=parse_step(path.name) or 0, epoch=epoch)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    make_sync_checkpointer().save(state, path, metadata=metadata, trained=trained)
+
+
+def load_checkpoint(
+    path: str | PathLike[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    lr_scheduler: Any = None,
+    finetune: bool = False,
+    strict: bool = True,
+) -> tuple[int, dict[str, Any]]:
+    """Load what `save_checkpoint` saved; its epoch, and what else is in the checkpoint by name.
+
+    Args:
+        finetune: load the model alone, also from a checkpoint of another program; the epoch is 0 then.
+        strict: refuse parameters that only the model or only the checkpoint has.
+
+    Raises:
+        CheckpointError: there is no checkpoint, it is damaged, or it lacks a part; the part is named.
+        UserError: with a table of all that does not fit. In both cases nothing was changed.
+    """
+    path = as_path(path)
+    if kind_of(path) is not None:
+        if not finetune:
+            what = f"{path} is of another program, so only its weights can be loaded"
+            raise UserError(what, cure="Add finetune=True.")
+        state: Mapping[str, Any] = {"model": read_foreign(path).model}
+    else:
+        state = make_sync_checkpointer().read(path)
+    options = LoadOptions(states=(WEIGHTS if finetune else WHOLE).states, strict=strict)
+    wanted = ["model"]
+    if not finetune:
+        given = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        wanted += ["epoch", *(name for name, one in given.items() if one is not None)]
+    if lacking := [name for name in wanted if name not in state]:
+        raise CheckpointError(
+            f"the checkpoint has no {' and no '.join(lacking)}",
+            where=str(path),
+            cure=None if finetune else "To load the model alone, add finetune=True.",
+        )
+    fitting, report = fit_model(model, state["model"], options, cast=finetune)
+    fittings: dict[str, Fitting] = {"model": fitting}
+    if not finetune and optimizer is not None:
+        fittings["optimizer"] = fit_optimizer(model, optimizer, state["optimizer"], options)
+    if faults := {owner: one.faults for owner, one in fittings.items() if one.faults}:
+        text = table(f"{path} does not fit", faults)
+        raise UserError(f"{text}\n", cure=f"Nothing was loaded. {advice(report)}")
+    loads: list[Callable[[], object]] = [one.load for one in fittings.values()]
+    if not finetune and lr_scheduler is not None:
+        loads.append(lambda: lr_scheduler.load_state_dict(state["lr_scheduler"]))
+    for load in loads:
+        load()
+    rest = {name: value for name, value in state.items() if name not in _OWN}
+    return (0 if finetune else int(state["epoch"])), rest
