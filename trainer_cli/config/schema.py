@@ -339,6 +339,8 @@ class ValidateConfig:
         partial(_check_folder, instead="Write null for `validation/` in the run directory.")
     )
     """Where results are written; null: `validation/` in the run directory."""
+    watch: bool = False
+    """true: evaluate each checkpoint as it is committed, until the run ends."""
 
     def __post_init__(self) -> None:
         check_fields(self, "validate")

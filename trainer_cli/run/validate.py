@@ -4,30 +4,35 @@ expand every pattern, and check all of them before any work
 for each run among them: read its config from the checkpoint, build its data once
     for each checkpoint: a new model, its weights, every validation loader
 write the results, print the table
+
+With `validate.watch` each checkpoint is evaluated as it is committed, until the run ends.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.foreign.kind import kind_of
+from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.url_path import is_url
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
-from trainer_cli.config.schema import LoadConfig
+from trainer_cli.config.schema import TrainConfig
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.run import report
 from trainer_cli.run.recover import config_of
 from trainer_cli.run.results import Results, Row
 from trainer_cli.run.select import Selection, select
 from trainer_cli.run.start import load_options
+from trainer_cli.run.watch import watched
 
 if TYPE_CHECKING:
     from trainer_cli.run.build import Builder, Data
@@ -57,39 +62,71 @@ def validate(
             "validate needs ckpt=, which checkpoints to evaluate",
             cure="For example: train validate ckpt='runs/digits/checkpoints/step*' (ckpt=none for random weights).",
         )
-    damaged: dict[Path, str] = {}
-    jobs: list[tuple[Composed, LoadConfig, Sequence[Path | None]]] = []
+    settings: dict[str, Any] = {"config_dir": config_dir, "config_name": config_name, "sections": EVALUATED}
     if ckpt == "none":
-        composed = compose(overrides, config_dir=config_dir, config_name=config_name, sections=EVALUATED)
-        jobs.append((composed, composed.config.load, [None]))
-        usual = Path("runs/validation-none")
-    else:
-        selection = select([ckpt] if isinstance(ckpt, str) else ckpt)
+        composed = compose(overrides, **settings)
+        experiment = _Experiment(composed, load_options(composed.config.load))
+        results = Results(Path(composed.config.validate.folder or "runs/validation-none"))
+        failures = experiment.evaluate([None], results)
+        results.finish()
+        return failures[0] if failures else ExitCode.DONE
+    return _Validation(overrides, command.config, settings, allow_pickle).run(ckpt)
+
+
+class _Validation:
+    """The evaluation of all that `ckpt=` names, one experiment after another."""
+
+    def __init__(
+        self, overrides: Sequence[str], command: TrainConfig, settings: Mapping[str, Any], allow_pickle: bool
+    ) -> None:
+        self.overrides = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
+        self.command, self.settings, self.allow_pickle = command, settings, allow_pickle
+        self.experiments: dict[str, _Experiment] = {}
+        """By the text of the config that was recovered."""
+        self.results: Results | None = None
+        self.failures: list[ExitCode] = []
+
+    def run(self, ckpt: str | list[str]) -> int:
+        """Evaluate, write and show the results; the exit code."""
+        patterns, watches = [ckpt] if isinstance(ckpt, str) else ckpt, self.command.validate.watch
+        try:
+            for selection in watched(patterns, time.sleep) if watches else [select(patterns)]:
+                self._evaluate(selection)
+        except KeyboardInterrupt:
+            if not watches:
+                raise
+        finally:
+            if self.results is not None:
+                self.results.finish()
+        if not self.failures:
+            return ExitCode.DONE
+        return ExitCode.FAILED if self.results is not None and self.results.rows else self.failures[0]
+
+    def _evaluate(self, selection: Selection) -> None:
         for path, problem in selection.skipped.items():
             log.warning("skipped %s: %s", path, problem)
         for path, problem in selection.damaged.items():
             log.error("%s: %s", path, problem)
-        rest = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
-        for source, paths in _by_experiment(selection, rest):
-            composed = from_yaml(source, rest, config_dir=config_dir, config_name=config_name, sections=EVALUATED)
+        groups = _by_experiment(selection, self.overrides)
+        experiments = [self._experiment(source, text) for source, text, _ in groups]
+        if self.results is None:
+            folders = (self.command.validate.folder, *(one.composed.config.validate.folder for one in experiments))
+            self.results = Results(Path(next(filter(None, folders), None) or _folder(selection.paths)))
+        self.failures += [ExitCode.NO_CHECKPOINT for _ in selection.damaged]
+        for experiment, (_, _, paths) in zip(experiments, groups, strict=True):
+            self.failures += experiment.evaluate(paths, self.results, passes_over=self.command.validate.watch)
+
+    def _experiment(self, source: Path | str, text: str) -> _Experiment:
+        if text not in self.experiments:
+            composed = from_yaml(source, self.overrides, **self.settings)
             # What the run of a recovered config began with is no rule for its own checkpoints.
-            jobs.append((composed, command.config.load if source else composed.config.load, paths))
-        damaged, usual = selection.damaged, _folder(selection.paths)
-    configured = next((folder for composed, *_ in jobs if (folder := composed.config.validate.folder)), None)
-    results = Results(Path(command.config.validate.folder or configured or usual))
-    failures = [ExitCode.NO_CHECKPOINT for _ in damaged]
-    try:
-        for composed, load, checkpoints in jobs:
-            failures += _evaluate(composed, load_options(load, allow_pickle=allow_pickle), checkpoints, results)
-    finally:
-        results.finish()
-    if not failures:
-        return ExitCode.DONE
-    return ExitCode.FAILED if results.rows else failures[0]
+            load = self.command.load if source else composed.config.load
+            self.experiments[text] = _Experiment(composed, load_options(load, allow_pickle=self.allow_pickle))
+        return self.experiments[text]
 
 
-def _by_experiment(selection: Selection, overrides: list[str]) -> list[tuple[Path | str, list[Path]]]:
-    """The checkpoints that follow one another in one run under one config, and the file that holds the config.
+def _by_experiment(selection: Selection, overrides: list[str]) -> list[tuple[Path | str, str, list[Path]]]:
+    """The file that holds the config, its text, and the checkpoints that follow one another in one run under it.
 
     A checkpoint holds its config, whose digest is verified; if that is damaged, the checkpoint is.
     """
@@ -105,41 +142,60 @@ def _by_experiment(selection: Selection, overrides: list[str]) -> list[tuple[Pat
             raise CheckpointError(f"{path} carries no {CONFIG_FILE}", cure="Name its experiment: experiment=NAME.")
         known.append((path, source, text))
     groups = [list(group) for _, group in groupby(known, key=lambda one: (one[0].parent, one[2]))]
-    return [(group[0][1], [path for path, _, _ in group]) for group in groups]
+    return [(group[0][1], group[0][2], [path for path, _, _ in group]) for group in groups]
 
 
-def _evaluate(composed: Composed, load: LoadOptions, paths: Sequence[Path | None], results: Results) -> list[ExitCode]:
-    """Evaluate each checkpoint. A failure is reported and does not stop the others. Returns their exit codes."""
-    from trainer_cli.run.build import Builder
+class _Experiment:
+    """One config; its data is made once, before the first checkpoint is evaluated."""
 
-    composed.check_targets(EVALUATED)
-    failures = []
-    with composed.placing():
-        builder = Builder(composed.config, composed.trust)
-        data = builder.data()
-        if not data.val:
-            raise UserError("the data has no validation part (val)", where="data")
-        for path in paths:
-            name = "random weights" if path is None else str(path)
-            log.info("evaluating %s", name)
-            try:
-                rows = [Row(name, one.step, one.loader, one.metrics) for one in _one(builder, data, load, path)]
-            except ConfigError:
-                raise
-            except (CheckpointError, UserError) as error:
-                log.error("%s", error if str(error).startswith(name) else f"{name}: {error}")
-                failures.append(error.exit_code)
-            else:
-                results.add(rows)
-    return failures
+    def __init__(self, composed: Composed, load: LoadOptions) -> None:
+        self.composed, self.load = composed, load
+        self._made: tuple[Builder, Data] | None = None
 
+    def evaluate(self, paths: Sequence[Path | None], results: Results, *, passes_over: bool = False) -> list[ExitCode]:
+        """Evaluate each checkpoint. A failure is reported and does not stop the others. Returns their exit codes.
 
-def _one(builder: Builder, data: Data, load: LoadOptions, path: Path | None) -> list[Evaluation]:
-    trainer = builder.evaluator(data)
-    try:
-        return trainer.validate_all(data.val, [path], load=load)
-    finally:
-        trainer.close()
+        Args:
+            passes_over: a checkpoint that was removed meanwhile is no failure.
+        """
+        failures = []
+        with self.composed.placing():
+            for path in paths:
+                name = "random weights" if path is None else str(path)
+                log.info("evaluating %s", name)
+                try:
+                    rows = [Row(name, one.step, one.loader, one.metrics) for one in self._one(path)]
+                except ConfigError:
+                    raise
+                except (CheckpointError, UserError) as error:
+                    if passes_over and path is not None and catalog_of(path.parent).entry(path.name).removed:
+                        log.info("%s was removed before it was evaluated", name)
+                        continue
+                    log.error("%s", error if str(error).startswith(name) else f"{name}: {error}")
+                    failures.append(error.exit_code)
+                else:
+                    results.add(rows)
+        return failures
+
+    def _one(self, path: Path | None) -> list[Evaluation]:
+        builder, data = self._parts()
+        trainer = builder.evaluator(data)
+        try:
+            return trainer.validate_all(data.val, [path], load=self.load)
+        finally:
+            trainer.close()
+
+    def _parts(self) -> tuple[Builder, Data]:
+        if self._made is None:
+            from trainer_cli.run.build import Builder
+
+            self.composed.check_targets(EVALUATED)
+            builder = Builder(self.composed.config, self.composed.trust)
+            data = builder.data()
+            if not data.val:
+                raise ConfigError("the data has no validation part (val)", location="data")
+            self._made = builder, data
+        return self._made
 
 
 def _folder(paths: Sequence[Path]) -> Path:
