@@ -15,6 +15,7 @@ from uuid import uuid4
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.checkpointer import InFlightSave, make_sync_checkpointer
+from trainer_cli.checkpoint.format.registry import format_of
 from trainer_cli.checkpoint.integrity import catalog_of, newest_intact
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import (
@@ -32,7 +33,15 @@ from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.config.schema import DigestAlgorithm, KeepBestConfig, Newer, OnSaveError, Removal
+from trainer_cli.config.schema import (
+    CheckpointFormat,
+    Compression,
+    DigestAlgorithm,
+    KeepBestConfig,
+    Newer,
+    OnSaveError,
+    Removal,
+)
 from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.trainer.hooks import Callback
 
@@ -105,6 +114,8 @@ class CheckpointerCallback(Callback):
         newer: Newer | str = Newer.refuse,
         name: str = "step{step}",
         suffix: str | None = None,
+        format: CheckpointFormat | str = CheckpointFormat.tensors,
+        compression: Compression | str = Compression.none,
         digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
         on_save_error: OnSaveError | str = OnSaveError["raise"],
         max_save_errors: int = 3,
@@ -126,6 +137,8 @@ class CheckpointerCallback(Callback):
             newer=newer,
             name=name,
             suffix=suffix,
+            format=format,
+            compression=compression,
             digest=digest,
             on_save_error=on_save_error,
             max_save_errors=max_save_errors,
@@ -135,11 +148,12 @@ class CheckpointerCallback(Callback):
         self.thread = thread or WriterThread("checkpoint-writer")
         self.storage = self._new_storage(self.folder)
         self.retention = Retention(self.folder, self.storage, self.identity.run_id)
-        self.checkpointer = make_sync_checkpointer(storage=self._storage_at, digest=self.settings.digest)
+        form = format_of(self.settings.format, self.settings.compression)
+        self.checkpointer = make_sync_checkpointer(format=form, storage=self._storage_at, digest=self.settings.digest)
         self.background: AsyncCheckpointer | None = None
         if _saves_in_background(self.settings.save_async):
             self.background = AsyncCheckpointer(
-                storage=self._storage_at, digest=self.settings.digest, thread=self.thread
+                format=form, storage=self._storage_at, digest=self.settings.digest, thread=self.thread
             )
         self._in_flight: InFlightSave | None = None
         self._prepared = False

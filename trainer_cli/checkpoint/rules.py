@@ -10,6 +10,8 @@ from typing import Any
 from trainer_cli.checkpoint.policy import BestRule, RetentionRules, SaveRules
 from trainer_cli.config.schema import (
     CheckpointConfig,
+    CheckpointFormat,
+    Compression,
     DigestAlgorithm,
     KeepBestConfig,
     Mode,
@@ -51,6 +53,8 @@ def typed(settings: Mapping[str, Any]) -> dict[str, Any]:
         "newer": Newer,
         "on_save_error": OnSaveError,
         "digest": DigestAlgorithm,
+        "format": CheckpointFormat,
+        "compression": Compression,
     }
     chosen = {name: _choice(name, settings[name], kind) for name, kind in kinds.items() if name in settings}
     found: dict[str, Any] = {**settings, **chosen}

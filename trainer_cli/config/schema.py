@@ -61,6 +61,21 @@ class DigestAlgorithm(StrEnum):
     sha256 = "sha256"
 
 
+class CheckpointFormat(StrEnum):
+    tensors = "tensors"
+    torch_file = "torch_file"
+    archive = "archive"
+    huggingface = "huggingface"
+
+
+class Compression(StrEnum):
+    none = "none"
+    gz = "gz"
+    bz2 = "bz2"
+    xz = "xz"
+    lzma = "lzma"
+
+
 class ConsoleStyle(StrEnum):
     auto = "auto"
     rich = "rich"
@@ -293,6 +308,11 @@ class CheckpointConfig:
     """How a checkpoint is called: {step} {epoch} {batch} {samples} {tokens} {run_name} {world_size}."""
     suffix: Optional[str] = checked(_check_suffix)
     """Appended to each name, after a hyphen."""
+    format: CheckpointFormat = CheckpointFormat.tensors
+    """The files of a checkpoint: tensors (safetensors), torch_file, archive (tar), or huggingface (its model for
+    from_pretrained)."""
+    compression: Compression = Compression.none
+    """Of an archive: none, gz, bz2, xz or lzma. Compressing takes many times as long as writing."""
     digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
     """Digest of every file: xxh3_128 (at memory speed) or sha256."""
     on_save_error: OnSaveError = OnSaveError["raise"]
@@ -306,6 +326,12 @@ class CheckpointConfig:
         often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
         if (fault := why_unfit(self.name, self.suffix)) is not None:
             raise ConfigError(fault, location="checkpoint.name")
+        if self.compression is not Compression.none and self.format is not CheckpointFormat.archive:
+            raise ConfigError(
+                f"checkpoint.compression is {self.compression}, but checkpoint.format is {self.format}",
+                location="checkpoint.compression",
+                hint="Set checkpoint.format=archive.",
+            )
         if save and often and save.unit is often.unit and often.value >= save.value:
             raise ConfigError(
                 f"checkpoint.ephemeral_save_interval ({often}) must be shorter than checkpoint.save_interval ({save})",

@@ -24,7 +24,7 @@ from trainer_cli.checkpoint.rules import retention_rules, save_rules, settings_o
 from trainer_cli.checkpoint.timeline import Simulation, Timeline, simulate
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml
-from trainer_cli.config.schema import CheckpointConfig, Newer, Removal
+from trainer_cli.config.schema import CheckpointConfig, CheckpointFormat, Compression, Newer, Removal
 from trainer_cli.config.targets import component, import_from
 from trainer_cli.run import report
 from trainer_cli.run.run_dir import RunDir, RunStatus
@@ -141,7 +141,7 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
         timeline=timeline,
         size=size,
         at_most=_at_most(setting, timeline, size),
-        estimates=tuple(_estimates(setting, step_counts)),
+        estimates=(*_estimates(setting, step_counts), *_of_format(checkpoint)),
         unknown=tuple(_unknown(setting, step_counts, kinds, size, start.run)),
     )
 
@@ -280,6 +280,12 @@ def _estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
     if setting.limits.max_time_s is not None and step_counts.step_time_s is not None:
         limit = setting.limits.max_time_s
         yield f"loop.max_time ({limit:g}s): estimated from --step-time, {step_counts.step_time_s:g}s a step"
+
+
+def _of_format(checkpoint: CheckpointConfig) -> Iterator[str]:
+    if checkpoint.format is not CheckpointFormat.tensors:
+        how = ", compressed it is less" if checkpoint.compression is not Compression.none else ""
+        yield f"checkpoint.format ({checkpoint.format}): sizes are those of the format tensors{how}"
 
 
 def _unknown(

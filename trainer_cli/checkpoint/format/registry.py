@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from trainer_cli.checkpoint.format.archive import ArchiveFormat
+from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
+from trainer_cli.config.schema import CheckpointFormat, Compression
 from trainer_cli.errors import CheckpointError
 
-FORMATS: Mapping[str, Callable[[], Format]] = {"tensors": TensorsFormat}
+FORMATS: Mapping[str, Callable[[], Format]] = {
+    "tensors": TensorsFormat,
+    "torch_file": TorchFileFormat,
+    "archive": ArchiveFormat,
+    "huggingface": HuggingFaceFormat,
+}
 
 
 def new_format(name: str, where: str | None = None) -> Format:
@@ -24,3 +33,8 @@ def new_format(name: str, where: str | None = None) -> Format:
         known = ", ".join(repr(one) for one in FORMATS)
         raise CheckpointError(f"the format {name[:40]!r} is unknown; known is {known}", where=where)
     return FORMATS[name]()
+
+
+def format_of(name: CheckpointFormat, compression: Compression) -> Format:
+    """The format that the config names."""
+    return ArchiveFormat(compression) if name is CheckpointFormat.archive else FORMATS[name]()

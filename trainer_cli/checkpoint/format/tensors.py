@@ -57,17 +57,25 @@ def _read_tensors(
     """The tensors of these names; tied ones are one tensor. The whole file is digested."""
     aliases = manifest.aliases.get(file_name, {})
     stored = {name: aliases.get(name, name) for name in wanted}
-    kept = set(stored.values())
+    found = read_file(folder, manifest, file_name, set(stored.values()))
+    if missing := set(stored.values()) - found.keys() | set(stored.values()) & set(aliases):
+        what = f"a file of the checkpoint is damaged: it lacks the tensor {min(missing)[:80]!r}"
+        raise DamagedCheckpoint(what, where=str(folder.path / file_name))
+    return {name: found[stored[name]] for name in wanted}
+
+
+def read_file(
+    folder: ReadableFolder, manifest: Manifest, file_name: str, kept: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """Those of these tensors that a file has. The whole file is digested."""
     with VerifiedFile(folder, manifest, file_name) as file:
         layout = parsed_header(file)
-        if missing := kept - {entry.name for entry in layout} | kept & set(aliases):
-            raise file.damaged(f"it lacks the tensor {min(missing)[:80]!r}")
         found = {entry.name: _new_tensor(file, entry) for entry in layout if entry.name in kept}
         file.read(memory_of(found[e.name]) if e.name in kept else e.size_bytes for e in layout if e.size_bytes)
     for name, tensor in found.items():
         if tensor.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
             raise file.damaged(f"{name[:80]!r} holds booleans that are neither true nor false")
-    return {name: found[stored[name]] for name in wanted}
+    return found
 
 
 def _new_tensor(file: VerifiedFile, entry: TensorEntry) -> torch.Tensor:

@@ -1,0 +1,147 @@
+"""What every format of checkpoints promises, and what other programs read of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from states import same
+
+from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
+from trainer_cli.checkpoint.format import huggingface
+from trainer_cli.checkpoint.format.archive import ArchiveFormat
+from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
+from trainer_cli.checkpoint.format.interfaces import Format
+from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint
+from trainer_cli.config.schema import Compression
+
+FORMATS: dict[str, Format] = {
+    "tensors": TensorsFormat(),
+    "torch_file": TorchFileFormat(),
+    "huggingface": HuggingFaceFormat(),
+    **{f"archive {compression.value}": ArchiveFormat(compression) for compression in Compression},
+}
+
+
+def state() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(2)
+    tied = torch.randn(5, 3, generator=generator)
+    return {
+        "model": {
+            "emb.weight": tied,
+            "head.weight": tied,
+            "half": torch.randn(7, generator=generator).bfloat16(),
+            "turned": torch.randn(3, 4, generator=generator).t(),
+            "count": torch.tensor(3),
+            "none": torch.zeros(0, 2),
+            "mask": torch.tensor([True, False]),
+        },
+        "optimizer": {"state": {"emb.weight": {"step": torch.tensor(2.0), "exp_avg": torch.ones(5, 3)}}},
+        "rng": {"keys": np.arange(6, dtype=np.uint32), "number": np.float64(0.5)},
+        "progress": {"step": 3, "loss": math.nan, "seen": {1: ("a", b"\x00\xff"), None: 2**70}},
+    }
+
+
+METADATA = CheckpointMetadata(run_id="r", step=3)
+
+
+@pytest.mark.parametrize("kind", [SyncCheckpointer, AsyncCheckpointer])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_state_comes_back_bit_for_bit(tmp_path: Path, name: str, kind: type[SyncCheckpointer]) -> None:
+    checkpointer = kind(format=FORMATS[name])
+    checkpointer.save(state(), tmp_path / "step3", metadata=METADATA)
+    checkpointer.close()
+    loaded = SyncCheckpointer().load(tmp_path / "step3")
+    assert same(dict(loaded), state())
+    assert loaded["model"]["emb.weight"] is loaded["model"]["head.weight"]
+    assert SyncCheckpointer().manifest(tmp_path / "step3").format == FORMATS[name].name
+    SyncCheckpointer().verify(tmp_path / "step3")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_copy_of_a_state_is_written_as_the_state(tmp_path: Path, name: str) -> None:
+    for kind, place in ((SyncCheckpointer, "sync"), (AsyncCheckpointer, "async")):
+        checkpointer = kind(format=FORMATS[name])
+        checkpointer.save(state(), tmp_path / place / "step3", metadata=METADATA)
+        checkpointer.close()
+    one, other = (
+        {path.name: path.read_bytes() for path in (tmp_path / place / "step3").iterdir()} for place in ("sync", "async")
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_parts_are_loaded_alone(tmp_path: Path, name: str) -> None:
+    SyncCheckpointer(format=FORMATS[name]).save(state(), tmp_path / "step3")
+    assert same(SyncCheckpointer().read(tmp_path / "step3", ["progress"]), {"progress": state()["progress"]})
+    assert same(SyncCheckpointer().read(tmp_path / "step3", ["model"]), {"model": state()["model"]})
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_changed_byte_anywhere_is_noticed(tmp_path: Path, name: str) -> None:
+    SyncCheckpointer(format=FORMATS[name]).save(state(), tmp_path / "step3")
+    for path in sorted((tmp_path / "step3").iterdir()):
+        content = path.read_bytes()
+        for at in {0, len(content) // 2, len(content) - 1}:
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+            with pytest.raises(DamagedCheckpoint):
+                SyncCheckpointer().load(tmp_path / "step3")
+        path.write_bytes(content)
+    assert same(dict(SyncCheckpointer().load(tmp_path / "step3")), state())
+
+
+def test_a_torch_file_is_read_by_torch_alone(tmp_path: Path) -> None:
+    SyncCheckpointer(format=FORMATS["torch_file"]).save(state(), tmp_path / "step3")
+    loaded = torch.load(tmp_path / "step3/rank0.pt", weights_only=True)["tensors"]
+    assert torch.equal(loaded["model/turned"], state()["model"]["turned"])
+    assert loaded["model/emb.weight"].data_ptr() == loaded["model/head.weight"].data_ptr()
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_an_archive_is_read_by_tar_and_safetensors(tmp_path: Path, compression: Compression) -> None:
+    SyncCheckpointer(format=ArchiveFormat(compression)).save(state(), tmp_path / "step3")
+    (path,) = (tmp_path / "step3").glob("rank0.tar*")
+    assert path.suffix == (".tar" if compression is Compression.none else f".{compression.value}")
+    with tarfile.open(path) as archive:
+        assert archive.getnames() == ["rank0.safetensors", "rank0.json"]
+        file = archive.extractfile("rank0.safetensors")
+        assert file is not None
+        tensors = safetensors.torch.load(file.read())
+    assert torch.equal(tensors["model/half"], state()["model"]["half"])
+
+
+def test_transformers_reads_a_checkpoint(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    model = GPT2LMHeadModel(config).eval()
+    files = {"config.json": config.to_json_string().encode()}
+    SyncCheckpointer(format="huggingface").save(
+        {"model": model.state_dict(), "x": 1}, tmp_path / "step3", metadata=CheckpointMetadata(step=3, files=files)
+    )
+    loaded = GPT2LMHeadModel.from_pretrained(tmp_path / "step3").eval()
+    tokens = torch.arange(6)[None]
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+def test_a_large_model_is_sharded_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = huggingface.HuggingFaceLayout
+    monkeypatch.setattr(huggingface, "HuggingFaceLayout", lambda **given: usual(**given, shard_bytes=70))
+    SyncCheckpointer(format="huggingface").save(state(), tmp_path / "step3")
+    table = json.loads((tmp_path / "step3/model.safetensors.index.json").read_text())["weight_map"]
+    assert len(set(table.values())) > 1
+    for name, file in table.items():
+        found = safetensors.torch.load_file(tmp_path / "step3" / file)[name]
+        assert torch.equal(found, state()["model"][name])
+    assert same(dict(SyncCheckpointer().load(tmp_path / "step3")), state())

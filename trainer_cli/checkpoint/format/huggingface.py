@@ -1,0 +1,126 @@
+"""The model as Hugging Face's libraries read it, and the rest of the state in the default format beside it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from trainer_cli.checkpoint.format import codec
+from trainer_cli.checkpoint.format.file_layout import FileLayout, bytes_of, lay_out
+from trainer_cli.checkpoint.format.header import TensorEntry, read_entries, rendered_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.tensors import read_file
+from trainer_cli.checkpoint.format.verified_file import VerifiedFile
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, WritableFolder
+
+SHARD_BYTES = 5_000_000_000
+INDEX_FILE = "model.safetensors.index.json"
+_MODEL = "model/"
+
+
+class _Placed(NamedTuple):
+    """A tensor, and where it lies in the image of the whole state."""
+
+    entry: TensorEntry
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceLayout(FileLayout):
+    """A layout whose tensors of the model are written into files of their own, under their names in the model."""
+
+    shard_bytes: int = SHARD_BYTES
+
+    @property
+    def shards(self) -> list[list[_Placed]]:
+        """The tensors of each file of the model, in the order of the names."""
+        shards: list[list[_Placed]] = [[]]
+        size_bytes = 0
+        for one in self._placed():
+            if one.entry.name.startswith(_MODEL):
+                if shards[-1] and size_bytes + one.entry.size_bytes > self.shard_bytes:
+                    shards.append([])
+                    size_bytes = 0
+                shards[-1].append(one)
+                size_bytes += one.entry.size_bytes
+        return [shard for shard in shards if shard]
+
+    def write(
+        self, folder: WritableFolder, image: memoryview | None = None, rank: int = 0
+    ) -> dict[str, Mapping[str, str]]:
+        shards = self.shards
+        weight_map: dict[str, str] = {}
+        for number, shard in enumerate(shards, 1):
+            name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+            own = [one._replace(entry=replace(one.entry, name=one.entry.name.removeprefix(_MODEL))) for one in shard]
+            self._write_tensors(folder, name, own, image)
+            weight_map |= {one.entry.name: name for one in own}
+        if len(shards) > 1:
+            total = sum(one.entry.size_bytes for shard in shards for one in shard)
+            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+            with folder.create(INDEX_FILE) as file:
+                file.write(json.dumps(index, indent=2).encode() + b"\n")
+        rest = [one for one in self._placed() if not one.entry.name.startswith(_MODEL)]
+        self._write_tensors(folder, tensor_file(rank), rest, image)
+        with folder.create(state_file(rank)) as file:
+            file.write(self.text)
+        return {tensor_file(rank): self.aliases} if self.aliases else {}
+
+    def _placed(self) -> Iterator[_Placed]:
+        offset = len(self.header)
+        for entry in read_entries(io.BytesIO(self.header).read, self.tensor_bytes):
+            yield _Placed(entry, offset)
+            offset += entry.size_bytes
+
+    def _write_tensors(
+        self, folder: WritableFolder, name: str, tensors: list[_Placed], image: memoryview | None
+    ) -> None:
+        leaf_at = {span.offset: span.leaf for span in self.spans}
+        with folder.create(name) as file:
+            file.write(rendered_header([one.entry for one in tensors]))
+            for entry, offset in tensors:
+                if image is not None:
+                    file.write(image[offset : offset + entry.size_bytes])
+                elif entry.size_bytes:
+                    file.write(bytes_of(leaf_at[offset]).data)
+
+
+class HuggingFaceFormat:
+    """`model.safetensors`, or shards with an index, that `from_pretrained` reads; tied weights are in it once."""
+
+    name = "huggingface"
+
+    def plan(self, tree: Mapping[str, Any]) -> FileLayout:
+        base = lay_out(*codec.encode(tree))
+        return HuggingFaceLayout(**{one.name: getattr(base, one.name) for one in fields(base)})
+
+    def read(
+        self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None, rank: int = 0
+    ) -> dict[str, Any]:
+        with VerifiedFile(folder, manifest, state_file(rank)) as file:
+            text = file.rest()
+        try:
+            decoder = codec.decode(text, only)
+            aliases = manifest.aliases.get(tensor_file(rank), {})
+            stored = {name: aliases.get(name, name) for name in decoder.wanted}
+            found: dict[str, torch.Tensor] = {}
+            for name in manifest.files:
+                if not name.endswith(".safetensors"):
+                    continue
+                prefix = "" if name == tensor_file(rank) else _MODEL
+                kept = {one.removeprefix(prefix) for one in stored.values() if one.startswith(prefix)}
+                if kept:
+                    found |= {prefix + one: own for one, own in read_file(folder, manifest, name, kept).items()}
+            if missing := set(stored.values()) - found.keys():
+                raise codec.Undecodable(f"the tensor {min(missing)[:80]!r} is in none of the files")
+            return decoder.tree({name: found[stored[name]] for name in decoder.wanted})
+        except codec.Undecodable as error:
+            where = str(folder.path / state_file(rank))
+            raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
