@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
+from trainer_cli.checkpoint.integrity import catalog_of
 
 
 @pytest.fixture
@@ -72,3 +74,13 @@ def test_a_folder_that_is_not_there_and_an_unclear_question_are_reported(tmp_pat
 def test_the_pattern_fits_the_usual_names(folder: Path) -> None:
     assert {path.name for path in folder.glob(checkpoint_pattern("ema"))} == {"step200-ema"}
     assert "step9" in {path.name for path in folder.glob(checkpoint_pattern())}
+
+
+def test_copies_that_a_user_made_are_no_checkpoints(folder: Path) -> None:
+    for name in ("step500.bak", "step-600.backup", "step700~", "step800.OLD", "step900-ema.tmp"):
+        shutil.copytree(folder / "step200-ema", folder / name)
+    assert latest_checkpoint(folder) == folder / "step200-ema"
+    assert latest_checkpoint(folder, suffix="ema") == folder / "step200-ema"
+    names = catalog_of(folder).names()
+    assert "step200-ema" in names
+    assert not [name for name in names if name.endswith((".bak", ".backup", "~", ".OLD", ".tmp"))]

@@ -13,6 +13,7 @@ from trainer_cli.checkpoint.naming import (
     parse_hidden,
     parse_step,
     why_unfit,
+    with_ranks,
 )
 
 
@@ -108,3 +109,17 @@ def test_a_pattern_that_would_make_trouble_is_refused(pattern, suffix, wrong):
 def test_a_run_name_that_a_shell_would_trip_over_is_refused_when_it_is_known():
     with pytest.raises(ValueError, match="cannot be the name"):
         Naming("{run_name}-{step}").name({**COUNTS, "run_name": "a b"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({}, "a-0-0-0"),
+        ({"RANK": "5", "LOCAL_RANK": "1", "GROUP_RANK": "2"}, "a-5-1-2"),
+        ({"SLURM_PROCID": "7", "SLURM_LOCALID": "3", "SLURM_NODEID": "1"}, "a-7-3-1"),
+        ({"RANK": "x"}, "a-0-0-0"),
+    ],
+)
+def test_a_path_may_name_the_process(environ: dict[str, str], wanted: str) -> None:
+    assert with_ranks("a-{rank}-{local_rank}-{node_rank}", environ) == wanted
+    assert with_ranks("step{1,2}", environ) == "step{1,2}"

@@ -69,7 +69,8 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
         else:
             value = values.get(type(plain).__name__, "null") if plain is not None else "null"
             value = "[]" if isinstance(plain, list) and key != "load.states" else value
-            value = {"param_groups": "{a: {lr: 1.0}}", "load.states": "[all]"}.get(key, value)
+            mappings = {"param_groups": "{a: {lr: 1.0}}", "load.key_mapping": "{a.*: *}"}
+            value = {**mappings, "load.states": "[all]"}.get(key, value)
             if isinstance(plain, str):
                 text = str(plain).replace("${name}", "x")
                 value = f"'{text}'" if "{" in text else text

@@ -107,3 +107,21 @@ def test_stripped_weights_are_evaluated_and_cannot_be_resumed(place: Path) -> No
     done = quickly(place, "fit", *SMALL, "name=f", "ckpt=runs/slim", "load.states=[all]")
     assert done.code == 2
     assert re.search(r"^  optimizer +missing in the checkpoint$", done.err, re.MULTILINE)
+
+
+def test_an_archive_of_a_checkpoint_is_evaluated_and_forked(
+    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = str(tmp_path / "cache")
+    done = quickly(place, "ckpt", "export", "runs/base@step10", "--format", "archive", "-o", "step10.tar.gz")
+    assert (done.code, done.out.startswith("exported: step10.tar.gz (")) == (0, True)
+    done = quickly(place, "validate", "ckpt=step10.tar.gz", "validate.folder=out", XDG_CACHE_HOME=cache)
+    assert done.code == 0, done
+    (row,) = records(place / "out/validation.jsonl")
+    assert row["step"] == 10
+    own = [one for one in records(place / "runs/base/metrics.jsonl") if one["step"] == 10 and "val/loss" in one][-1]
+    assert row["val/loss"] == own["val/loss"]
+    done = quickly(place, "fit", *SMALL, "name=f", "ckpt=step10.tar.gz", XDG_CACHE_HOME=cache)
+    assert "step10 step 10 (4 tensors)" in done.err
+    done = quickly(place, "ckpt", "export", "runs/base", "--format", "archive", "--ema")
+    assert (done.code, "an archive is the whole checkpoint" in done.err) == (2, True)

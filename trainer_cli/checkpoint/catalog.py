@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trainer_cli.checkpoint.manifest import Manifest, ManifestError
-from trainer_cli.checkpoint.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
+from trainer_cli.checkpoint.naming import MANIFEST_FILE, REMOVED_PREFIX, is_backup, parse_step
 from trainer_cli.checkpoint.policy import Saved
 from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.trainer.progress import Progress
@@ -82,12 +82,13 @@ class Catalog:
         return [
             name
             for name in self.storage.names()
-            if parse_step(name) is not None or MANIFEST_FILE in self.storage.sizes(name)
+            if parse_step(name) is not None or (not is_backup(name) and MANIFEST_FILE in self.storage.sizes(name))
         ]
 
     def entries(self) -> list[Entry]:
         """All checkpoints by step, partial and damaged ones too. Sizes are checked."""
-        found = [entry for name in self.storage.names() if (entry := self._look(name)) is not None]
+        names = [name for name in self.storage.names() if not is_backup(name)]
+        found = [entry for name in names if (entry := self._look(name)) is not None]
         return sorted(found, key=lambda entry: (entry.step, entry.name))
 
     def entry(self, name: str) -> Entry:

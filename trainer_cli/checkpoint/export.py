@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import torch
 
 from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.model_state import table
+from trainer_cli.checkpoint.storage.replacing import replacing
 from trainer_cli.errors import CheckpointError, UserError
 
 Weights = Mapping[str, torch.Tensor]
@@ -121,31 +119,6 @@ def export(
         return sum(file.stat().st_size for file in files)
 
 
-@contextmanager
-def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A hidden path beside `output`; what was written there is fsynced and takes its place on clean exit.
-
-    Raises:
-        UserError: `output` exists, and may not be replaced.
-    """
-    if os.path.lexists(output) and not overwrite:
-        raise UserError(f"{output} exists", cure="Choose another --output, or add --overwrite.")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    place = output.parent / f".{output.name}.{os.getpid()}"
-    old = output.parent / f".{output.name}.{os.getpid()}.old"
-    try:
-        yield place
-        for path in (*(place.iterdir() if place.is_dir() else ()), place):
-            _fsync(path)
-        if os.path.lexists(output):
-            os.rename(output, old)
-        os.rename(place, output)
-        _fsync(output.parent)
-    finally:
-        _delete(place)
-        _delete(old)
-
-
 class Average:
     """The mean of the weights of several checkpoints, taken one after another.
 
@@ -236,18 +209,3 @@ def _save_shards(tensors: Weights, folder: Path, shard_bytes: int) -> None:
     total = sum(value.nbytes for value in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

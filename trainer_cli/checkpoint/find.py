@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.integrity import catalog_of
+from trainer_cli.checkpoint.naming import with_ranks
 from trainer_cli.checkpoint.storage.url_path import as_path, is_url
 
 
@@ -18,7 +20,7 @@ def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
     Raises:
         FileNotFoundError: there is none; with the folder, and what it holds.
     """
-    return _newest(as_path(folder), suffix, lambda entry: True, "checkpoint")
+    return _newest(_here(folder), suffix, lambda entry: True, "checkpoint")
 
 
 def checkpoint_path(
@@ -33,9 +35,9 @@ def checkpoint_path(
     if (step is None) is (epoch is None):
         raise ValueError("give either step or epoch")
     if step is not None:
-        return _newest(as_path(folder), suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
+        return _newest(_here(folder), suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
     return _newest(
-        as_path(folder),
+        _here(folder),
         suffix,
         lambda entry: entry.manifest is not None and entry.manifest.epoch == epoch,
         f"checkpoint of epoch {epoch}",
@@ -45,6 +47,10 @@ def checkpoint_path(
 def checkpoint_pattern(suffix: str | None = None) -> str:
     """The glob of the default names, for `train validate ckpt=…`."""
     return "step*" if suffix is None else f"step*-{suffix}"
+
+
+def _here(folder: str | Path) -> Path:
+    return as_path(with_ranks(str(folder), os.environ))
 
 
 def _newest(folder: Path, suffix: str | None, fits: Callable[[Entry], bool], what: str) -> Path:

@@ -20,10 +20,17 @@ DEFAULT_PATTERN = "step{step}"
 VARIABLES = ("step", "epoch", "batch", "samples", "tokens", "run_name", "world_size")
 """Variables that a pattern of names may have."""
 
+_RANKS = {
+    "rank": ("RANK", "SLURM_PROCID"),
+    "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
+    "node_rank": ("GROUP_RANK", "SLURM_NODEID"),
+}
+
 _FIT = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,199}")
 _STEP = re.compile(r"step(0|[1-9][0-9]{0,17})")
 _UNFIT = r"/\\\x00-\x1f\x7f\ud800-\udfff"
 _PLAIN = re.compile(rf"[^.{_UNFIT}][^{_UNFIT}]{{0,199}}")
+_BACKUP = re.compile(r"(?:[.](?:bak|backup|old|orig|copy|save|saved|tmp|temp|part|partial)|~)$", re.IGNORECASE)
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HIDDEN = re.compile(r"\.(tmp|trash|aside)\.(.+)\.([A-Za-z0-9_-]{1,64})\.([0-9]+)(?:-([0-9]+))?")
 
@@ -86,11 +93,24 @@ def why_unfit(pattern: str, suffix: str | None) -> str | None:
         return f"checkpoint.name is {pattern!r}, but there is no {{{wrong}}}; there are {known}"
     except ValueError as error:
         return f"checkpoint.name is {pattern!r} with suffix {suffix!r}: {error}"
+    if is_backup(sample):
+        return f"checkpoint.name is {pattern!r} with suffix {suffix!r}: so end copies, which are no checkpoints"
     if len(sample) > 150:
         return f"checkpoint.name is {pattern!r}, which is too long"
     if not {"step", "samples", "tokens"}.intersection(variables) and not {"epoch", "batch"}.issubset(variables):
         return f"checkpoint.name is {pattern!r}, which may name two checkpoints alike; put {{step}} into it"
     return None
+
+
+def with_ranks(text: str, environ: Mapping[str, str]) -> str:
+    """A path in which `{rank}`, `{local_rank}` and `{node_rank}` are those of this process.
+
+    torchrun and SLURM set them; a process that neither started has 0.
+    """
+    for name, variables in _RANKS.items():
+        number = next((environ[one] for one in variables if environ.get(one, "").isdecimal()), "0")
+        text = text.replace(f"{{{name}}}", number)
+    return text
 
 
 def parse_step(name: str) -> int | None:
@@ -116,6 +136,14 @@ def removed_marker(run_id: str) -> str:
 def is_plain(name: str) -> bool:
     """True for a name without separator, leading dot or control character."""
     return _PLAIN.fullmatch(name) is not None
+
+
+def is_backup(name: str) -> bool:
+    """Whether a folder is called as a copy that a user made of a checkpoint: `step10.bak`, `step-100.backup`, `step3~`.
+
+    It is no checkpoint of a run: nothing resumes from it, and no rule removes it.
+    """
+    return _BACKUP.search(name) is not None
 
 
 def is_run_id(text: str) -> bool:

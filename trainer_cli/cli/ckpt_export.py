@@ -13,7 +13,7 @@ from trainer_cli.errors import ExitCode, UserError
 if TYPE_CHECKING:
     from trainer_cli.run.export import Written
 
-FORMATS = ("huggingface", "safetensors", "torch")
+FORMATS = ("huggingface", "safetensors", "torch", "archive")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _UNITS = {"": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -76,7 +76,12 @@ def export(args: argparse.Namespace) -> int:
 
     path = select_one(args.what[0])
     from trainer_cli.checkpoint.export import ExportFormat
-    from trainer_cli.run.export import export_one
+    from trainer_cli.run.export import archive_one, export_one
+
+    if args.format == "archive":
+        if args.dtype or args.ema or args.key_mapping or args.hf_config:
+            raise UserError("an archive is the whole checkpoint as it is: it takes --output and --overwrite alone")
+        return _report(args, "exported", archive_one(path, args.output, overwrite=args.overwrite))
 
     if len({old for old, _ in args.key_mapping}) < len(args.key_mapping):
         raise UserError("--key-mapping names a glob twice")

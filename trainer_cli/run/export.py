@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trainer_cli.checkpoint.archive_file import write_archive
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.export import Average, ExportFormat, Weights, export, renamed, weights_of
 from trainer_cli.checkpoint.foreign.kind import kind_of
@@ -62,9 +63,7 @@ def export_one(
         except OSError as error:
             raise UserError(f"--hf-config {hf_config} cannot be read: {error.strerror}") from None
     weights = renamed(_weights(path, ema), key_mapping or {})
-    if output is None:
-        run = run_holding(path.parent) or path.parent
-        output = run / "export" / f"{path.name}{_SUFFIXES[format]}"
+    output = output or _beside(path, _SUFFIXES[format])
     size_bytes = export(
         weights,
         output,
@@ -75,6 +74,24 @@ def export_one(
         overwrite=overwrite,
     )
     return Written(output, len(weights), size_bytes)
+
+
+def archive_one(path: Path, output: Path | None = None, *, overwrite: bool = False) -> Written:
+    """Write one whole checkpoint as an archive.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+        UserError: it is of another program, or the output exists or has another ending.
+    """
+    if (kind := kind_of(path)) is not None:
+        raise UserError(f"{path} is a {kind}, and an archive is of a checkpoint of this program")
+    output = output or _beside(path, ".tar")
+    size_bytes = write_archive(path, output, overwrite=overwrite)
+    return Written(output, len(catalog_of(path.parent).storage.sizes(path.name)), size_bytes)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return (run_holding(path.parent) or path.parent) / "export" / f"{path.name}{suffix}"
 
 
 def average(paths: Sequence[Path], output: Path, shares: Sequence[float] | None = None) -> Written:

@@ -14,10 +14,11 @@ from typing import Any
 
 import yaml
 
+from trainer_cli.checkpoint.archive_file import extract_archive, is_archive
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.integrity import catalog_of
-from trainer_cli.checkpoint.naming import CONFIG_FILE, MANIFEST_FILE, parse_step
+from trainer_cli.checkpoint.naming import CONFIG_FILE, MANIFEST_FILE, parse_step, with_ranks
 from trainer_cli.checkpoint.policy import BestRule, Saved
 from trainer_cli.checkpoint.storage.registry import fetch, open_storage
 from trainer_cli.checkpoint.storage.url_path import as_path, is_url
@@ -66,7 +67,7 @@ def select(patterns: Sequence[str]) -> Selection:
     damaged: dict[Path, str] = {}
     seen: set[Path] = set()
     catalogs: dict[Path, Catalog] = {}
-    for pattern in chain.from_iterable(map(_parts, patterns)):
+    for pattern in chain.from_iterable(_parts(with_ranks(one, os.environ)) for one in patterns):
         matches = list(_matches(pattern))
         if not matches:
             raise CheckpointError(f"ckpt={pattern} matches nothing", cure=_nearby(pattern))
@@ -245,7 +246,9 @@ def _matches(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
         return
     for alternative in alternatives(pattern):
         for name in sorted(glob.glob(alternative, recursive=True)):
-            if Path(name).is_dir() or kind_of(Path(name)) is not None:
+            if Path(name).is_file() and is_archive(Path(name)):
+                yield extract_archive(Path(name))
+            elif Path(name).is_dir() or kind_of(Path(name)) is not None:
                 yield Path(name)
 
 
@@ -264,6 +267,8 @@ def _checkpoint(path: Path) -> Path:
         for folder in (path, path / "checkpoints"):
             if is_run(folder) or catalog_of(folder).names():
                 return _of_run(folder, "latest")
+    if path.is_file() and is_archive(path):
+        return extract_archive(path)
     if not path.is_dir() and kind_of(path) is None:
         raise UserError(
             f"ckpt={path} is a file that is no checkpoint",

@@ -22,6 +22,7 @@ from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.naming import CONFIG_FILE
+from trainer_cli.checkpoint.storage.download import is_cached
 from trainer_cli.checkpoint.storage.url_path import is_url
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
@@ -200,7 +201,7 @@ class _Experiment:
 
 def _folder(paths: Sequence[Path]) -> Path:
     """Where results go: into the run's directory, or beside the runs where there are several, or none."""
-    foreign = any(kind_of(path) is not None or is_url(path) for path in paths)
+    foreign = any(kind_of(path) is not None or is_url(path) or is_cached(path) for path in paths)
     runs = sorted({path if foreign else path.parent.parent for path in paths})
     if len(runs) == 1 and not foreign:
         return runs[0] / "validation"

@@ -7,13 +7,14 @@ import io
 import lzma
 import tarfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.format import codec
+from trainer_cli.checkpoint.format.archive_writer import ArchiveWriter
 from trainer_cli.checkpoint.format.file_layout import FileLayout, lay_out
 from trainer_cli.checkpoint.format.header import state_file, tensor_file
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
@@ -22,7 +23,7 @@ from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manife
 from trainer_cli.config.schema import Compression, DigestAlgorithm
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.storage.interfaces import Bytes, FileWriter, ReadableFolder, WritableFolder
+    from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, WritableFolder
 
 _SUFFIX = {
     Compression.none: "tar",
@@ -31,74 +32,6 @@ _SUFFIX = {
     Compression.xz: "tar.xz",
     Compression.lzma: "tar.lzma",
 }
-_BLOCK = 1 << 20
-
-
-class _Compressor(Protocol):
-    def compress(self, data: bytes, /) -> bytes: ...
-
-    def flush(self) -> bytes: ...
-
-
-class _Plain:
-    """Compresses nothing."""
-
-    def compress(self, data: bytes, /) -> bytes:
-        return data
-
-    def flush(self) -> bytes:
-        return b""
-
-
-_COMPRESSORS: Mapping[Compression, Callable[[], _Compressor]] = {
-    Compression.none: _Plain,
-    Compression.gz: lambda: zlib.compressobj(wbits=31),
-    Compression.bz2: bz2.BZ2Compressor,
-    Compression.xz: lzma.LZMACompressor,
-    Compression.lzma: lambda: lzma.LZMACompressor(format=lzma.FORMAT_ALONE),
-}
-
-
-class _Member:
-    """One file of the archive being written."""
-
-    def __init__(self, write: Callable[[Bytes], None]) -> None:
-        self._write = write
-
-    def write(self, data: Bytes) -> None:
-        """Append bytes, which are taken before this returns."""
-        self._write(data)
-
-
-class _ArchiveFolder:
-    """Takes the files of a layout as members of one archive, whose sizes are known before."""
-
-    files: Mapping[str, FileEntry] = {}
-
-    def __init__(self, file: FileWriter, compression: Compression, sizes: Mapping[str, int]) -> None:
-        self._file, self._sizes = file, sizes
-        self._compressor = _COMPRESSORS[compression]()
-
-    @contextmanager
-    def create(self, file: str) -> Iterator[_Member]:
-        info = tarfile.TarInfo(file)
-        info.size = self._sizes[file]
-        self._write(info.tobuf(tarfile.USTAR_FORMAT if info.size < 1 << 33 else tarfile.GNU_FORMAT))
-        yield _Member(self._write)
-        self._write(bytes(-info.size % tarfile.BLOCKSIZE))
-
-    def finish(self) -> None:
-        """Write the end of the archive."""
-        self._write(bytes(2 * tarfile.BLOCKSIZE))
-        self._file.write(self._compressor.flush())
-
-    def publish(self) -> None:
-        """The folder around it is published."""
-
-    def _write(self, data: Bytes) -> None:
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), _BLOCK):
-            self._file.write(self._compressor.compress(view[start : start + _BLOCK]))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +46,7 @@ class ArchiveLayout(FileLayout):
         sizes = {tensor_file(rank): self.tensor_bytes, state_file(rank): len(self.text)}
         name = f"rank{rank}.{_SUFFIX[self.compression]}"
         with folder.create(name) as file:
-            archive = _ArchiveFolder(file, self.compression, sizes)
+            archive = ArchiveWriter(file, self.compression, sizes)
             # Not `super()`: a dataclass with slots is another class than the one that was written here.
             FileLayout.write(self, archive, image, rank)
             archive.finish()

@@ -87,8 +87,16 @@ def fetch(url: str) -> Path | None:
 
 def cache_of(url: str) -> Path:
     """The folder for copies of what is at a URL, in the user's cache."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "trainer-cli" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    return _cache() / hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
+def is_cached(path: Path) -> bool:
+    """Whether a path lies in the user's cache."""
+    return _cache() in path.parents
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainer-cli"
 
 
 def _damaged(why: str, where: str) -> DamagedCheckpoint:
