@@ -93,7 +93,7 @@ def test_weights_in_a_torch_file_are_found(tmp_path: Path, name: str, old: bool)
         ({"epoch": 3, "lr": 0.1}, "no weights by name, but epoch, lr"),
         ([torch.zeros(2)], "holds a list"),
         ({}, "but nothing"),
-        ({"a": torch.zeros(2).to_sparse()}, "no dense tensor"),
+        ({"a": torch.zeros(2).to_sparse()}, "more than dense tensors"),
     ],
 )
 def test_what_holds_no_weights_says_what_it_holds(tmp_path: Path, saved: Any, said: str) -> None:
