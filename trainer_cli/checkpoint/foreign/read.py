@@ -13,7 +13,7 @@ from trainer_cli.checkpoint.foreign.kind import Kind, kind_of
 from trainer_cli.checkpoint.foreign.safetensors_file import load_huggingface, load_safetensors
 from trainer_cli.checkpoint.foreign.state_dict import find_weights
 from trainer_cli.checkpoint.foreign.torch_file import load_torch_file
-from trainer_cli.errors import CheckpointError
+from trainer_cli.errors import CheckpointError, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,7 @@ def read_foreign(path: Path, *, allow_pickle: bool = False) -> ForeignCheckpoint
     except OSError as error:
         raise CheckpointError(f"the file cannot be read: {error.strerror or error}", where=str(path)) from None
     except CheckpointError as error:
-        # Names in a file may hold line ends and what moves a terminal's cursor.
-        error.what = "".join(one if one.isprintable() else "?" for one in error.what)
+        error.what = one_line(error.what)
         raise
     return found
 

@@ -100,7 +100,10 @@ def load_torch_bytes(content: bytes) -> Any:
     if unknown:
         raise ValueError(f"it names {min(unknown)[:80]}, which is no tensor")
     file.seek(0)
-    return _load(file)
+    try:
+        return _load(file)
+    except pickle.UnpicklingError:
+        raise ValueError("it holds more than a tensor") from None
 
 
 def _load(file: Path | IO[bytes], *, is_zip_file: bool = False) -> Any:
@@ -144,6 +147,8 @@ def _pickle_in_zip(file: IO[bytes], size: int) -> bytes:
         pickles = [member for member in members if member.filename.lower().endswith("/data.pkl")]
         if len(set(names)) != len(names) or len(pickles) != 1:
             raise ValueError("a name occurs twice in it, or it has no data.pkl")
+        if any(name.startswith("/") or ".." in name.split("/") for name in names):
+            raise ValueError("a name in it leads out of it")
         if any(member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1 for member in members):
             raise ValueError("it is compressed or encrypted")
         if any(member.file_size != member.compress_size for member in members):
