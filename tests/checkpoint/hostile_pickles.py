@@ -225,11 +225,15 @@ def _as_torch(edit: Callable[[bytearray], bytes | bytearray]) -> Case:
     return lambda folder: written(folder, "x.pt", bytes(edit(bytearray(saved({"w": torch.zeros(4)}))))) / "x.pt"
 
 
-def _second_directory(content: bytearray) -> bytearray:
-    """Let the locator name a copy of the directory's record that stands elsewhere, where torch looks for it."""
-    record = content[-98:-42]
-    content[-34:-26] = (len(content) - 98).to_bytes(8, "little")
-    return content[:-98] + record + record + content[-42:]
+def _second_directory(content: bytearray) -> bytes:
+    """A copy of the directory at the end, where zipfile looks, while torch takes the first, which the locator names."""
+    record, locator, end = content[-98:-42], content[-42:-22], content[-22:]
+    begin, size_bytes = (int.from_bytes(record[at : at + 8], "little") for at in (48, 40))
+    directory = content[begin : begin + size_bytes]
+    at = len(content) - 42
+    second = record[:48] + at.to_bytes(8, "little")
+    end[16:20] = at.to_bytes(4, "little")
+    return bytes(content[:-42] + directory + second + locator + end)
 
 
 def _twice(path: Path) -> Path:
