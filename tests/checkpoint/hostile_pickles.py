@@ -162,6 +162,9 @@ BOMBS: dict[str, Any] = {
     "a codec that takes minutes": {
         "a": call(named("_codecs", "encode"), "".join(map(chr, range(0x3400, 0x9000))) * 4, "punycode")
     },
+    "a codec under another name": {
+        "a": call(named("_codecs", "encode"), "".join(map(chr, range(0x3400, 0x9000))) * 4, "-PunyCode ")
+    },
     "a mapping whose methods are hidden": build(
         call(named("collections", "OrderedDict")), {"get": 3, "items": 3, "keys": 3, "__iter__": 3}
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Iterable
+from encodings import normalize_encoding
 from typing import Any, Protocol, cast
 
 _MOST_OPCODES = 20_000_000
@@ -81,8 +82,8 @@ def _follow(pickle: Stream, names: set[str]) -> None:
         elif not opcode.stack_before:
             if name == "GLOBAL":
                 names.add(arg)
-            elif isinstance(arg, str) and arg.lower() in _SLOW_CODECS:
-                names.add(f"_codecs {arg.lower()}")
+            elif isinstance(arg, str) and (codec := _slow_codec(arg)):
+                names.add(f"_codecs {codec}")
             stack += [1] * len(opcode.stack_after)
         else:
             taken = _taken(stack, opcode)
@@ -96,6 +97,12 @@ def _follow(pickle: Stream, names: set[str]) -> None:
             else:
                 work += sum(taken)
                 stack += [1] * len(opcode.stack_after)
+
+
+def _slow_codec(text: str) -> str | None:
+    """The slow codec that a text names; `codecs` takes no notice of letter case, and of punctuation around it."""
+    text = text.lower()
+    return next((one for one in _SLOW_CODECS if one in text and normalize_encoding(text) == one), None)
 
 
 def _taken(stack: list[int], opcode: pickletools.OpcodeInfo) -> list[int]:
