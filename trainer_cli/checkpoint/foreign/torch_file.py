@@ -46,12 +46,16 @@ _STAND_INS: dict[str, Any] = {
         (
             "argparse Namespace", "datetime timedelta", "pathlib PosixPath", "pathlib._local PosixPath",
             "torch.torch_version TorchVersion", "numpy dtype", "numpy ndarray", "numpy._core.multiarray _reconstruct",
-            "numpy.core.multiarray _reconstruct",
+            "numpy.core.multiarray _reconstruct", "numpy._core.multiarray scalar", "numpy.core.multiarray scalar",
+            "__builtin__ dict", "__builtin__ list", "builtins dict", "builtins list",
         ),
         Ignored,
     ),
 }  # fmt: skip
-"""Classes found in checkpoints of Lightning, Composer, timm that hold no weights -> what is made instead."""
+"""Classes found in checkpoints of Lightning, Composer, timm that hold no weights -> what is made instead.
+
+`dict` and `list` are named as what a `defaultdict` makes.
+"""
 
 
 class NeedsPickleError(CheckpointError):
