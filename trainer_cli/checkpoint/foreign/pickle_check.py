@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from encodings import normalize_encoding
 from typing import Any, Protocol, cast
 
-_MOST_OPCODES = 20_000_000
+_MOST_OPCODES = 10_000_000
+"""Each may make an object of about 100 bytes."""
 _LARGEST_TUPLE = 2**20
+"""Work of hashing it, in elements; each level of nesting doubles the work of those below, so none is deeper than 20."""
 _MOST_WORK = 50_000_000
+"""Sum of the work of hashing every object that is put into a container or given to a call."""
 _MARK = 0
 _TUPLES = frozenset({"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
 _PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
@@ -46,8 +49,8 @@ class Ignored:
 def names_in(pickle: Stream) -> set[str]:
     """The classes and functions that one pickle names, as `module name`; the stream then stands behind it.
 
-    A tuple can hold another many times and costs one byte each time, but its hash goes through all of it, nested calls
-    and all: the work of hashing is counted, and twice for each level.
+    A tuple can hold another one several times, that one a third, and so on: a hash of the first then visits the last
+    exponentially often, and recurses in C without a limit. So the work of hashing is added up from the opcodes alone.
 
     Raises:
         ValueError: it is malformed, or takes too much time or memory to load.
@@ -55,7 +58,9 @@ def names_in(pickle: Stream) -> set[str]:
     names: set[str] = set()
     try:
         _follow(pickle, names)
-    except (ValueError, LookupError, OverflowError) as error:
+    except LookupError:
+        raise ValueError("its pickle is malformed: it takes an object that is not there") from None
+    except (ValueError, OverflowError) as error:
         raise ValueError(f"its pickle is malformed or too large: {error}") from None
     if "_codecs encode" not in names:
         names.difference_update(f"_codecs {codec}" for codec in _SLOW_CODECS)
