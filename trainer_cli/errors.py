@@ -60,6 +60,11 @@ class TrainError(Exception):
         return f"{text} {self.cure}" if self.cure else text
 
 
+def one_line(text: str) -> str:
+    """A text from a file for a message: line ends, and what else is not printed but obeyed by a terminal, as `?`."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
 class SaveError(TrainError):
     """A checkpoint could not be written. What was committed before is untouched."""
 

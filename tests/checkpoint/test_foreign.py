@@ -8,7 +8,7 @@ import json
 import pickle
 import subprocess
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,11 @@ OBJECTS: dict[str, tuple[Any, str, int | None]] = {
     "under state_dict": ({"state_dict": weights(), "epoch": 3, "best_acc1": 0.5}, "torch file", None),
     "under model": ({"model": weights(), "optimizer": {"state": {}}, "step": 12}, "torch file", 12),
     "under model_state_dict": ({"model_state_dict": weights(), "global_step": 5, "loss": 0.25}, "torch file", 5),
+    "beside plain objects": (
+        {"model": weights(), "best": np.float64(0.3), "seen": defaultdict(dict, {1: {}}), "path": Path("x")},
+        "torch file",
+        None,
+    ),
     "under another name": ({"net_g": weights(), "iter": 3}, "torch file", None),
     "of Lightning": (LIGHTNING, "Lightning checkpoint", 300),
     "of Composer": (COMPOSER, "Composer checkpoint", 40),
@@ -93,7 +98,7 @@ def test_weights_in_a_torch_file_are_found(tmp_path: Path, name: str, old: bool)
         ({"epoch": 3, "lr": 0.1}, "no weights by name, but epoch, lr"),
         ([torch.zeros(2)], "holds a list"),
         ({}, "but nothing"),
-        ({"a": torch.zeros(2).to_sparse()}, "no dense tensor"),
+        ({"a": torch.zeros(2).to_sparse()}, "more than dense tensors"),
     ],
 )
 def test_what_holds_no_weights_says_what_it_holds(tmp_path: Path, saved: Any, said: str) -> None:

@@ -15,7 +15,7 @@ import xxhash
 from trainer_cli.checkpoint.naming import MANIFEST_FILE, PINNED_FILE, is_plain
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.config.schema import DigestAlgorithm
-from trainer_cli.errors import CheckpointError
+from trainer_cli.errors import CheckpointError, one_line
 
 SCHEMA_VERSION = 1
 _DIGEST = re.compile(r"xxh3_128:[0-9a-f]{32}|sha256:[0-9a-f]{64}")
@@ -175,10 +175,10 @@ def _not_json(error: Exception) -> ManifestError:
 def _read(raw: dict[str, Any]) -> Manifest:
     raw = {"progress": {}, **raw}  # Old manifests have none.
     if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
-        raise ManifestError(f"the manifest lacks, or does not know: {', '.join(sorted(wrong))[:200]}")
+        raise ManifestError(f"the manifest lacks, or does not know: {one_line(', '.join(sorted(wrong))[:200])}")
     for name, allowed in _FIELDS.items():
         if not allowed(raw[name]):
-            raise ManifestError(f"the manifest's {name} cannot be {str(raw[name])[:200]}")
+            raise ManifestError(f"the manifest's {name} cannot be {one_line(str(raw[name])[:200])}")
     if unknown := set(raw["aliases"]) - set(raw["files"]):
         raise ManifestError(f"the manifest has aliases of {min(unknown)[:80]!r}, which is none of its files")
     return Manifest(

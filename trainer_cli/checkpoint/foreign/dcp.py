@@ -4,41 +4,60 @@ from __future__ import annotations
 
 import io
 import math
-import pathlib
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import filesystem, metadata
 
 from trainer_cli.checkpoint.foreign.kind import DCP_METADATA
-from trainer_cli.checkpoint.foreign.safetensors_file import load_safetensors
+from trainer_cli.checkpoint.foreign.pickle_check import Ignored, names_in
+from trainer_cli.checkpoint.foreign.safetensors_file import open_safetensors
+from trainer_cli.checkpoint.foreign.torch_file import ZIP_BEGIN, load_torch_bytes
 from trainer_cli.checkpoint.naming import is_plain
 from trainer_cli.errors import CheckpointError
 
-_LARGEST_METADATA = 1024 * 1024 * 1024
+_LARGEST_METADATA = 256 * 1024 * 1024
+_MOST_DIMENSIONS = 64
+_METADATA = "torch.distributed.checkpoint.metadata"
+
+
+class _Record:
+    """Stands for an object of torch's metadata: keeps its state, and does nothing with it."""
+
+    __slots__ = ("state",)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def field(self, name: str) -> Any:
+        """A field of the object; None if it has none of that name."""
+        return self.state.get(name)
+
+
+class _Metadata(_Record):
+    __slots__ = ()
+
+
+class _TensorMetadata(_Record):
+    __slots__ = ()
+
+
 _ALLOWED: Mapping[tuple[str, str], Any] = {
-    **{
-        (module.__name__, name): getattr(module, name)
-        for module, names in (
-            (
-                metadata,
-                "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties "
-                "TensorStorageMetadata _MEM_FORMAT_ENCODING",
-            ),
-            (filesystem, "_StorageInfo"),
-        )
-        for name in names.split()
-    },
+    (_METADATA, "Metadata"): _Metadata,
+    (_METADATA, "TensorStorageMetadata"): _TensorMetadata,
+    **{(_METADATA, name): _Record for name in ("ChunkStorageMetadata", "MetadataIndex", "TensorProperties")},
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Record,
     ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): getattr(torch.serialization, "_get_layout"),  # noqa: B009
     ("collections", "OrderedDict"): OrderedDict,
-    **{(module, "PosixPath"): pathlib.PurePosixPath for module in ("pathlib", "pathlib._local")},
+    **{(_METADATA, name): Ignored for name in ("BytesStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING")},
+    ("torch.serialization", "_get_layout"): Ignored,
+    **{(module, "PosixPath"): Ignored for module in ("pathlib", "pathlib._local")},
 }
-"""What the metadata that torch writes is made of; all of it holds data alone."""
+"""What the metadata that torch writes is made of -> what is made instead: none of it can be changed or runs code."""
 _MODEL = (("app", "model"), ("app", "state", "model"), ("model",), ("state_dict",), ("module",))
 """Where programs keep the model in the saved tree."""
 
@@ -49,12 +68,31 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED:
             return _ALLOWED[module, name]
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+        if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
             return found
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no metadata of torch has")
 
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("it has an external object")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a tensor, and its place in a file."""
+
+    offset: tuple[int, ...]
+    file: str
+    begin: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A tensor, with the sizes of its parts by their offsets."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    sizes: Mapping[tuple[int, ...], tuple[int, ...]]
 
 
 def load_dcp(folder: Path) -> dict[str, torch.Tensor]:
@@ -65,28 +103,39 @@ def load_dcp(folder: Path) -> dict[str, torch.Tensor]:
     """
     where = folder / DCP_METADATA
     try:
-        if where.stat().st_size > _LARGEST_METADATA:
-            raise ValueError("it is too large")
-        found = _Unpickler(io.BytesIO(where.read_bytes())).load()
-        if not isinstance(found, metadata.Metadata):
-            raise ValueError(f"it is a {type(found).__name__}")
-        tensors = {
-            name: one
-            for name, one in found.state_dict_metadata.items()
-            if isinstance(one, metadata.TensorStorageMetadata)
-        }
-        paths = found.planner_data if isinstance(found.planner_data, dict) else {}
-        names = _names({name: tuple(map(str, paths.get(name, (name,)))) for name in tensors})
-        parts = _parts(found.storage_data, names)
+        fields = _metadata(where)
+        saved = {name: one for name, one in fields("state_dict_metadata").items() if isinstance(one, _TensorMetadata)}
+        paths = fields("planner_data") if isinstance(fields("planner_data"), dict) else {}
+        names = _names({name: _path(paths.get(name, (name,))) for name in saved})
+        wholes = {name: _whole(saved[name]) for name in names}
+        parts = _parts(fields("storage_data"), names)
         present = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-        if sum(_size_bytes(tensors[name]) for name in names) > present:
+        if sum(math.prod(one.shape) * one.dtype.itemsize for one in wholes.values()) > present:
             raise ValueError("its tensors are larger than the folder's files")
-        return {new: _tensor(folder, name, tensors[name], parts.get(name, [])) for name, new in names.items()}
-    except CheckpointError:
-        raise
+        if sum(part.size_bytes for own in parts.values() for part in own) > present:
+            raise ValueError("its parts are larger than the folder's files")
+        reader = _PartReader(folder)
+        return {new: _tensor(reader, name, wholes[name], parts.get(name, [])) for name, new in names.items()}
     except Exception as error:  # The metadata may hold any values where torch writes numbers and names.
         said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise CheckpointError(f"the DCP checkpoint cannot be read: {said}", where=str(where)) from None
+
+
+def _metadata(path: Path) -> Callable[[str], Any]:
+    if path.stat().st_size > _LARGEST_METADATA:
+        raise ValueError("it is too large")
+    content = path.read_bytes()
+    names_in(io.BytesIO(content))
+    found = _Unpickler(io.BytesIO(content)).load()
+    if not isinstance(found, _Metadata):
+        raise ValueError("it is no metadata of torch")
+    return found.field
+
+
+def _path(raw: Any) -> tuple[str, ...]:
+    if not isinstance(raw, list | tuple) or not all(type(one) in (str, int) for one in raw):
+        raise ValueError("the place of a tensor in the saved tree is none")
+    return tuple(map(str, raw))
 
 
 def _names(paths: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
@@ -95,76 +144,107 @@ def _names(paths: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     for prefix in _MODEL:
         own = {name: parts for name, parts in dotted.items() if parts[: len(prefix)] == prefix}
         if own:
-            return {name: ".".join(parts[len(prefix) :]) for name, parts in own.items()}
-    return {name: ".".join(parts) for name, parts in dotted.items() if not parts[0].startswith("optim")}
-
-
-def _size_bytes(one: metadata.TensorStorageMetadata) -> int:
-    return math.prod(int(size) for size in one.size) * one.properties.dtype.itemsize
-
-
-def _parts(storage_data: Any, names: Iterable[str]) -> dict[str, list[tuple[tuple[int, ...], Any]]]:
-    """Saved name -> offset in the tensor and place in the files of each part."""
-    wanted = set(names)
-    found: dict[str, list[tuple[tuple[int, ...], Any]]] = {}
-    for index, place in storage_data.items():
-        if index.fqn in wanted:
-            found.setdefault(index.fqn, []).append((tuple(int(one) for one in index.offset or ()), place))
+            found = {name: ".".join(parts[len(prefix) :]) for name, parts in own.items()}
+            break
+    else:
+        found = {name: ".".join(parts) for name, parts in dotted.items() if not parts[0].startswith("optim")}
+    if len(set(found.values())) != len(found):
+        raise ValueError("two tensors have the same name in the model")
     return found
 
 
-def _tensor(
-    folder: Path, name: str, one: metadata.TensorStorageMetadata, parts: list[tuple[tuple[int, ...], Any]]
-) -> torch.Tensor:
-    shape, dtype = tuple(int(size) for size in one.size), one.properties.dtype
-    sizes = {tuple(int(at) for at in chunk.offsets): tuple(int(n) for n in chunk.sizes) for chunk in one.chunks}
-    _check_cover(shape, sizes)
-    if sizes.keys() != {offset for offset, _ in parts}:
-        raise ValueError("a part of a tensor is missing")
-    whole = torch.empty(shape, dtype=dtype)
-    for offset, place in parts:
-        part = _part(folder, name, place)
-        if tuple(part.shape) != sizes[offset] or part.dtype is not dtype:
+def _sizes(raw: Any) -> tuple[int, ...]:
+    if not isinstance(raw, list | tuple) or len(raw) > _MOST_DIMENSIONS:
+        raise ValueError("a shape or place is none")
+    return tuple(map(_count, raw))
+
+
+def _count(raw: Any) -> int:
+    if type(raw) is not int or not 0 <= raw < 2**63:
+        raise ValueError("a size or place is no number of bytes or elements")
+    return raw
+
+
+def _whole(raw: _TensorMetadata) -> _Whole:
+    dtype = raw.field("properties").state[0]
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError("a tensor has a type of element that does not exist")
+    chunks = {_sizes(one.field("offsets")): _sizes(one.field("sizes")) for one in raw.field("chunks")}
+    return _Whole(_sizes(raw.field("size")), dtype, chunks)
+
+
+def _parts(storage_data: Any, names: Collection[str]) -> dict[str, list[_Part]]:
+    """The parts of each tensor of these names."""
+    found: dict[str, list[_Part]] = {}
+    for index, place in storage_data.items():
+        if (name := index.field("fqn")) not in names:
+            continue
+        file = place.field("relative_path")
+        if type(file) is not str or not is_plain(file) or place.field("transform_descriptors"):
+            raise ValueError("a part lies outside the folder, or is compressed")
+        begin, size_bytes = _count(place.field("offset")), _count(place.field("length"))
+        found.setdefault(name, []).append(_Part(_sizes(index.field("offset") or ()), file, begin, size_bytes))
+    return found
+
+
+def _tensor(reader: _PartReader, name: str, whole: _Whole, parts: list[_Part]) -> torch.Tensor:
+    _check_cover(whole)
+    if sorted(whole.sizes) != sorted(part.offset for part in parts):
+        raise ValueError("a part of a tensor is missing, or there twice")
+    made = torch.empty(whole.shape, dtype=whole.dtype)
+    for part in parts:
+        size = whole.sizes[part.offset]
+        read = reader.read(name, part)
+        if tuple(read.shape) != size or read.dtype is not whole.dtype:
             raise ValueError("a part of a tensor is not of the size that the metadata says")
-        whole[tuple(slice(at, at + count) for at, count in zip(offset, sizes[offset], strict=True))] = part
-    return whole
+        made[_place(part.offset, size)] = read
+    return made
 
 
-def _check_cover(shape: tuple[int, ...], sizes: Mapping[tuple[int, ...], tuple[int, ...]]) -> None:
+def _place(offset: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(at, at + count) for at, count in zip(offset, size, strict=True))
+
+
+def _check_cover(whole: _Whole) -> None:
     """Refuse parts that leave a hole in the tensor, overlap, or lie outside it."""
-    for offset, size in sizes.items():
-        inside = len(offset) == len(size) == len(shape) and all(
-            at >= 0 and count >= 0 and at + count <= whole for at, count, whole in zip(offset, size, shape, strict=True)
+    for offset, size in whole.sizes.items():
+        inside = len(offset) == len(size) == len(whole.shape) and all(
+            at + count <= end for at, count, end in zip(offset, size, whole.shape, strict=True)
         )
         if not inside:
             raise ValueError("a part of a tensor lies outside it")
-    if sum(map(math.prod, sizes.values())) != math.prod(shape):
+    if sum(map(math.prod, whole.sizes.values())) != math.prod(whole.shape):
         raise ValueError("the parts of a tensor do not fill it")
-    if len(sizes) > 1 and any(_overlapping(sizes)):
-        raise ValueError("parts of a tensor overlap")
+    if len(whole.sizes) > 1:
+        covered = torch.zeros(whole.shape, dtype=torch.bool)
+        for offset, size in whole.sizes.items():
+            covered[_place(offset, size)] = True
+        if not covered.all():
+            raise ValueError("parts of a tensor overlap")
 
 
-def _overlapping(sizes: Mapping[tuple[int, ...], tuple[int, ...]]) -> Iterator[bool]:
-    """For each part, whether it shares an element with another."""
-    begin = torch.tensor(list(sizes))
-    end = begin + torch.tensor(list(sizes.values()))
-    for own_begin, own_end in zip(begin, end, strict=True):
-        shared = ((own_begin < end) & (begin < own_end)).all(dim=1)
-        yield bool(shared.sum() > 1)
+class _PartReader:
+    """Reads parts: written by torch.save at their place in a file, or among the tensors of a safetensors file."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._opened: dict[str, tuple[list[str], Any]] = {}
 
-def _part(folder: Path, name: str, place: Any) -> torch.Tensor:
-    """One part: written by torch.save at its place in a file, or among the tensors of a safetensors file."""
-    if not is_plain(place.relative_path) or place.transform_descriptors:
-        raise ValueError("a part lies outside the folder, or is compressed")
-    with (folder / place.relative_path).open("rb") as file:
-        file.seek(place.offset)
-        content = file.read(place.length)
-    if not content.startswith(b"PK"):
-        return load_safetensors(folder / place.relative_path, [name])[name]
-    if len(content) != place.length:
-        raise ValueError(f"{place.relative_path} is shorter than it was")
-    loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    if not isinstance(loaded, torch.Tensor):
-        raise ValueError(f"{place.relative_path} holds a {type(loaded).__name__} where a tensor should be")
-    return loaded.detach()
+    def read(self, name: str, part: _Part) -> torch.Tensor:
+        path = self._folder / part.file
+        if not path.is_file():  # To open a pipe would wait for its writer.
+            raise ValueError(f"{part.file} is missing")
+        if part.file in self._opened:
+            return self._opened[part.file][1].get_tensor(name)  # type: ignore[no-any-return]
+        with path.open("rb") as file:
+            file.seek(part.begin)
+            content = file.read(part.size_bytes)
+        if not content.startswith(ZIP_BEGIN):
+            self._opened[part.file] = open_safetensors(path)
+            return self.read(name, part)
+        if len(content) != part.size_bytes:
+            raise ValueError(f"{part.file} is shorter than it was")
+        loaded = load_torch_bytes(content)
+        if type(loaded) is not torch.Tensor or loaded.layout is not torch.strided or loaded.is_nested:
+            raise ValueError(f"{part.file} holds a {type(loaded).__name__} where a tensor should be")
+        return loaded.detach()

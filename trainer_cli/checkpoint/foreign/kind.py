@@ -31,6 +31,8 @@ def kind_of(path: Path) -> Kind | None:
     if path.is_dir():
         return _of_folder(path)
     try:
+        if not path.is_file():  # To open a pipe would wait for its writer.
+            return None
         with path.open("rb") as file:
             begin = file.read(512)
     except OSError:

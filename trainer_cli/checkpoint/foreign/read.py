@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from trainer_cli.checkpoint.foreign.kind import Kind, kind_of
 from trainer_cli.checkpoint.foreign.safetensors_file import load_huggingface, load_safetensors
 from trainer_cli.checkpoint.foreign.state_dict import find_weights
 from trainer_cli.checkpoint.foreign.torch_file import load_torch_file
-from trainer_cli.errors import CheckpointError
+from trainer_cli.errors import CheckpointError, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,23 @@ def read_foreign(path: Path, *, allow_pickle: bool = False) -> ForeignCheckpoint
             it.
     """
     try:
-        return _read(path, kind_of(path), allow_pickle)
+        found = _read(path, kind_of(path), allow_pickle)
+        _check_sizes(path, found.model)
     except OSError as error:
         raise CheckpointError(f"the file cannot be read: {error.strerror or error}", where=str(path)) from None
+    except CheckpointError as error:
+        error.what = one_line(error.what)
+        raise
+    return found
+
+
+def _check_sizes(path: Path, model: Mapping[str, torch.Tensor]) -> None:
+    """Refuse tensors that repeat a few bytes so often that a copy of one takes more memory than all files."""
+    files = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file()]
+    size_bytes = sum(one.stat().st_size for one in files)
+    for name, tensor in model.items():
+        if tensor.nbytes > size_bytes:
+            raise CheckpointError(f"{name[:80]!r} is larger than all of the checkpoint", where=str(path))
 
 
 def _read(path: Path, kind: Kind | None, allow_pickle: bool) -> ForeignCheckpoint:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,28 @@ from trainer_cli.errors import CheckpointError
 _LARGEST_INDEX = 64 * 1024 * 1024
 
 
-def load_safetensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """The tensors of a file, or those of these names; the header is checked first.
+def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file; its header is checked first.
 
     Raises:
         CheckpointError: it is no such file, or damaged.
     """
     try:
-        with path.open("rb") as file:
-            entries = read_entries(file.read, path.stat().st_size)
-        with safe_open(path, framework="pt") as opened:
-            return {one.name: opened.get_tensor(one.name) for one in entries if names is None or one.name in names}
-    except (ValueError, SafetensorError) as error:
+        names, opened = open_safetensors(path)
+        return {name: opened.get_tensor(name) for name in names}
+    except (ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the safetensors file is damaged: {str(error)[:200]}", where=str(path)) from None
+
+
+def open_safetensors(path: Path) -> tuple[list[str], Any]:
+    """The names of the tensors in a file, and an object whose `get_tensor(name)` reads one.
+
+    Raises:
+        ValueError, SafetensorError: it is no such file, or damaged.
+    """
+    with path.open("rb") as file:
+        entries = read_entries(file.read, path.stat().st_size)
+    return [one.name for one in entries], safe_open(path, framework="pt")
 
 
 def load_huggingface(folder: Path, *, allow_pickle: bool = False) -> dict[str, torch.Tensor]:
@@ -44,15 +52,17 @@ def load_huggingface(folder: Path, *, allow_pickle: bool = False) -> dict[str, t
     index = next((name for name in INDEXES if (folder / name).is_file()), None)
     if index is None:
         return _load(next(folder / name for name in WHOLE_FILES if (folder / name).is_file()), allow_pickle)
-    file_of = _weight_map(folder / index)
+    names_of: dict[str, list[str]] = {}
+    for name, file in _weight_map(folder / index).items():
+        names_of.setdefault(file, []).append(name)
     found: dict[str, torch.Tensor] = {}
-    for file in sorted(set(file_of.values())):
+    for file, names in sorted(names_of.items()):
         if not is_plain(file):
             raise CheckpointError(f"the index names {file[:80]!r}, which is no plain name", where=str(folder / index))
         if not (folder / file).is_file():
             raise CheckpointError(f"{file} is missing, which the index names", where=str(folder / index))
         tensors = _load(folder / file, allow_pickle)
-        for name in (name for name, own in file_of.items() if own == file):
+        for name in names:
             if name not in tensors:
                 raise CheckpointError(f"{file} lacks {name[:80]!r}, which the index names", where=str(folder / index))
             found[name] = tensors[name]

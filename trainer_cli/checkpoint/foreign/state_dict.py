@@ -35,20 +35,22 @@ def find_weights(saved: Any) -> Found:
         return Found("torch file", _tensors(saved.state_dict()), None)
     if not isinstance(saved, Mapping):
         raise ValueError(f"it holds a {type(saved).__name__}, and no weights by name")
+    saved = _fields(saved)
     if _LIGHTNING in saved and is_state_dict(saved.get("state_dict")):
         return Found("Lightning checkpoint", _tensors(saved["state_dict"]), _step(saved))
-    state = saved.get("state")
-    if isinstance(state, Mapping) and is_state_dict(state.get("model")):
-        timestamp = state.get("timestamp")
-        batch = timestamp.get("Timestamp", timestamp).get("batch") if isinstance(timestamp, Mapping) else None
-        step = batch.get("value") if isinstance(batch, Mapping) else batch
+    state = _fields(saved.get("state"))
+    if is_state_dict(state.get("model")):
+        timestamp = _fields(state.get("timestamp"))
+        batch = _fields(timestamp.get("Timestamp", timestamp)).get("batch")
+        step = _fields(batch).get("value") if isinstance(batch, Mapping) else batch
         return Found("Composer checkpoint", _tensors(state["model"]), _count(step))
     if is_state_dict(saved):
         return Found("torch file", _tensors(saved), None)
-    named = [name for name in _NAMES if name in saved]
-    held = {name: _state_dict_of(saved[name]) for name in named or map(str, saved)}
+    named = [name for name in _NAMES if name in saved] or [name for name in saved if isinstance(name, str)]
+    held = {name: _state_dict_of(saved[name]) for name in named}
     fitting = {name: own for name, own in held.items() if own is not None}
-    keys = ", ".join(map(str, list(saved)[:12])) + (", …" if len(saved) > 12 else "")
+    keys = ", ".join(name if isinstance(name, str) else f"a {type(name).__name__}" for name in list(saved)[:12])
+    keys += ", …" if len(saved) > 12 else ""
     if not fitting:
         raise ValueError(f"it holds no weights by name, but {keys or 'nothing'}")
     if len(fitting) > 1:
@@ -59,10 +61,11 @@ def find_weights(saved: Any) -> Found:
 
 def is_state_dict(value: Any) -> bool:
     """Whether a value maps names to tensors; a module's extra state may be among them."""
-    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
+    fields = _fields(value)
+    if not fields or not all(isinstance(name, str) for name in fields):
         return False
-    others = [name for name, one in value.items() if not isinstance(one, torch.Tensor)]
-    return len(others) < len(value) and all(name.endswith("_extra_state") for name in others)
+    others = [name for name, one in fields.items() if not isinstance(one, torch.Tensor)]
+    return len(others) < len(fields) and all(name.endswith("_extra_state") for name in others)
 
 
 def _state_dict_of(value: Any) -> dict[str, torch.Tensor] | None:
@@ -71,12 +74,21 @@ def _state_dict_of(value: Any) -> dict[str, torch.Tensor] | None:
     return _tensors(value) if is_state_dict(value) else None
 
 
+def _fields(value: Any) -> dict[Any, Any]:
+    """What a mapping holds, nothing for another value. A file may have given it attributes that hide its methods."""
+    if isinstance(value, dict):
+        return dict(dict.items(value))
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
 def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    found = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    """The tensors, without the attributes that a file may have given them."""
+    found = {name: value for name, value in _fields(state).items() if isinstance(value, torch.Tensor)}
     for name, value in found.items():
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+        if not plain or value.is_quantized or value.is_meta or value.is_nested:
             raise ValueError(f"{name[:80]!r} is no dense tensor with values")
-    return found
+    return {name: torch.Tensor.detach(value) for name, value in found.items()}
 
 
 def _step(saved: Mapping[str, Any]) -> int | None:
