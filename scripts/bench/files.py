@@ -1,0 +1,100 @@
+"""Seconds to verify, archive, export and send a checkpoint, beside torch.save, safetensors, DCP and tar."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import ours
+import trainer_cli
+from settings import Settings
+from state import flat, gpt_state, size_bytes
+from table import Column, Row, Table
+from timing import Measure, Skipped, interleaved, say, seconds
+
+COPY = "cp and fsync"
+
+
+def measure(settings: Settings) -> list[Table]:
+    """One table, in this process; each contender writes a file or folder that it removes again."""
+    warnings.filterwarnings("ignore", module="torch")
+    tree = gpt_state(small=settings.quick)
+    size = size_bytes(tree)
+    say(f"a state of {size / 1e9:.2f} GB")
+    folder = Path(settings.scratch)
+    contenders = _contenders(tree, folder)
+    measures: dict[str, Measure] = {name: partial(_timed, make, folder / "out") for name, make in contenders.items()}
+    samples, skipped = interleaved(measures, settings.rounds_or(2, 5), needed=[COPY])
+    columns = [Column("time", "s", 3, resolution=0.01 if settings.quick else 0.05)]
+    notes = ["All but verify and DCP's end with an fsync. The store is a local S3 server in another process."]
+    rows = [Row(name, found) for name, found in samples.items()]
+    title = f"Files of a checkpoint of {size / 1e9:.2f} GB"
+    return [Table("files", title, COPY, columns, rows, {"bytes": size}, skipped, notes)]
+
+
+def _contenders(tree: dict, folder: Path) -> dict[str, Callable[[Path], object]]:
+    import safetensors.torch
+    from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+    from trainer_cli.checkpoint.archive_file import write_archive
+    from trainer_cli.checkpoint.export import ExportFormat, export
+
+    tensors = flat(tree)
+    checkpoint = folder / "step1"
+    keeper = ours.sync_checkpointer()
+    keeper.save(tree, checkpoint)
+    file = checkpoint / "rank0.safetensors"
+    return {
+        COPY: lambda out: (shutil.copyfile(file, out), _fsync(out)),
+        "torch.save": lambda out: (torch.save(tensors, out), _fsync(out)),
+        "safetensors": lambda out: (safetensors.torch.save_file(tensors, out), _fsync(out)),
+        "DCP": lambda out: dcp_save(tree, checkpoint_id=out, no_dist=True),
+        "tar": lambda out: (subprocess.run(["tar", "-cf", out, "-C", folder, "step1"], check=True), _fsync(out)),
+        "train, verify": lambda out: keeper.verify(checkpoint),
+        "train, archive": lambda out: write_archive(checkpoint, out.with_suffix(".tar")),
+        "train, export torch": lambda out: export(tensors, out, ExportFormat.torch),
+        "train, export safetensors": lambda out: export(tensors, out, ExportFormat.safetensors),
+        "train, save and send to S3": partial(_send, tree),
+    }
+
+
+def _send(tree: dict, out: Path) -> None:
+    endpoint = os.environ.get("BENCH_S3")
+    if endpoint is None:
+        raise Skipped("BENCH_S3 names no bucket: s3://bucket/prefix, with AWS_ENDPOINT_URL and keys")
+    from trainer_cli.checkpoint.storage.object_store import ObjectStorage
+
+    storage = ObjectStorage(f"{endpoint}/{os.getpid()}", cache=out)
+    keeper = trainer_cli.make_sync_checkpointer(storage=lambda root: storage)
+    try:
+        keeper.save(tree, f"{storage.url}/step1")
+        if left := storage.finish_uploads():
+            raise SystemExit(f"{left} could not be sent")
+    finally:
+        storage.remove("step1")
+
+
+def _timed(make: Callable[[Path], object], out: Path) -> dict[str, float]:
+    try:
+        return {"time": seconds(lambda: make(out))}
+    finally:
+        for path in (out, out.with_suffix(".tar")):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
