@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 
 from trainer_cli.checkpoint.foreign.kind import INDEXES, WHOLE_FILES
 from trainer_cli.checkpoint.foreign.state_dict import find_weights
-from trainer_cli.checkpoint.foreign.torch_file import load_torch_file
 from trainer_cli.checkpoint.format.header import read_entries, unique_keys
+from trainer_cli.checkpoint.format.torch_pickle import load_torch_file
 from trainer_cli.checkpoint.naming import is_plain
 from trainer_cli.errors import CheckpointError
 

@@ -12,6 +12,7 @@ import torch
 from trainer_cli.checkpoint.format import codec
 from trainer_cli.checkpoint.format.file_layout import DTYPES, FileLayout, bytes_of, lay_out
 from trainer_cli.checkpoint.format.header import TensorEntry, read_entries
+from trainer_cli.checkpoint.format.torch_pickle import load_torch_bytes
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 
@@ -74,7 +75,7 @@ class TorchFileFormat:
         with VerifiedFile(folder, manifest, _file_of(rank)) as file:
             content = file.rest()
         try:
-            loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            loaded = load_torch_bytes(content)
             decoder = codec.decode(loaded["state"].encode("utf-8"), only)
             found = {name: loaded["tensors"][name] for name in decoder.wanted}
             return decoder.tree(found)

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import torch
 
-from trainer_cli.checkpoint.foreign.pickle_check import Ignored, names_in
+from trainer_cli.checkpoint.format.pickle_check import Ignored, names_in
 from trainer_cli.errors import CheckpointError
 
 ZIP_BEGIN = b"PK\x03\x04"
