@@ -53,6 +53,7 @@ PAGES = {
             r"pinned: runs/digits_mlp/checkpoints/step",
             r"^4 tensors of the model",
             r"^step20 \{",
+            r"^epoch 4 \{'best_loss': 0\.25\}$",
             r"fixed_steps:\s+(\[10, 1000\]|- 10\s+- 1000)",
         ),
     ),

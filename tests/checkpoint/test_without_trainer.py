@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer_cli import latest_checkpoint, load_checkpoint, save_checkpoint
+from trainer_cli import SyncCheckpointer, checkpoint_path, latest_checkpoint, load_checkpoint, save_checkpoint
 from trainer_cli.errors import CheckpointError, SaveError, UserError
 
 
@@ -99,3 +99,53 @@ def test_what_is_not_there_or_cannot_be_saved_is_named(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "step9", one.model)
     with pytest.raises(UserError, match="thing"):
         save_checkpoint(tmp_path / "step3", 1, one.model, one.optimizer, thing=object())
+
+
+@pytest.mark.parametrize(
+    ("kept", "lacking"),
+    [
+        ((), "model and no epoch and no optimizer and no lr_scheduler"),
+        (("model", "epoch", "optimizer"), "lr_scheduler"),
+        (("epoch", "lr_scheduler", "optimizer"), "model"),
+        (("model", "epoch", "lr_scheduler"), "optimizer"),
+        (("model", "lr_scheduler", "optimizer"), "epoch"),
+    ],
+)
+def test_what_a_checkpoint_lacks_is_named(tmp_path: Path, kept: tuple[str, ...], lacking: str) -> None:
+    save_checkpoint(tmp_path / "step1", 1, *Training().parts)
+    whole = SyncCheckpointer().read(tmp_path / "step1")
+    SyncCheckpointer().save({name: whole[name] for name in kept}, tmp_path / "step2")
+    with pytest.raises(CheckpointError, match=rf"the checkpoint has no {lacking} \("):
+        load_checkpoint(tmp_path / "step2", *Training(seed=1).parts)
+
+
+def test_a_state_of_another_schedule_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "step1", 1, *Training().parts)
+    other = Training(seed=1)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(other.optimizer, 10)
+    before = [parameter.clone() for parameter in other.model.parameters()]
+    with pytest.raises(UserError, match=r"(?s)lr_scheduler +T_max: missing.*step_size: not in this schedule"):
+        load_checkpoint(tmp_path / "step1", other.model, other.optimizer, cosine)
+    assert all(torch.equal(*pair) for pair in zip(before, other.model.parameters(), strict=True))
+
+
+def test_a_schedule_that_refuses_its_state_leaves_the_rest_unchanged(tmp_path: Path) -> None:
+    class Refusing(torch.optim.lr_scheduler.StepLR):
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            raise ValueError("not mine")
+
+    save_checkpoint(tmp_path / "step1", 1, *Training().parts)
+    other = Training(seed=1)
+    before = [parameter.clone() for parameter in other.model.parameters()]
+    with pytest.raises(ValueError, match="not mine"):
+        load_checkpoint(tmp_path / "step1", other.model, other.optimizer, Refusing(other.optimizer, 1, gamma=0.5))
+    assert all(torch.equal(*pair) for pair in zip(before, other.model.parameters(), strict=True))
+    assert not other.optimizer.state
+
+
+@pytest.mark.parametrize("names", [("step9", "step0010"), ("epoch9", "epoch10"), ("x-step-9", "x-step-10")])
+def test_the_latest_of_any_pattern_is_loaded(tmp_path: Path, names: tuple[str, str]) -> None:
+    for epoch, name in enumerate(names, start=9):
+        save_checkpoint(tmp_path / name, epoch, *Training().parts)
+    assert load_checkpoint(latest_checkpoint(tmp_path), *Training().parts) == (10, {})
+    assert checkpoint_path(tmp_path, epoch=9).name == names[0]

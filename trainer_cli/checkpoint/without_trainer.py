@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
@@ -102,13 +102,22 @@ def load_checkpoint(
     fittings: dict[str, Fitting] = {"model": fitting}
     if not finetune and optimizer is not None:
         fittings["optimizer"] = fit_optimizer(model, optimizer, state["optimizer"], options)
+    if not finetune and lr_scheduler is not None:
+        fittings["lr_scheduler"] = _fit_scheduler(lr_scheduler, state["lr_scheduler"])
     if faults := {owner: one.faults for owner, one in fittings.items() if one.faults}:
         text = table(f"{path} does not fit", faults)
         raise UserError(f"{text}\n", cure=f"Nothing was loaded. {advice(report)}")
-    loads: list[Callable[[], object]] = [one.load for one in fittings.values()]
-    if not finetune and lr_scheduler is not None:
-        loads.append(lambda: lr_scheduler.load_state_dict(state["lr_scheduler"]))
-    for load in loads:
-        load()
+    # The schedule first: its own code may still refuse, and then nothing else was changed.
+    for owner in ("lr_scheduler", "model", "optimizer"):
+        if owner in fittings:
+            fittings[owner].load()
     rest = {name: value for name, value in state.items() if name not in _OWN}
     return (0 if finetune else int(state["epoch"])), rest
+
+
+def _fit_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> Fitting:
+    """The keys that only one of two states of a schedule has: torch would take over those of another class unseen."""
+    live = scheduler.state_dict()
+    faults = [f"{key}: missing in the checkpoint" for key in live if key not in saved]
+    faults += [f"{key}: not in this schedule" for key in saved if key not in live]
+    return Fitting(faults, lambda: scheduler.load_state_dict(saved))
