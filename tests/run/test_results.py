@@ -19,7 +19,7 @@ def test_a_row_is_on_disk_as_soon_as_it_is_there(tmp_path: Path) -> None:
     results.add([Row("runs/x/checkpoints/step5", 5, "val", {"loss": 0.5})])
     (line,) = (tmp_path / "out" / "validation.jsonl").read_text().splitlines()
     assert {"checkpoint": "runs/x/checkpoints/step5", "step": 5, "val/loss": 0.5}.items() <= json.loads(line).items()
-    assert not (tmp_path / "out" / "validation.csv").exists()
+    assert (tmp_path / "out" / "validation.csv").read_text().splitlines()[1:] == ["runs/x/checkpoints/step5,5,val,0.5"]
 
 
 def test_a_loss_that_is_no_number_is_written_as_a_text(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The results of `train validate`: a JSON line per row at once; at the end a CSV file, events and a printed table."""
+"""The results of `train validate`: JSON lines and a CSV file at once; at the end events and a printed table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Results:
         self.rows: list[Row] = []
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append to validation.jsonl, so that a later failure does not lose them."""
+        """Append to validation.jsonl and replace validation.csv, so that a later failure does not lose them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         now = round(time.time(), 3)
         with closing(AppendedFile(self.folder / "validation.jsonl")) as file:
@@ -43,12 +43,12 @@ class Results:
                 facts = {"checkpoint": row.checkpoint, "step": row.step, "loader": row.loader, "time": now}
                 file.append(strict_json({**facts, **_prefixed(row)}).encode() + b"\n")
         self.rows += rows
+        self._write_csv()
 
     def finish(self) -> None:
-        """Replace validation.csv, write events at each checkpoint's own step into a new folder, and show the table."""
+        """Write events at each checkpoint's own step into a new folder, and show the table."""
         if not self.rows:
             return
-        self._write_csv()
         self._write_events()
         _show(self.rows)
         print(f"results: {self.folder}/validation.jsonl, {self.folder}/validation.csv")

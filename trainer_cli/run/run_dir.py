@@ -149,6 +149,22 @@ class RunDir:
             ) from error
         return RunLock(descriptor)
 
+    def is_locked(self) -> bool:
+        """Whether a process trains here now. Nothing is written; if not, the lock is shared for an instant."""
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return False
+
     def create(
         self,
         config_yaml: str,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.integrity import catalog_of
-from trainer_cli.errors import RunDirectoryError
 from trainer_cli.loggers.files import replace
 from trainer_cli.run.run_dir import RunDir, RunStatus, write_json
 from trainer_cli.run.table import table
@@ -53,7 +52,7 @@ def job_status(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *
     status, reason = str(summary.get("status") or NOT_BEGUN), str(summary.get("reason") or "")
     if runs_now:
         status, reason = RunStatus.running, ""
-    elif status == RunStatus.running and not _is_locked(run):
+    elif status == RunStatus.running and not run.is_locked():
         status, reason = RunStatus.killed, "the process ended without a summary"
     if status not in (RunStatus.running, RunStatus.finished, RunStatus.failed):
         # It ended before it could write into its own directory, which may not exist.
@@ -116,15 +115,6 @@ def _failure(file: Path, attempts: int) -> tuple[int | None, str]:
         return (int(found["exit_code"]), str(found["error"])) if found["attempts"] == attempts else (None, "")
     except (OSError, ValueError, KeyError, TypeError):
         return None, ""
-
-
-def _is_locked(run: RunDir) -> bool:
-    """Whether a process trains in the directory now."""
-    try:
-        run.lock().release()
-    except RunDirectoryError:
-        return True
-    return False
 
 
 def write_csv(file: Path, rows: Sequence[JobStatus]) -> None:

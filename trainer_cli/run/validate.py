@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from trainer_cli.run import report
 from trainer_cli.run.recover import config_of
 from trainer_cli.run.results import Results, Row
 from trainer_cli.run.select import Selection, select
+from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.start import load_options
 from trainer_cli.run.watch import watched
 
@@ -86,36 +88,40 @@ class _Validation:
         """By the text of the config that was recovered."""
         self.results: Results | None = None
         self.failures: list[ExitCode] = []
+        self.stopped: Callable[[], bool] = lambda: False
 
     def run(self, ckpt: str | list[str]) -> int:
         """Evaluate, write and show the results; the exit code."""
         patterns, watches = [ckpt] if isinstance(ckpt, str) else ckpt, self.command.validate.watch
-        try:
-            for selection in watched(patterns, time.sleep) if watches else [select(patterns)]:
+        with ExitStack() as stack:
+            stack.callback(self._finish)
+            if watches:
+                signals = stack.enter_context(StopSignals("stopping after this checkpoint"))
+                self.stopped = lambda: signals.stop_request is not None
+            for selection in watched(patterns, time.sleep, self.stopped) if watches else [select(patterns)]:
                 self._evaluate(selection)
-        except KeyboardInterrupt:
-            if not watches:
-                raise
-        finally:
-            if self.results is not None:
-                self.results.finish()
         if not self.failures:
             return ExitCode.DONE
         return ExitCode.FAILED if self.results is not None and self.results.rows else self.failures[0]
+
+    def _finish(self) -> None:
+        if self.results is not None:
+            self.results.finish()
 
     def _evaluate(self, selection: Selection) -> None:
         for path, problem in selection.skipped.items():
             log.warning("skipped %s: %s", path, problem)
         for path, problem in selection.damaged.items():
             log.error("%s: %s", path, problem)
-        groups = _by_experiment(selection, self.overrides)
+        groups = _by_experiment(selection, self.overrides, passes_over=self.command.validate.watch)
         experiments = [self._experiment(source, text) for source, text, _ in groups]
         if self.results is None:
             folders = (self.command.validate.folder, *(one.composed.config.validate.folder for one in experiments))
             self.results = Results(Path(next(filter(None, folders), None) or _folder(selection.paths)))
         self.failures += [ExitCode.NO_CHECKPOINT for _ in selection.damaged]
         for experiment, (_, _, paths) in zip(experiments, groups, strict=True):
-            self.failures += experiment.evaluate(paths, self.results, passes_over=self.command.validate.watch)
+            watches = self.command.validate.watch
+            self.failures += experiment.evaluate(paths, self.results, passes_over=watches, stopped=self.stopped)
 
     def _experiment(self, source: Path | str, text: str) -> _Experiment:
         if text not in self.experiments:
@@ -126,16 +132,24 @@ class _Validation:
         return self.experiments[text]
 
 
-def _by_experiment(selection: Selection, overrides: list[str]) -> list[tuple[Path | str, str, list[Path]]]:
+def _by_experiment(
+    selection: Selection, overrides: list[str], *, passes_over: bool
+) -> list[tuple[Path | str, str, list[Path]]]:
     """The file that holds the config, its text, and the checkpoints that follow one another in one run under it.
 
-    A checkpoint holds its config, whose digest is verified; if that is damaged, the checkpoint is.
+    A checkpoint holds its config, whose digest is verified; if that is damaged, the checkpoint is. One that was removed
+    meanwhile is, unless `passes_over`, an error too.
     """
     known: list[tuple[Path, Path | str, str]] = []
     for path in selection.paths:
         try:
             source, text = config_of(path)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
+            if passes_over and _is_removed(path):
+                log.info("%s was removed before it was evaluated", path)
+                continue
+            if isinstance(error, OSError):
+                raise
             log.error("%s: %s", path, error)
             selection.damaged[path] = str(error)
             continue
@@ -153,15 +167,25 @@ class _Experiment:
         self.composed, self.load = composed, load
         self._made: tuple[Builder, Data] | None = None
 
-    def evaluate(self, paths: Sequence[Path | None], results: Results, *, passes_over: bool = False) -> list[ExitCode]:
+    def evaluate(
+        self,
+        paths: Sequence[Path | None],
+        results: Results,
+        *,
+        passes_over: bool = False,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> list[ExitCode]:
         """Evaluate each checkpoint. A failure is reported and does not stop the others. Returns their exit codes.
 
         Args:
-            passes_over: a checkpoint that was removed meanwhile is no failure.
+            passes_over: a checkpoint that was removed meanwhile is no failure; the numbers of each are logged.
+            stopped: whether to leave out the checkpoints that follow.
         """
         failures = []
         with self.composed.placing():
             for path in paths:
+                if stopped():
+                    break
                 name = "random weights" if path is None else str(path)
                 log.info("evaluating %s", name)
                 try:
@@ -169,13 +193,16 @@ class _Experiment:
                 except ConfigError:
                     raise
                 except (CheckpointError, UserError) as error:
-                    if passes_over and path is not None and catalog_of(path.parent).entry(path.name).removed:
+                    if passes_over and path is not None and _is_removed(path):
                         log.info("%s was removed before it was evaluated", name)
                         continue
                     log.error("%s", error if str(error).startswith(name) else f"{name}: {error}")
                     failures.append(error.exit_code)
                 else:
                     results.add(rows)
+                    for row in rows if passes_over else ():
+                        numbers = ", ".join(f"{key} {value:.4f}" for key, value in row.metrics.items())
+                        log.info("%s on %s: %s", name, row.loader, numbers)
         return failures
 
     def _one(self, path: Path | None) -> list[Evaluation]:
@@ -197,6 +224,10 @@ class _Experiment:
                 raise ConfigError("the data has no validation part (val)", location="data")
             self._made = builder, data
         return self._made
+
+
+def _is_removed(path: Path) -> bool:
+    return kind_of(path) is None and catalog_of(path.parent).entry(path.name).removed
 
 
 def _folder(paths: Sequence[Path]) -> Path:
