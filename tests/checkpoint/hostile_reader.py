@@ -16,7 +16,7 @@ from pathlib import Path
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.foreign.read import read_foreign
 
-LIMIT_S = 10
+LIMIT_S = 90
 ADDRESS_SPACE_BYTES = 8 << 30
 """Beside what the process has mapped at first: more than any case may take, less than the machine has."""
 

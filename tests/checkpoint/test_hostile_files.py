@@ -24,7 +24,7 @@ from trainer_cli.errors import CheckpointError
 
 READER = Path(__file__).with_name("hostile_reader.py")
 MOST_BYTES = 200 << 20
-MOST_S = 8
+MOST_S = 60
 CASES: Mapping[str, Case] = {**foreign_cases(), **{f"own: {name}": case for name, case in OWN.items()}}
 
 

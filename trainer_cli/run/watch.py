@@ -25,8 +25,8 @@ def watched(
 ) -> Iterator[Selection]:
     """What the patterns name now, then what is new whenever something is; each checkpoint once.
 
-    It ends once every run that saves them has ended and no process trains in it, and all that it saved was named; one
-    that was killed has not. Partial checkpoints are looked at again later.
+    It ends once every run that saves them has ended, and all that it saved was named; one that was stopped early or
+    killed has not. Partial checkpoints are looked at again later.
 
     Args:
         wait: sleeps so many seconds.
@@ -74,9 +74,7 @@ def _folder(pattern: str) -> Path | None:
 
 def _is_complete(folder: Path) -> bool:
     if not is_url(folder) and (holder := run_holding(folder)) is not None:
-        run = RunDir(holder)
-        # One that ended before may be running again, and say so only later: its lock is read last, and only then, since
-        # reading takes it for an instant.
-        return run.read_summary().get("status") in _ENDS and not run.is_locked()
+        # One that was stopped or killed is resumed. Its lock is not looked at: a start in that instant would fail.
+        return RunDir(holder).read_summary().get("status") in _ENDS
     entries = catalog_of(folder).entries()
     return any(entry.manifest is not None and entry.manifest.finished is not None for entry in entries)
