@@ -74,13 +74,55 @@ def test_a_folder_that_is_not_there_and_an_unclear_question_are_reported(tmp_pat
 def test_the_pattern_fits_the_usual_names(folder: Path) -> None:
     assert {path.name for path in folder.glob(checkpoint_pattern("ema"))} == {"step200-ema"}
     assert "step9" in {path.name for path in folder.glob(checkpoint_pattern())}
+    assert {path.name for path in folder.glob(checkpoint_pattern())}.isdisjoint({"step200-ema", "notes"})
 
 
-def test_copies_that_a_user_made_are_no_checkpoints(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("saved", "suffix", "newest"),
+    [
+        (["step9", "step10", "step100"], None, "step100"),
+        (["step0009", "step10", "step008"], None, "step10"),
+        (["step10", "step10-ema", "step10-ema2"], None, "step10"),
+        (["step9-ema", "step10-ema", "step0100-raw"], "ema", "step10-ema"),
+        (["step9-ema", "step10-ema"], None, "step10-ema"),
+        (["digits-step99", "digits-step100"], None, "digits-step100"),
+        (["ckpt9", "ckpt10", "ckpt008"], None, "ckpt10"),
+        (["step5-rank0", "step6-rank0", "step7-rank1"], "rank{rank}", "step6-rank0"),
+    ],
+)
+def test_the_newest_by_number_with_any_pattern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: list[str], suffix: str | None, newest: str
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    saver = make_sync_checkpointer()
+    for name in saved:
+        saver.save({"w": 1}, tmp_path / name)
+    assert latest_checkpoint(tmp_path, suffix).name == newest
+
+
+def test_copies_and_what_only_resembles_a_checkpoint_are_never_found(folder: Path) -> None:
+    for name in ("step10.bak", "step-100.backup", "step10-ema.tmp", "step200-ema.old"):
+        shutil.copytree(folder / "step200-ema", folder / name)
+    (folder / "step999.txt").touch()
+    assert latest_checkpoint(folder).name == "step200-ema"
+    assert latest_checkpoint(folder, "ema").name == "step200-ema"
+    assert checkpoint_path(folder, step=200).name == "step200-ema"
+
+
+def test_each_rank_finds_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (0, 3):
+        make_sync_checkpointer().save({"w": rank}, tmp_path / f"rank{rank}" / "step1")
+    for environment, rank in (({}, 0), ({"RANK": "3"}, 3)):
+        monkeypatch.delenv("RANK", raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        assert latest_checkpoint(tmp_path / "rank{rank}") == tmp_path / f"rank{rank}" / "step1"
+        assert checkpoint_path(str(tmp_path / "rank{rank}"), step=1).parent.name == f"rank{rank}"
+
+
+def test_copies_that_a_user_made_are_no_checkpoints_of_a_folder(folder: Path) -> None:
     for name in ("step500.bak", "step-600.backup", "step700~", "step800.OLD", "step900-ema.tmp"):
         shutil.copytree(folder / "step200-ema", folder / name)
-    assert latest_checkpoint(folder) == folder / "step200-ema"
-    assert latest_checkpoint(folder, suffix="ema") == folder / "step200-ema"
     names = catalog_of(folder).names()
     assert "step200-ema" in names
     assert not [name for name in names if name.endswith((".bak", ".backup", "~", ".OLD", ".tmp"))]

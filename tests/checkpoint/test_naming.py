@@ -8,13 +8,17 @@ from trainer_cli.checkpoint.naming import (
     Hidden,
     HiddenName,
     Naming,
+    is_backup,
     is_plain,
     is_run_id,
+    numbers_within,
     parse_hidden,
     parse_step,
+    step_within,
     why_unfit,
     with_ranks,
 )
+from trainer_cli.errors import UserError
 
 
 @pytest.mark.parametrize("step", [0, 1, 10, 123456789012])
@@ -112,14 +116,60 @@ def test_a_run_name_that_a_shell_would_trip_over_is_refused_when_it_is_known():
 
 
 @pytest.mark.parametrize(
-    ("environ", "wanted"),
+    ("name", "step"),
     [
-        ({}, "a-0-0-0"),
-        ({"RANK": "5", "LOCAL_RANK": "1", "GROUP_RANK": "2"}, "a-5-1-2"),
-        ({"SLURM_PROCID": "7", "SLURM_LOCALID": "3", "SLURM_NODEID": "1"}, "a-7-3-1"),
-        ({"RANK": "x"}, "a-0-0-0"),
+        ("step10", 10),
+        ("step0010", 10),
+        ("step-10-ema", 10),
+        ("digits_step_7.x", 7),
+        ("substep7", None),
+        ("ep3-ba7", None),
+        ("last", None),
+        ("step" + "1" * 19, None),
     ],
 )
-def test_a_path_may_name_the_process(environ: dict[str, str], wanted: str) -> None:
-    assert with_ranks("a-{rank}-{local_rank}-{node_rank}", environ) == wanted
-    assert with_ranks("step{1,2}", environ) == "step{1,2}"
+def test_the_step_is_found_in_a_name_of_another_pattern(name: str, step: int | None) -> None:
+    assert step_within(name) == step
+
+
+@pytest.mark.parametrize(
+    ("name", "copy"),
+    [
+        ("step10.bak", True),
+        ("step-100.backup", True),
+        ("step10-ema.tmp", True),
+        ("step10.old2", True),
+        ("step10", False),
+        ("step10-ema", False),
+        ("step10~", True),
+        ("step10.OLD", True),
+        ("step10.x", False),
+        ("step10.backups", False),
+    ],
+)
+def test_the_name_of_a_copy_is_told_from_that_of_a_checkpoint(name: str, copy: bool) -> None:
+    assert is_backup(name) is copy
+
+
+def test_numbers_in_names_count_by_value() -> None:
+    assert sorted(["ep10-ba2", "ep9-ba30", "ep010-ba1"], key=numbers_within) == ["ep9-ba30", "ep010-ba1", "ep10-ba2"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "path"),
+    [
+        ({}, "n0/l0/r0"),
+        ({"RANK": "12", "LOCAL_RANK": "4", "GROUP_RANK": "1", "SLURM_NODEID": "9"}, "n1/l4/r12"),
+        ({"RANK": "3", "SLURM_NODEID": "2", "GROUP_RANK": ""}, "n2/l0/r3"),
+        ({"SLURM_PROCID": "7", "SLURM_LOCALID": "3", "SLURM_NODEID": "1"}, "n1/l3/r7"),
+    ],
+)
+def test_ranks_in_a_path_are_those_of_the_process(environment: dict[str, str], path: str) -> None:
+    assert with_ranks("n{node_rank}/l{local_rank}/r{rank}", environment) == path
+    assert with_ranks("step{1,2}/{other}", environment) == "step{1,2}/{other}"
+
+
+def test_a_rank_that_is_no_number_is_named() -> None:
+    with pytest.raises(UserError, match=r"RANK is '\.\./x', which is no number \(\{rank\} in a/\{rank\}\)"):
+        with_ranks("a/{rank}", {"RANK": "../x"})
+    assert with_ranks("a", {"RANK": "x"}) == "a"

@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.integrity import catalog_of
-from trainer_cli.checkpoint.naming import with_ranks
+from trainer_cli.checkpoint.naming import numbers_within, parse_step, with_ranks
 from trainer_cli.checkpoint.storage.url_path import as_path, is_url
 
 
 def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
     """The numerically newest valid checkpoint of a folder; with a suffix, of those whose names end in it.
 
-    Half-written ones never match. Sizes are checked, digests when it is loaded.
+    Of equal steps the one with the plainer name is taken. Half-written ones and copies (`step10.bak`) never match.
+    `{rank}`, `{local_rank}` and `{node_rank}` in folder and suffix are those of this process. Sizes are checked,
+    digests when it is loaded.
 
     Raises:
         FileNotFoundError: there is none; with the folder, and what it holds.
     """
-    return _newest(_here(folder), suffix, lambda entry: True, "checkpoint")
+    return _newest(folder, suffix, lambda entry: True, "checkpoint")
 
 
 def checkpoint_path(
@@ -35,9 +38,9 @@ def checkpoint_path(
     if (step is None) is (epoch is None):
         raise ValueError("give either step or epoch")
     if step is not None:
-        return _newest(_here(folder), suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
+        return _newest(folder, suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
     return _newest(
-        _here(folder),
+        folder,
         suffix,
         lambda entry: entry.manifest is not None and entry.manifest.epoch == epoch,
         f"checkpoint of epoch {epoch}",
@@ -45,23 +48,29 @@ def checkpoint_path(
 
 
 def checkpoint_pattern(suffix: str | None = None) -> str:
-    """The glob of the default names, for `train validate ckpt=…`."""
-    return "step*" if suffix is None else f"step*-{suffix}"
+    """The glob of the default names, for `train validate ckpt=…`: without a suffix, or with this one."""
+    return "step*[0-9]" if suffix is None else f"step*-{suffix}"
 
 
-def _here(folder: str | Path) -> Path:
-    return as_path(with_ranks(str(folder), os.environ))
-
-
-def _newest(folder: Path, suffix: str | None, fits: Callable[[Entry], bool], what: str) -> Path:
+def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool], what: str) -> Path:
+    folder = as_path(with_ranks(str(named), os.environ))
+    suffix = None if suffix is None else with_ranks(suffix, os.environ)
     passed = []
-    for entry in reversed(catalog_of(folder).entries()):
+    for entry in sorted(catalog_of(folder).entries(), key=_order, reverse=True):
         if suffix is not None and not entry.name.endswith(f"-{suffix}"):
             continue
         if entry.resumable and fits(entry):
             return folder / entry.name
         passed.append(f"{entry.name}: {entry.problem or 'another step or epoch, or not finite'}")
     there = "; it holds " + ", ".join(passed[:5]) if passed else ", which holds none" if folder.is_dir() else ""
-    named = "" if suffix is None else f" with suffix {suffix!r}"
+    ending = "" if suffix is None else f" with suffix {suffix!r}"
     missing = "" if folder.is_dir() or is_url(folder) else " (there is no such folder)"
-    raise FileNotFoundError(f"no valid {what}{named} in {folder.absolute()}{missing}{there}")
+    raise FileNotFoundError(f"no valid {what}{ending} in {folder.absolute()}{missing}{there}")
+
+
+def _order(entry: Entry) -> tuple[Any, ...]:
+    """Newer ones sort later: by step, then epoch. A plain `step10` sorts after `step10-ema`; where no step is known,
+    numbers in names decide."""
+    epoch = -1 if entry.manifest is None else entry.manifest.epoch
+    plain = parse_step(entry.name) is not None
+    return entry.step, epoch, plain, numbers_within(entry.name), -len(entry.name), entry.name

@@ -8,6 +8,8 @@ from enum import StrEnum
 from string import Formatter
 from typing import NamedTuple
 
+from trainer_cli.errors import UserError
+
 MANIFEST_FILE = "manifest.json"
 PINNED_FILE = "pinned"
 CONFIG_FILE = "config.yaml"
@@ -19,18 +21,20 @@ SUPERSEDED_PREFIX = ".superseded."
 DEFAULT_PATTERN = "step{step}"
 VARIABLES = ("step", "epoch", "batch", "samples", "tokens", "run_name", "world_size")
 """Variables that a pattern of names may have."""
-
-_RANKS = {
+RANK_VARIABLES = {
     "rank": ("RANK", "SLURM_PROCID"),
     "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
     "node_rank": ("GROUP_RANK", "SLURM_NODEID"),
 }
+"""Variables that a path to load may have, and the environment variables that give their values: torchrun's, Slurm's."""
 
 _FIT = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,199}")
 _STEP = re.compile(r"step(0|[1-9][0-9]{0,17})")
+_STEP_WITHIN = re.compile(r"(?<![A-Za-z])step[-_]?([0-9]{1,18})(?![0-9])")
+_DIGITS = re.compile(r"[0-9]+")
 _UNFIT = r"/\\\x00-\x1f\x7f\ud800-\udfff"
 _PLAIN = re.compile(rf"[^.{_UNFIT}][^{_UNFIT}]{{0,199}}")
-_BACKUP = re.compile(r"(?:[.](?:bak|backup|old|orig|copy|save|saved|tmp|temp|part|partial)|~)$", re.IGNORECASE)
+_BACKUP = re.compile(r"(?:[.](?:bak|backup|old|orig|copy|save|saved|tmp|temp|part|partial)[0-9]*|~)$", re.IGNORECASE)
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HIDDEN = re.compile(r"\.(tmp|trash|aside)\.(.+)\.([A-Za-z0-9_-]{1,64})\.([0-9]+)(?:-([0-9]+))?")
 
@@ -102,21 +106,39 @@ def why_unfit(pattern: str, suffix: str | None) -> str | None:
     return None
 
 
-def with_ranks(text: str, environ: Mapping[str, str]) -> str:
-    """A path in which `{rank}`, `{local_rank}` and `{node_rank}` are those of this process.
-
-    torchrun and SLURM set them; a process that neither started has 0.
-    """
-    for name, variables in _RANKS.items():
-        number = next((environ[one] for one in variables if environ.get(one, "").isdecimal()), "0")
-        text = text.replace(f"{{{name}}}", number)
-    return text
-
-
 def parse_step(name: str) -> int | None:
     """The step in a name of the default pattern, or None for another name."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def step_within(name: str) -> int | None:
+    """The step in a name of any pattern with `step` and a number: `step0010`, `digits-step_10-ema`. None without."""
+    match = _STEP_WITHIN.search(name)
+    return int(match[1]) if match else None
+
+
+def numbers_within(name: str) -> list[int]:
+    """The numbers in a name, by which `ep9` sorts before `ep10` and `ep010` beside it."""
+    return [int(digits) for digits in _DIGITS.findall(name)]
+
+
+def with_ranks(path: str, environment: Mapping[str, str]) -> str:
+    """A path to load with `{rank}`, `{local_rank}` and `{node_rank}` replaced; 0 where the environment says nothing.
+
+    Raises:
+        UserError: the environment variable is not a number.
+    """
+    for variable, sources in RANK_VARIABLES.items():
+        field = f"{{{variable}}}"
+        if field not in path:
+            continue
+        source = next((one for one in sources if environment.get(one)), None)
+        value = "0" if source is None else environment[source]
+        if not (value.isascii() and value.isdecimal()):
+            raise UserError(f"{source} is {value!r}, which is no number", where=f"{field} in {path}")
+        path = path.replace(field, str(int(value)))
+    return path
 
 
 def parse_hidden(name: str) -> HiddenName | None:

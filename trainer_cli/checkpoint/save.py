@@ -25,7 +25,7 @@ import torch
 from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest
-from trainer_cli.checkpoint.naming import MANIFEST_FILE, parse_step
+from trainer_cli.checkpoint.naming import MANIFEST_FILE, step_within
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.snapshot_buffer import Snapshot
 from trainer_cli.checkpoint.storage.interfaces import UnsyncedError
@@ -69,7 +69,7 @@ def nothing() -> None:
 
 def metadata_of(name: str) -> CheckpointMetadata:
     """The metadata that follows from a checkpoint's name."""
-    return CheckpointMetadata(step=parse_step(name) or 0)
+    return CheckpointMetadata(step=step_within(name) or 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.checkpoint.load_report import advice
 from trainer_cli.checkpoint.model_state import Fitting, capture_model, fit_model, table
-from trainer_cli.checkpoint.naming import parse_step
+from trainer_cli.checkpoint.naming import step_within
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.errors import CheckpointError, UserError
@@ -56,7 +56,7 @@ def save_checkpoint(
     if lr_scheduler is not None:
         state["lr_scheduler"] = lr_scheduler.state_dict()
     # An id of its own: another save is never taken for this one.
-    metadata = CheckpointMetadata(run_id=uuid.uuid4().hex[:12], step=parse_step(path.name) or 0, epoch=epoch)
+    metadata = CheckpointMetadata(run_id=uuid.uuid4().hex[:12], step=step_within(path.name) or 0, epoch=epoch)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     make_sync_checkpointer().save(state, path, metadata=metadata, trained=trained)
 
