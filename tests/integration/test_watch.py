@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from command import CODE, hold, make_project, records, running, train
-
-from trainer_cli.run.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
 WATCH = ("ckpt=runs/mine/checkpoints/step*", "validate.watch=true", "validate.folder=out")
@@ -50,18 +47,6 @@ def test_a_finished_run_is_evaluated_and_not_waited_for(tmp_path: Path) -> None:
     assert train("fit", "experiment=mine", "loop.max_duration=16", cwd=tmp_path).code == 0
     assert train("validate", *WATCH, cwd=tmp_path).code == 0
     assert [row["step"] for row in records(tmp_path / "out/validation.jsonl")] == [0, 16]
-
-
-def test_a_run_that_is_started_again_is_waited_for(tmp_path: Path) -> None:
-    make_project(tmp_path)
-    assert train("fit", "experiment=mine", "loop.max_duration=16", cwd=tmp_path).code == 0
-    with RunDir(tmp_path / "runs/mine").lock() as lock, running("validate", *WATCH, cwd=tmp_path) as watching:
-        done = tmp_path / "out/validation.jsonl"
-        watching.wait_for(lambda: done.exists() and len(records(done)) == 2, "done with two")
-        time.sleep(3)
-        assert watching.process.poll() is None, "its lock is held, though its summary says finished"
-        lock.release()
-        assert watching.end().code == 0
 
 
 def test_a_checkpoint_that_was_removed_before_its_turn_is_passed_over(tmp_path: Path) -> None:
