@@ -52,6 +52,8 @@ PAGES = {
             r"([2-9]) of \1 valid",
             r"pinned: runs/digits_mlp/checkpoints/step",
             r"^4 tensors of the model",
+            r"averaged: runs/mean",
+            r"^net\.\S+ of 4 exported tensors",
             r"^step20 \{",
             r"^epoch 4 \{'best_loss': 0\.25\}$",
             r"fixed_steps:\s+(\[10, 1000\]|- 10\s+- 1000)",

@@ -88,13 +88,21 @@ def test_averaged_weights_take_the_place_of_the_trained() -> None:
     found = weights_of(state, "x", "ema")
     assert torch.equal(found["body.weight"], average["body.weight"])
     assert torch.equal(found["emb.weight"], weights()["emb.weight"])
+    tied = weights_of({**state, "callbacks": {"ema": {"average": {"emb.weight": torch.ones(6, 4)}}}}, "x", "ema")
+    assert torch.equal(tied["emb.weight"], torch.ones(6, 4))
+    assert tied["head.weight"] is tied["emb.weight"]
     with pytest.raises(CheckpointError, match=r"no averaged weights of a callback 'swa'.*It has those of ema"):
         weights_of(state, "x", "swa")
     with pytest.raises(CheckpointError, match="has no model"):
         weights_of({}, "x")
 
 
-def test_an_output_that_exists_is_replaced_only_if_asked_and_only_as_a_whole(tmp_path: Path) -> None:
+def test_an_output_that_exists_is_replaced_only_if_asked_and_only_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_rename(*_: Path) -> None:
+        raise OSError(5, "no rename")
+
     out = tmp_path / "out"
     export(weights(), out, ExportFormat.huggingface)
     before = (out / "model.safetensors").read_bytes()
@@ -110,6 +118,11 @@ def test_an_output_that_exists_is_replaced_only_if_asked_and_only_as_a_whole(tmp
     with pytest.raises(OSError, match="full"):
         write_half()
     assert (out / "model.safetensors").read_bytes() == before
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", no_rename)
+        with pytest.raises(OSError, match="no rename"):
+            export(weights(), out, ExportFormat.torch, overwrite=True)
+    assert (out / "model.safetensors").read_bytes() == before
     export(weights(), out, ExportFormat.torch, overwrite=True)
     assert out.is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -118,21 +131,27 @@ def test_an_output_that_exists_is_replaced_only_if_asked_and_only_as_a_whole(tmp
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from trainer_cli.checkpoint.export import replacing
+import safetensors.torch, torch
+from trainer_cli.checkpoint.export import ExportFormat, export
 out, when = Path(sys.argv[1]), sys.argv[2]
-usual = os.rename
-def rename(old, new):
-    if when == "first": os.kill(os.getpid(), signal.SIGKILL)
-    usual(old, new)
-os.rename = rename
-with replacing(out, overwrite=False) as place:
-    place.write_bytes(b"whole")
-    if when == "writing": os.kill(os.getpid(), signal.SIGKILL)
+count = 0
+def dying(usual, at):
+    def call(*args, **more):
+        global count
+        count += 1
+        if count == at: os.kill(os.getpid(), signal.SIGKILL)
+        return usual(*args, **more)
+    return call
+if when == "second shard": safetensors.torch.save_file = dying(safetensors.torch.save_file, 2)
+if when == "fsync": os.fsync = dying(os.fsync, 1)
+if when == "rename": os.replace = dying(os.replace, 1)
+weights = {name: torch.ones(9) for name in "abc"}
+export(weights, out, ExportFormat.huggingface, shard_bytes=40)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["writing", "first"])
+@pytest.mark.parametrize("when", ["second shard", "fsync", "rename"])
 def test_a_kill_leaves_nothing_under_the_name_of_the_output(tmp_path: Path, when: str) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out"), when])
     assert done.returncode == -9

@@ -43,19 +43,22 @@ def saved(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def test_an_export_holds_the_weights_or_their_averages(place: Path) -> None:
-    done = quickly(place, "ckpt", "export", "runs/base", "--format", "torch")
+    done = quickly(place, "ckpt", "export", "runs/base@latest", "--format", "torch")
     assert (done.code, done.out.startswith("exported: runs/base/export/step20.pt (4 tensors, ")) == (0, True)
     tensors = saved(place / "runs/base/checkpoints/step20")
     plain = torch.load(place / "runs/base/export/step20.pt", weights_only=True)
     assert all(torch.equal(plain[name], tensors[f"model/{name}"]) for name in plain)
     shards = ("--format", "huggingface", "--shard-size", "20kb")
-    quickly(place, "ckpt", "export", "runs/base@step10", *shards, "--ema", "-o", "hf")
+    done = quickly(place, "ckpt", "export", "runs/base@step10", *shards, "--ema", "-o", "hf")
+    assert "no config.json is written" in done.err
     index = json.loads((place / "hf/model.safetensors.index.json").read_text())
     averaged = {}
     for file in sorted(set(index["weight_map"].values())):
         averaged |= safetensors.torch.load_file(place / "hf" / file)
     tensors = saved(place / "runs/base/checkpoints/step10")
     assert all(torch.equal(averaged[name], tensors[f"callbacks/ema/average/{name}"]) for name in averaged)
+    assert quickly(place, "ckpt", "export", "hf", "--format", "torch", "-o", "hf.pt").code == 0
+    assert torch.load(place / "hf.pt", weights_only=True).keys() == averaged.keys()
     again = quickly(place, "fit", *SMALL, "name=tuned", "ckpt=hf", "loop.max_duration=1")
     assert "weights from hf (4 tensors)" in again.err
 
@@ -63,16 +66,21 @@ def test_an_export_holds_the_weights_or_their_averages(place: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["export", "runs/base", "--format", "onnx"], 2, "invalid choice: 'onnx'"),
-        (["export", "runs/base"], 2, "required: --format"),
-        (["export", "runs/base", "--format", "torch", "--shard-size", "big"], 2, "'big' is no size such as 500MB"),
-        (["export", "runs/base", "--format", "torch", "--key-mapping", "x"], 2, "'x' is not OLD=NEW"),
-        (["export", "runs/base", "--format", "torch", "--ema", "swa"], 3, "It has those of ema"),
-        (["export", "runs/base", "--format", "torch", "--hf-config", "c"], 2, "--hf-config is for"),
+        (["export", "runs/base@latest", "--format", "onnx"], 2, "invalid choice: 'onnx'"),
+        (["export", "runs/base@latest"], 2, "required: --format"),
+        (
+            ["export", "runs/base@latest", "--format", "torch", "--shard-size", "big"],
+            2,
+            "'big' is no size such as 500MB",
+        ),
+        (["export", "runs/base@latest", "--format", "torch", "--key-mapping", "x"], 2, "'x' is not OLD=NEW"),
+        (["export", "runs/base@latest", "--format", "torch", "--ema", "swa"], 3, "It has those of ema"),
+        (["export", "runs/base@latest", "--format", "torch", "--hf-config", "c"], 2, "--hf-config is for"),
+        (["export", "runs/base/checkpoints/step*", "--format", "torch"], 2, "names 3 checkpoints, but one is wanted"),
         (["export", "runs/nowhere", "--format", "torch"], 3, "matches nothing"),
         (["average", "runs/base@step10", "-o", "m"], 2, "an average is of several"),
         (["average", "runs/base/checkpoints/step*", "-o", "m", "--weights", "1,2"], 2, "2 numbers for 3"),
-        (["strip", "runs/base", "-o", "runs/base/checkpoints/step10"], 2, "exists. Choose another --output"),
+        (["strip", "runs/base@latest", "-o", "runs/base/checkpoints/step10"], 2, "exists. Choose another --output"),
     ],
 )
 def test_a_mistake_is_one_message(base: Path, arguments: list[str], code: int, said: str) -> None:
@@ -98,7 +106,7 @@ def test_an_average_is_a_checkpoint_that_is_evaluated_and_forked(place: Path) ->
 
 
 def test_stripped_weights_are_evaluated_and_cannot_be_resumed(place: Path) -> None:
-    assert quickly(place, "ckpt", "strip", "runs/base", "-o", "runs/slim").code == 0
+    assert quickly(place, "ckpt", "strip", "runs/base@latest", "-o", "runs/slim").code == 0
     assert sorted(path.name for path in (place / "runs/slim").iterdir()) == [
         "config.yaml", "manifest.json", "rank0.json", "rank0.safetensors"
     ]  # fmt: skip

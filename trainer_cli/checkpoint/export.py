@@ -47,14 +47,16 @@ def weights_of(state: Mapping[str, Any], where: str, ema: str | None = None) -> 
         return weights
     callbacks = state.get("callbacks", {})
     average = callbacks.get(ema, {}).get("average") if isinstance(callbacks.get(ema), Mapping) else None
-    if not average:
+    if not average or not average.keys() <= weights.keys():
         having = ", ".join(name for name, own in callbacks.items() if isinstance(own, Mapping) and own.get("average"))
         raise CheckpointError(
             f"the checkpoint has no averaged weights of a callback '{ema}'",
             where=where,
             cure=f"It has those of {having}." if having else "Leave --ema out.",
         )
-    return {name: average[name].to(value.dtype) if name in average else value for name, value in weights.items()}
+    # A callback averages tied weights once, under one of their names.
+    averages = {id(weights[name]): value.to(weights[name].dtype) for name, value in average.items()}
+    return {name: averages.get(id(value), value) for name, value in weights.items()}
 
 
 def renamed(weights: Weights, mapping: Mapping[str, str]) -> dict[str, torch.Tensor]:
@@ -103,16 +105,15 @@ def export(
         UserError: `output` exists, and may not be replaced.
         OSError: the disk is full, or cannot be written; what was at `output` is as it was.
     """
-    cast = {name: _cast(value, dtype) for name, value in weights.items()}
     with replacing(output, overwrite=overwrite) as place:
         match format:
             case ExportFormat.torch:
-                torch.save(_tied_again(weights, cast), place)
+                torch.save(_cast(weights, dtype), place)
             case ExportFormat.safetensors:
-                _save_safetensors(cast, place)
+                _save_safetensors(_cast(weights, dtype), place)
             case ExportFormat.huggingface:
                 place.mkdir()
-                _save_shards(cast, place, shard_bytes)
+                _save_shards(weights, dtype, place, shard_bytes)
                 for name, content in (extra or {}).items():
                     (place / name).write_bytes(content)
         files = [place] if place.is_file() else sorted(place.iterdir())
@@ -169,14 +170,15 @@ def _differences(before: Weights, weights: Weights) -> Iterator[str]:
             yield f"{name}: {tuple(other.shape)} of {other.dtype} instead of {tuple(one.shape)} of {one.dtype}"
 
 
-def _cast(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    return value.to(dtype) if dtype is not None and value.is_floating_point() else value
+def _cast(weights: Weights, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    """The weights in another type; those that are one tensor stay one."""
+    own = {id(value): value for value in weights.values()}
+    cast = {key: value.to(_type(value, dtype)) for key, value in own.items()}
+    return {name: cast[id(value)] for name, value in weights.items()}
 
 
-def _tied_again(weights: Weights, cast: Weights) -> dict[str, torch.Tensor]:
-    """The cast tensors; those that were one tensor before are one again."""
-    first: dict[int, str] = {}
-    return {name: cast[first.setdefault(id(value), name)] for name, value in weights.items()}
+def _type(value: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and value.is_floating_point() else value.dtype
 
 
 def _save_safetensors(tensors: Weights, path: Path) -> None:
@@ -189,23 +191,25 @@ def _save_safetensors(tensors: Weights, path: Path) -> None:
     safetensors.torch.save_file(own, path, metadata={"format": "pt"})
 
 
-def _save_shards(tensors: Weights, folder: Path, shard_bytes: int) -> None:
+def _save_shards(weights: Weights, dtype: torch.dtype | None, folder: Path, shard_bytes: int) -> None:
+    """Write files of at most `shard_bytes` of tensors; one shard at a time is cast, not the whole model."""
     shards: list[dict[str, torch.Tensor]] = [{}]
-    size_bytes = 0
-    for name, value in tensors.items():
-        if shards[-1] and size_bytes + value.nbytes > shard_bytes:
+    size_bytes = total = 0
+    for name, value in weights.items():
+        nbytes = value.numel() * _type(value, dtype).itemsize
+        if shards[-1] and size_bytes + nbytes > shard_bytes:
             shards.append({})
             size_bytes = 0
         shards[-1][name] = value
-        size_bytes += value.nbytes
+        size_bytes += nbytes
+        total += nbytes
     if len(shards) == 1:
-        _save_safetensors(shards[0], folder / "model.safetensors")
+        _save_safetensors(_cast(shards[0], dtype), folder / "model.safetensors")
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        _save_safetensors(shard, folder / file)
+        _save_safetensors(_cast(shard, dtype), folder / file)
         weight_map |= dict.fromkeys(shard, file)
-    total = sum(value.nbytes for value in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

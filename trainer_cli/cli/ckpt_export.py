@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +73,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 def export(args: argparse.Namespace) -> int:
     """Write the weights of a checkpoint in another format."""
-    from trainer_cli.run.select import select_one
-
-    path = select_one(args.what[0])
+    path = _one(args.what[0])
     from trainer_cli.checkpoint.export import ExportFormat
     from trainer_cli.run.export import archive_one, export_one
 
@@ -96,6 +95,8 @@ def export(args: argparse.Namespace) -> int:
         hf_config=args.hf_config,
         overwrite=args.overwrite,
     )
+    if args.format == "huggingface" and args.hf_config is None:
+        print("no config.json is written: --hf-config FILE adds that of the model", file=sys.stderr)
     return _report(args, "exported", written)
 
 
@@ -111,12 +112,20 @@ def average(args: argparse.Namespace) -> int:
 
 def strip(args: argparse.Namespace) -> int:
     """Save the weights of a checkpoint alone."""
-    from trainer_cli.run.select import select_one
-
-    path = select_one(args.what[0])
+    path = _one(args.what[0])
     from trainer_cli.run.export import strip as strip_one
 
     return _report(args, "stripped", strip_one(path, args.output, ema=args.ema))
+
+
+def _one(what: str) -> Path:
+    """A checkpoint of this program or another; a run directory means its newest."""
+    from trainer_cli.run.select import select
+
+    paths = select([what]).paths
+    if len(paths) > 1:
+        raise UserError(f"{what} names {len(paths)} checkpoints, but one is wanted", cure=f"Name one: {paths[-1]}.")
+    return paths[0]
 
 
 def _report(args: argparse.Namespace, what: str, written: Written) -> int:

@@ -15,6 +15,9 @@ from trainer_cli.errors import UserError
 def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
     """A hidden path beside `output`; what was written there is fsynced and takes its place on clean exit.
 
+    A file replaces a file in one rename. A folder takes two: a process that dies between them leaves the old one as
+    `.NAME.PID.old`, and nothing at `output`.
+
     Raises:
         UserError: `output` exists, and may not be replaced.
     """
@@ -27,13 +30,19 @@ def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
         yield place
         for path in (*(place.iterdir() if place.is_dir() else ()), place):
             _fsync(path)
-        if os.path.lexists(output):
+        if os.path.lexists(output) and (output.is_dir() or place.is_dir()):
+            # No rename replaces a folder that is not empty.
             os.rename(output, old)
-        os.rename(place, output)
+        try:
+            os.replace(place, output)
+        except OSError:
+            if os.path.lexists(old):
+                os.rename(old, output)
+            raise
         _fsync(output.parent)
+        _delete(old)
     finally:
         _delete(place)
-        _delete(old)
 
 
 def _fsync(path: Path) -> None:
