@@ -118,7 +118,7 @@ def test_while_the_store_is_away_saves_go_on_and_are_sent_later(
 
     schedule = Schedule(seed=0, share=0.0)
     with proxy(endpoint, schedule) as address:
-        client = ObjectClient(url, wait=lambda seconds: None, options={"endpoint_url": address})
+        client = ObjectClient(url, wait=lambda seconds: None, attempts=2, options={"endpoint_url": address})
         storage = ObjectStorage(url, cache=tmp_path, run_id="r", client=client)
         storage.sweep()
         save(storage, 1)
