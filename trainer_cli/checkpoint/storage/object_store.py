@@ -146,6 +146,8 @@ class ObjectStorage:
             if not held:
                 return False
             local = name in self.local.names()
+            if self._away and not self._is_unsent(name):
+                return False  # Its objects cannot be deleted now.
             if local and not self.local.remove(name):
                 return False
             self.uploader.drop(name)
@@ -235,7 +237,10 @@ class ObjectStorage:
         return self.uploader.wait(timeout_s)
 
     def _refresh(self) -> None:
-        """List the store. During a training, what was known before counts while the store is away."""
+        """List the store. During a training, what was known before counts while the store is away, and the store is
+        asked again once something could be sent."""
+        if self._away and self.uploader.waiting():
+            return
         if self.client.scheme in ("http", "https"):
             self._remote = {} if self._remote is None else self._remote
             return
@@ -288,6 +293,8 @@ class ObjectStorage:
 
     def _look_once(self, name: str) -> _Remote | None:
         """A folder that no listing has: of http, or a new one."""
+        if self._away:
+            return None
         try:
             return self._look(name, {}, "")
         except StoreAwayError:
@@ -339,6 +346,7 @@ class ObjectStorage:
                 )
             self.client.delete(f"{name}/{_WRITING_FILE}")
             (self.cache / name / _SENT_FILE).touch()
+            self._away = False
             if self._remote is not None:
                 self._remote[name] = _Remote(sizes, manifest, "")
             logger.info(

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from trainer_cli.errors import StoreAwayError
+
 logger = logging.getLogger(__name__)
 
 
@@ -73,6 +75,10 @@ class Uploader:
             try:
                 self._send(name)
             except Exception as error:  # Reported here: nobody waits for this thread's result.
+                if isinstance(error, StoreAwayError):
+                    # The others would wait as long for nothing.
+                    with self._changed:
+                        tried.update(self._waiting)
                 if name not in self._failed:
                     self._failed.add(name)
                     logger.warning(
