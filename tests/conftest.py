@@ -77,7 +77,7 @@ def _no_projects_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     yield
     sys.path[:] = paths
     made = str(tmp_path_factory.getbasetemp())
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if str(getattr(module, "__file__", None) or "").startswith(made):
             del sys.modules[name]
     importlib.invalidate_caches()

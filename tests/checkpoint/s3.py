@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import s3fs
 from moto.server import ThreadedMotoServer
 
 ENVIRONMENT = {
@@ -27,9 +28,12 @@ def s3_server() -> Iterator[str]:
     endpoint = f"http://{host}:{port}"
     before = dict(os.environ)
     os.environ.update(ENVIRONMENT, AWS_ENDPOINT_URL=endpoint)
+    # fsspec keeps its clients, which remember the address of an earlier server.
+    s3fs.S3FileSystem.clear_instance_cache()
     try:
         yield endpoint
     finally:
+        s3fs.S3FileSystem.clear_instance_cache()
         os.environ.clear()
         os.environ.update(before)
         server.stop()

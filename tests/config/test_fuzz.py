@@ -133,7 +133,14 @@ STEPS = Kind(
     [None, 3, "3", {"a": 1}, [1.5], [True], ["3"], [None], [-1], [math.nan], [2**70]],
 )
 STATES = Kind(
-    lambda value: value in (["model"], ["all"]), [["model"], ["all"]], [[], ["x"], ["model", "all"], "model", None]
+    lambda value: value in (["model"], ["all"], ["model", "optimizer"]),
+    [["model"], ["all"], ["model", "optimizer"]],
+    [[], ["x"], ["model", "all"], "model", None],
+)
+MAPPING = Kind(
+    lambda value: isinstance(value, dict) and all(isinstance(item, str) for item in value.values()),
+    [{}, {"a.*": "b.*"}, {"a": "b"}],
+    [None, "a", 3, [], ["a"], {"a": 1}, {"a": None}, {"a": "b.*"}],
 )
 PART = Kind(
     lambda value: value is None or (is_whole(value) and value >= 1) or (type(value) is float and 0 < value <= 1),
@@ -212,7 +219,10 @@ KEYS: dict[str, Kind] = {
     "checkpoint.suffix": TEXT_OR_NULL,
     "checkpoint.on_save_error": choice("raise", "warn"),
     "checkpoint.max_save_errors": whole(0, null=False),
-    "load.states": STATES, "validate.folder": TEXT_OR_NULL,
+    "checkpoint.format": choice("tensors", "torch_file", "archive", "huggingface"),
+    "checkpoint.compression": choice("none", "gz", "bz2", "xz", "lzma"),
+    "load.states": STATES, "load.strict": TRUTH, "load.ignore_keys": TEXTS_OF, "load.key_mapping": MAPPING,
+    "validate.folder": TEXT_OR_NULL, "validate.watch": TRUTH,
     "logging.level": choice("debug", "info", "warning", "error"),
     "logging.console": choice("auto", "rich", "plain", "off"),
     "callbacks": NODES, "loggers": NODES, "trust": TEXTS_OF,
@@ -276,6 +286,8 @@ def quarrel(values: dict[str, Any]) -> bool:
     if None not in (values.get("precision.clip_norm"), values.get("precision.clip_value")):
         return True
     if values.get("precision.loss_scale", "dynamic") != "dynamic" and values.get("precision.dtype") != "fp16":
+        return True
+    if values.get("checkpoint.compression", "none") != "none" and values.get("checkpoint.format") != "archive":
         return True
     save = values.get("checkpoint.save_interval", "1ep")
     often = values.get("checkpoint.ephemeral_save_interval")

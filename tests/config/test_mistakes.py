@@ -152,9 +152,9 @@ CASES = [
         "validate.folder is '~', and no shell is here to read ~ (command line). Write the whole path, or ${oc.env:HOME}.",
     ),
     Case(
-        "checkpoints elsewhere",
-        ["checkpoint.folder=s3://a/b"],
-        "checkpoint.folder is 's3://a/b', but it must be a local folder (command line).",
+        "results elsewhere",
+        ["validate.folder=s3://a/b"],
+        "validate.folder is 's3://a/b', but it must be a local folder (command line).",
     ),
     Case(
         "section that only a wildcard could end",

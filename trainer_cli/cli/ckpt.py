@@ -34,7 +34,7 @@ examples:
   train ckpt diff runs/digits@step180 runs/digits@latest
   train ckpt rm 'runs/digits/checkpoints/step{180,360}' --yes
   train ckpt prune runs/digits --dry-run
-  train ckpt export runs/digits@best --format huggingface --dtype bfloat16
+  train ckpt export runs/digits@best --format safetensors --dtype bfloat16
   train ckpt average 'runs/digits/checkpoints/step*' --output runs/mean
 """
 _RUNS = ("runs/*", "runs/*/sweep/*")
