@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+import disk
 import ours
 import trainer_cli
 from settings import Settings
@@ -52,26 +53,39 @@ def _contenders(tree: dict, folder: Path) -> dict[str, Callable[[Path], object]]
     keeper.save(tree, checkpoint)
     file = checkpoint / "rank0.safetensors"
     return {
-        COPY: lambda out: (shutil.copyfile(file, out), _fsync(out)),
-        "torch.save": lambda out: (torch.save(tensors, out), _fsync(out)),
-        "safetensors": lambda out: (safetensors.torch.save_file(tensors, out), _fsync(out)),
+        COPY: lambda out: (shutil.copyfile(file, out), disk.sync(out)),
+        "torch.save": lambda out: (torch.save(tensors, out), disk.sync(out)),
+        "safetensors": lambda out: (safetensors.torch.save_file(tensors, out), disk.sync(out)),
         "DCP": lambda out: dcp_save(tree, checkpoint_id=out, no_dist=True),
-        "tar": lambda out: (subprocess.run(["tar", "-cf", out, "-C", folder, "step1"], check=True), _fsync(out)),
+        "tar": lambda out: (subprocess.run(["tar", "-cf", out, "-C", folder, "step1"], check=True), disk.sync(out)),
         "train, verify": lambda out: keeper.verify(checkpoint),
         "train, archive": lambda out: write_archive(checkpoint, out.with_suffix(".tar")),
         "train, export torch": lambda out: export(tensors, out, ExportFormat.torch),
         "train, export safetensors": lambda out: export(tensors, out, ExportFormat.safetensors),
+        "s3fs put": lambda out: _put(file),
         "train, save and send to S3": partial(_send, tree),
     }
 
 
-def _send(tree: dict, out: Path) -> None:
-    endpoint = os.environ.get("BENCH_S3")
-    if endpoint is None:
+def _bucket() -> str:
+    url = os.environ.get("BENCH_S3")
+    if url is None:
         raise Skipped("BENCH_S3 names no bucket: s3://bucket/prefix, with AWS_ENDPOINT_URL and keys")
+    return f"{url}/{os.getpid()}"
+
+
+def _put(file: Path) -> None:
+    import fsspec
+
+    store, path = fsspec.url_to_fs(f"{_bucket()}/put")
+    store.put(str(file), path)
+    store.rm(path)
+
+
+def _send(tree: dict, out: Path) -> None:
     from trainer_cli.checkpoint.storage.object_store import ObjectStorage
 
-    storage = ObjectStorage(f"{endpoint}/{os.getpid()}", cache=out)
+    storage = ObjectStorage(_bucket(), cache=out)
     keeper = trainer_cli.make_sync_checkpointer(storage=lambda root: storage)
     try:
         keeper.save(tree, f"{storage.url}/step1")
@@ -90,11 +104,3 @@ def _timed(make: Callable[[Path], object], out: Path) -> dict[str, float]:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -45,6 +45,7 @@ def loaders(tree: Tree, folder: Path) -> dict[str, tuple[Path, Load]]:
 
     return {
         RAW: (safe, lambda: disk.read(safe, buffer)),
+        "raw read, new memory": (safe, lambda: disk.read(safe, mmap.mmap(-1, safe.stat().st_size))),
         "torch.load": (pickled, lambda: fill(torch.load(pickled, weights_only=True))),
         "torch.load, mmap": (pickled, lambda: fill(torch.load(pickled, weights_only=True, mmap=True))),
         "safetensors": (safe, lambda: fill(safetensors.torch.load_file(safe))),

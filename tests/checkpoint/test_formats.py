@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import tarfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,9 @@ from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
 from trainer_cli.config.schema import Compression
+from trainer_cli.errors import CheckpointError
 
 FORMATS: dict[str, Format] = {
     "tensors": TensorsFormat(),
@@ -118,6 +122,46 @@ def test_an_archive_is_read_by_tar_and_safetensors(tmp_path: Path, compression: 
         assert file is not None
         tensors = safetensors.torch.load(file.read())
     assert torch.equal(tensors["model/half"], state()["model"]["half"])
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+# What an archive holds after its own digest was mended, and the reason given.
+BAD_ARCHIVES: dict[str, tuple[Callable[[], bytes], str]] = {
+    "larger than the memory": (
+        lambda: gzip.compress(_header("rank0.safetensors", 10**15) + bytes(10**6), 1),
+        "larger than this machine's memory",
+    ),
+    "another file": (
+        lambda: gzip.compress(_header("more", 10**6) + bytes(10**6), 1),
+        "it holds 'more', which does not belong there",
+    ),
+    "a file twice": (
+        lambda: gzip.compress(_header("rank0.json", 0) * 2, 1),
+        "it holds 'rank0.json', which does not belong there",
+    ),
+    "zeros": (lambda: gzip.compress(bytes(400 * 10**6), 1), "it is missing|does not list it"),
+    "half a gzip": (lambda: gzip.compress(_header("rank0.json", 9) + b"x")[:-4], "cannot be decompressed"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_ARCHIVES)
+def test_an_archive_that_fits_its_digest_but_not_the_memory_is_refused(tmp_path: Path, kind: str) -> None:
+    content, why = BAD_ARCHIVES[kind]
+    SyncCheckpointer(format=ArchiveFormat(Compression.gz)).save(state(), tmp_path / "step3")
+    file, digest = tmp_path / "step3/rank0.tar.gz", new_digest("xxh3_128")
+    file.write_bytes(content())
+    digest.update(file.read_bytes())
+    manifest = Manifest.parse((tmp_path / "step3/manifest.json").read_bytes())
+    entry = FileEntry(file.stat().st_size, f"xxh3_128:{digest.hexdigest()}")
+    changed = replace(manifest, files={**manifest.files, "rank0.tar.gz": entry})
+    (tmp_path / "step3/manifest.json").write_bytes(changed.to_bytes())
+    with pytest.raises(CheckpointError, match=why):
+        SyncCheckpointer().load(tmp_path / "step3")
 
 
 def test_transformers_reads_a_checkpoint(tmp_path: Path) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
-import io
-import lzma
-import tarfile
-import zlib
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -14,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.format import codec
-from trainer_cli.checkpoint.format.archive_writer import ArchiveWriter
+from trainer_cli.checkpoint.format.archive_reader import read_archive
+from trainer_cli.checkpoint.format.archive_writer import SUFFIX, ArchiveWriter
 from trainer_cli.checkpoint.format.file_layout import FileLayout, lay_out
 from trainer_cli.checkpoint.format.header import state_file, tensor_file
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
@@ -24,14 +21,6 @@ from trainer_cli.config.schema import Compression, DigestAlgorithm
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, WritableFolder
-
-_SUFFIX = {
-    Compression.none: "tar",
-    Compression.gz: "tar.gz",
-    Compression.bz2: "tar.bz2",
-    Compression.xz: "tar.xz",
-    Compression.lzma: "tar.lzma",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +33,7 @@ class ArchiveLayout(FileLayout):
         self, folder: WritableFolder, image: memoryview | None = None, rank: int = 0
     ) -> dict[str, Mapping[str, str]]:
         sizes = {tensor_file(rank): self.tensor_bytes, state_file(rank): len(self.text)}
-        name = f"rank{rank}.{_SUFFIX[self.compression]}"
+        name = f"rank{rank}{SUFFIX[self.compression]}"
         with folder.create(name) as file:
             archive = ArchiveWriter(file, self.compression, sizes)
             # Not `super()`: a dataclass with slots is another class than the one that was written here.
@@ -57,7 +46,7 @@ class ArchiveFormat:
     """One archive a rank, with the files of the default format in it.
 
     Args:
-        compression: of the archive; what is read is recognised by the file's name.
+        compression: of what is written; any of them is read.
     """
 
     name = "archive"
@@ -73,13 +62,11 @@ class ArchiveFormat:
     def read(
         self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None, rank: int = 0
     ) -> dict[str, Any]:
-        names = {f"rank{rank}.{suffix}": compression for compression, suffix in _SUFFIX.items()}
-        name = next((file for file in manifest.files if file in names), None)
+        name = next((one for end in SUFFIX.values() if (one := f"rank{rank}{end}") in manifest.files), None)
         if name is None:
             raise DamagedCheckpoint(f"it has no archive of rank {rank}", where=str(folder.path))
         with VerifiedFile(folder, manifest, name) as file:
-            content = file.rest()
-        members = _members(content, names[name], str(folder.path / name))
+            members = _members(file, {tensor_file(rank), state_file(rank)})
         inner = replace(
             manifest,
             files={file: _entry(own) for file, own in members.items()},
@@ -92,7 +79,7 @@ class ArchiveFormat:
 class _MemoryFile:
     """A file in memory."""
 
-    content: bytes
+    content: bytearray
 
     @property
     def size_bytes(self) -> int:
@@ -100,7 +87,7 @@ class _MemoryFile:
 
     def read_at(self, buffers: Sequence[memoryview], offset: int) -> None:
         for buffer in buffers:
-            buffer[:] = self.content[offset : offset + len(buffer)]
+            buffer[:] = memoryview(self.content)[offset : offset + len(buffer)]
             offset += len(buffer)
 
 
@@ -109,7 +96,7 @@ class _MemoryFolder:
     """The files of an archive."""
 
     path: Path
-    members: Mapping[str, bytes]
+    members: Mapping[str, bytearray]
 
     @contextmanager
     def open(self, file: str) -> Iterator[_MemoryFile]:
@@ -118,23 +105,26 @@ class _MemoryFolder:
         yield _MemoryFile(self.members[file])
 
 
-def _entry(content: bytes) -> FileEntry:
+def _entry(content: bytearray) -> FileEntry:
     digest = new_digest(DigestAlgorithm.xxh3_128)
     digest.update(content)
     return FileEntry(len(content), f"{DigestAlgorithm.xxh3_128.value}:{digest.hexdigest()}")
 
 
-def _members(content: bytes, compression: Compression, where: str) -> dict[str, bytes]:
-    """The files of an archive whose digest was verified."""
-    opened: Any = {
-        Compression.none: lambda: io.BytesIO(content),
-        Compression.gz: lambda: io.BytesIO(zlib.decompress(content, wbits=31)),
-        Compression.bz2: lambda: io.BytesIO(bz2.decompress(content)),
-        Compression.xz: lambda: io.BytesIO(lzma.decompress(content)),
-        Compression.lzma: lambda: io.BytesIO(lzma.decompress(content, format=lzma.FORMAT_ALONE)),
-    }[compression]
+def _members(archive: VerifiedFile, known: Collection[str]) -> dict[str, bytearray]:
+    """The files of an archive, which are held in memory: no more than this machine has."""
+    left = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    members: dict[str, bytearray] = {}
     try:
-        with tarfile.open(fileobj=opened(), mode="r:") as archive:
-            return {one.name: file.read() for one in archive if (file := archive.extractfile(one)) is not None}
-    except (tarfile.TarError, OSError, ValueError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DamagedCheckpoint(f"the archive cannot be read: {error}", where=where) from None
+        for member in read_archive(archive.stream()):
+            if member.name not in known or member.name in members:
+                raise ValueError(f"it holds {member.name[:80]!r}, which does not belong there")
+            left -= member.size_bytes
+            if left < 0:
+                raise ValueError("its files are larger than this machine's memory")
+            content = members[member.name] = bytearray()
+            for block in member.blocks:
+                content += block
+    except ValueError as error:
+        raise archive.damaged(f"it cannot be read: {error}") from None
+    return members

@@ -16,6 +16,13 @@ from trainer_cli.config.schema import Compression
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.interfaces import Bytes, FileWriter
 
+SUFFIX = {
+    Compression.none: ".tar",
+    Compression.gz: ".tar.gz",
+    Compression.bz2: ".tar.bz2",
+    Compression.xz: ".tar.xz",
+    Compression.lzma: ".tar.lzma",
+}
 _BLOCK = 1 << 20
 
 

@@ -6,6 +6,7 @@ digesting both release the interpreter's lock.
 
 from __future__ import annotations
 
+import io
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,7 @@ Part = memoryview | int
 """Memory to read into, or a number of bytes that are only digested."""
 BLOCK_BYTES = 2 * 1024 * 1024
 """Small enough to be digested from the processor's cache, large enough that few calls are made."""
+_STREAM_BYTES = 16 * 1024 * 1024
 _THREADS = 4
 _AHEAD = 8
 """Blocks that are read, or about to be, before one is digested."""
@@ -98,6 +100,10 @@ class VerifiedFile:
         """All that is left."""
         return self.take(self.left_bytes)
 
+    def stream(self) -> io.BufferedReader:
+        """What is left, as a file that is read front to back."""
+        return io.BufferedReader(_Raw(self), _STREAM_BYTES)
+
     def read(self, parts: Iterable[Part]) -> None:
         """Read the next bytes, part after part.
 
@@ -154,6 +160,21 @@ class VerifiedFile:
                     block = _Block(block.offset + block.size_bytes)
         if block.views:
             yield block
+
+
+class _Raw(io.RawIOBase):
+    """What is left of a file, for readers that know Python's files."""
+
+    def __init__(self, file: VerifiedFile) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = memoryview(buffer)[: self._file.left_bytes]
+        self._file.read([part])
+        return len(part)
 
 
 def _new_spare() -> memoryview:

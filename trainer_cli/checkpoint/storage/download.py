@@ -13,11 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
-from trainer_cli.checkpoint.naming import MANIFEST_FILE
+from trainer_cli.checkpoint.manifest import Manifest
+from trainer_cli.checkpoint.storage.copying import damaged, write_copy
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import PART_BYTES, ObjectClient
-from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -37,22 +36,18 @@ def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorag
         OSError: the store does not answer, or the disk is full; nothing is left then.
     """
     entries = Manifest.parse(manifest).files
-    digest = DigestAlgorithm(next((entry.algorithm for entry in entries.values()), DigestAlgorithm.xxh3_128))
-    total = sum(entry.size_bytes for entry in entries.values())
-    with _progress(where, total) as advance, into.writing(name, digest=digest) as folder:
-        for file, entry in entries.items():
+    with _progress(where, sum(entry.size_bytes for entry in entries.values())) as advance:
+
+        def content(file: str, size_bytes: int) -> Iterator[bytes]:
             try:
-                with folder.create(file) as writer:
-                    for part in _parts(client, f"{name}/{file}", entry.size_bytes):
-                        writer.write(part)
-                        advance(len(part))
+                for part in _parts(client, f"{name}/{file}", size_bytes):
+                    yield part
+                    advance(len(part))
             except FileNotFoundError:
-                raise _damaged(f"{file} is missing", where) from None
-            if folder.files[file] != entry:
-                raise _damaged(f"{file} is not what was written: the digest differs", where)
-        with folder.create(MANIFEST_FILE) as writer:
-            writer.write(manifest)
-        folder.publish()
+                raise damaged(f"{file} is missing", where) from None
+
+        files = ((file, content(file, entry.size_bytes)) for file, entry in entries.items())
+        write_copy(into, name, manifest, files, where)
 
 
 def fetch(url: str) -> Path | None:
@@ -97,10 +92,6 @@ def is_cached(path: Path) -> bool:
 
 def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainer-cli"
-
-
-def _damaged(why: str, where: str) -> DamagedCheckpoint:
-    return DamagedCheckpoint(f"a file of the checkpoint is damaged: {why}", where=where)
 
 
 def _parts(client: ObjectClient, key: str, size_bytes: int) -> Iterator[bytes]:
