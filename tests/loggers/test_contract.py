@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts
@@ -53,6 +54,22 @@ def test_a_logger_takes_numbers_that_are_not_finite(logger: Logger, tmp_path: Pa
     logger.flush(durable=True)
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert all(path.stat().st_size for path in written), "a record with them is written like any other"
+
+
+def test_a_logger_takes_texts_images_and_histograms_or_leaves_them_out(logger: Logger, tmp_path: Path) -> None:
+    media = {
+        "texts": {"a": "b"}, "images": {"c": np.zeros((2, 2, 3), dtype=np.uint8)}, "histograms": {"d": np.ones(3)},
+    }  # fmt: skip
+    logger.start(RunFacts(run_dir=tmp_path, total_steps=10))
+    logger.log(Record(1, 0.1, 1e9, {}, **media))
+    logger.flush(durable=True)
+    written = {path.name.partition(".")[0]: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    if isinstance(logger, ConsoleLogger):
+        stream = logger._given_stream
+        assert isinstance(stream, io.StringIO)
+        assert "step" not in stream.getvalue()
+    assert all(content if name == "events" else not content for name, content in written.items())
+    logger.log(Record(2, 0.1, 1e9, {"train/loss": 0.5}, **media))
 
 
 def test_rewinding_where_nothing_was_written_changes_nothing(logger: Logger, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
@@ -77,6 +79,78 @@ def test_text_images_and_histograms_are_written_with_the_writer(tmp_path: Path) 
     assert (image.step, image.height, image.width) == (5, 4, 6)
     (histogram,) = found.Histograms("weights")
     assert (histogram.step, histogram.histogram_value.num, histogram.histogram_value.max) == (5, 10, 9.0)
+
+
+def test_texts_images_and_histograms_of_a_record_are_shown(tmp_path: Path) -> None:
+    logger = TensorBoardLogger()
+    logger.start(RunFacts(run_dir=tmp_path))
+    images = {
+        tag: np.full(shape, 7, dtype=np.uint8)
+        for tag, shape in {"grey": (4, 6, 1), "colour": (5, 3, 3), "clear": (5, 3, 4)}.items()
+    }
+    logger.log(
+        Record(
+            5, 0.0, 1e9, {}, texts={"sample": "once"}, images=images,
+            histograms={"weights": np.arange(10.0), "nothing": np.zeros(0)},
+        )
+    )  # fmt: skip
+    logger.close()
+    found = shown(tmp_path)
+    (text,) = found.Tensors("sample/text_summary")
+    assert (text.step, text.wall_time, text.tensor_proto.string_val[0]) == (5, 1e9, b"once")
+    sizes = {
+        tag: (image.step, image.height, image.width) for tag in found.Tags()["images"] for image in found.Images(tag)
+    }
+    assert sizes == {"grey": (5, 4, 6), "colour": (5, 5, 3), "clear": (5, 5, 3)}
+    assert found.Tags()["histograms"] == ["weights"]
+    (histogram,) = found.Histograms("weights")
+    assert (histogram.step, histogram.histogram_value.num, histogram.histogram_value.max) == (5, 10, 9.0)
+
+
+def attempt(run_dir: Path, start_step: int, config: str, **hparams: bool | float | str) -> None:
+    """An attempt that starts at a step and logs the next one."""
+    logger = TensorBoardLogger()
+    logger.rewind(run_dir, start_step if start_step else -1)
+    logger.start(RunFacts(run_dir=run_dir, start_step=start_step, config=config, hparams=hparams))
+    logger.log(Record(start_step + 1, 0.0, 0.0, {"train/loss": 1.0}))
+    logger.close()
+
+
+def configs(run_dir: Path) -> list[tuple[int, str]]:
+    return [(one.step, one.tensor_proto.string_val[0].decode()) for one in shown(run_dir).Tensors("config")]
+
+
+def sessions(run_dir: Path) -> list[tuple[str, dict[str, object]]]:
+    """The name and the hyperparameters of each event that has some, in all files."""
+    events = [Event.FromString(record) for path in files(run_dir) for record in RawEventFileLoader(str(path)).Load()]
+    values = [value for event in events for value in event.summary.value if value.tag == SESSION_START_INFO_TAG]
+    infos = [HParamsPluginData.FromString(one.metadata.plugin_data.content).session_start_info for one in values]
+    return [
+        (info.group_name, {name: getattr(value, value.WhichOneof("kind")) for name, value in info.hparams.items()})
+        for info in infos
+    ]
+
+
+def test_the_config_and_the_hyperparameters_are_shown_once_over_resumes(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "mine"
+    for start_step in (0, 10, 20, 20, 0):
+        attempt(run, start_step, "lr: 1\nname: x\n", lr=1.0, fused=True, model="cnn")
+        assert configs(run) == [(0, "    lr: 1\n    name: x\n")]
+        assert sessions(run) == [(f"mine ({run.parent})", {"lr": 1.0, "fused": True, "model": "cnn"})]
+
+
+def test_a_changed_config_is_added_at_its_step_and_changed_hyperparameters_replace_the_old_ones(tmp_path: Path) -> None:
+    for start_step, lr in ((0, 1), (10, 2), (20, 2), (30, 1)):
+        attempt(tmp_path, start_step, f"lr: {lr}\n", lr=lr)
+        assert [one for _, one in sessions(tmp_path)] == [{"lr": lr}]
+    assert configs(tmp_path) == [(0, "    lr: 1\n"), (10, "    lr: 2\n"), (30, "    lr: 1\n")]
+    attempt(tmp_path, 5, "lr: 1\n", lr=1)
+    assert configs(tmp_path) == [(0, "    lr: 1\n")]
+
+
+def test_a_run_that_is_not_described_has_neither(tmp_path: Path) -> None:
+    attempt(tmp_path, 0, "")
+    assert shown(tmp_path).Tags()["tensors"] == []
 
 
 def test_a_resume_neither_doubles_nor_loses_a_step(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -311,3 +313,26 @@ def test_statuses_are_written_as_plain_words(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     run_dir.write_json(path, {"status": RunStatus.killed, "values": (1.0, float("inf"))})
     assert json.loads(path.read_bytes()) == {"status": "killed", "values": [1.0, "inf"]}
+
+
+def test_a_reader_that_asks_whether_a_run_is_locked_does_not_keep_a_start_out(tmp_path: Path) -> None:
+    """`is_locked` shares the lock for an instant; here for as long as a thread takes to let go."""
+    run = created(tmp_path / "x")
+    reader = os.open(run.lock_file, os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    letting_go = threading.Timer(0.02, os.close, [reader])
+    letting_go.start()
+    run.lock().release()
+    letting_go.join()
+
+
+def test_the_length_of_the_training_is_in_the_summary_of_every_attempt(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    run.begin_attempt(name="x", start_step=0, now=1e9, environment={})
+    run.record_total_steps(40)
+    assert (run.read_summary()["total_steps"], run.read_summary()["status"]) == (40, "running")
+    run.end_attempt(ended(), now=1e9)
+    assert run.read_summary()["total_steps"] == 40
+    run.begin_attempt(name="x", start_step=10, now=1e9, environment={})
+    run.record_total_steps(None)
+    assert (run.read_summary()["total_steps"], list(run.read_summary())[-1]) == (None, "attempts")

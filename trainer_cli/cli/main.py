@@ -32,6 +32,8 @@ VERBS: Mapping[str, Verb] = {
     "fit": Verb("trainer_cli.cli.fit", "train, or resume where a run stopped"),
     "validate": Verb("trainer_cli.cli.validate", "evaluate every checkpoint that a glob matches"),
     "plan": Verb("trainer_cli.cli.plan", "show what a fit would do: steps, evaluations, checkpoints, disk"),
+    "top": Verb("trainer_cli.cli.top", "show all runs below a folder, live: state, step, rate, loss, time left"),
+    "tail": Verb("trainer_cli.cli.tail", "show the last log lines and metrics of a run, and follow them"),
     "check": Verb("trainer_cli.cli.check", "check that a stopped and resumed training equals one without a stop"),
     "config": Verb("trainer_cli.cli.config", "print the composed config, and where each value comes from"),
     "ckpt": Verb("trainer_cli.cli.ckpt", "list, show, verify, compare, pin, remove, prune and export checkpoints"),

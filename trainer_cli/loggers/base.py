@@ -16,6 +16,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,8 @@ class RunFacts:
 
     `run_dir` is None for a library user without a run directory; `total_steps` is None if it is not known.
     `start_step` and `start_samples` are the counts that this process starts from, `start_time` its unix time.
-    `console` is the style that `logging.console` names.
+    `console` is the style that `logging.console` names. `config` is the run's config as YAML, empty without one.
+    `hparams` are the values that tell this run from others, by name.
     """
 
     run_dir: Path | None = None
@@ -34,13 +40,16 @@ class RunFacts:
     start_samples: int = 0
     start_time: float = field(default_factory=time.time)
     console: str = "auto"
+    config: str = ""
+    hparams: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """All metrics of one step: `train/loss`, `val/accuracy`. Values are plain numbers.
 
-    `time` is unix seconds; `samples` counts since the run's beginning, None if they are not counted.
+    `time` is unix seconds; `samples` counts since the run's beginning, None if they are not counted. A record may
+    also have texts, images and histograms, or these alone; a logger that cannot show a kind leaves it out.
     """
 
     step: int
@@ -48,6 +57,16 @@ class Record:
     time: float
     metrics: Mapping[str, float]
     samples: int | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
+    images: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
+    """Of shape (height, width, channels), with 1 (grey), 3 (RGB) or 4 (RGBA) channels."""
+    histograms: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """The values, flat and finite; there may be none."""
+
+    @property
+    def has_media(self) -> bool:
+        """Whether there is a text, an image or a histogram."""
+        return bool(self.texts or self.images or self.histograms)
 
 
 class Logger(ABC):

@@ -48,7 +48,7 @@ class ConsoleLogger(Logger):
             self._display = _Lines(stream)
 
     def log(self, record: Record) -> None:
-        if self._display is None:
+        if self._display is None or (not record.metrics and record.has_media):
             return
         try:
             self._display.show(record, self._position(record), _numbers(record), self._speed(record))

@@ -35,7 +35,7 @@ class JsonlLogger(Logger):
         sync_folder(path.parent)
 
     def log(self, record: Record) -> None:
-        if self._file is not None:
+        if self._file is not None and (record.metrics or not record.has_media):
             self._file.append(encode(record))
 
     def flush(self, durable: bool = False) -> None:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
-from trainer_cli.loggers.files import naming, replace, sync, sync_folder
+from trainer_cli.loggers.files import naming, sync, sync_folder
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_FRAME_BYTES = 16
-"""Bytes of length and checksums around each record."""
-_NAME = re.compile(r"(events\.out\.tfevents\.)(\d+)(\..*)")
-
 
 class TensorBoardLogger(Logger):
-    """Writes scalars to a folder of event files, a new file for each attempt.
+    """Writes scalars, texts, images and histograms to a folder of event files, a new file for each attempt; the
+    config as text, and hyperparameters for the tab HPARAMS.
 
     A resume drops later steps from the files of earlier attempts, and starts its own with an event that makes a
     running TensorBoard drop them too. Both happen at the first record, since importing tensorboard would delay the
@@ -36,11 +31,12 @@ class TensorBoardLogger(Logger):
         self._folder: Path | None = None
         self._file = Path(folder)
         self._writer: SummaryWriter | None = None
+        self._facts = RunFacts()
         self._first_step = 0
 
     @property
     def writer(self) -> SummaryWriter:
-        """torch's writer of this attempt, for text, images, histograms and hparams; made at its first use.
+        """torch's writer of this attempt, for what records have no place for, such as audio; made at its first use.
 
         A callback reaches it as `trainer.loggers["tensorboard"].writer`, between `start` and `close`. Give each
         `add_…` call the step: TensorBoard drops by it what a resumed run writes again.
@@ -55,15 +51,23 @@ class TensorBoardLogger(Logger):
         self._first_step = step + 1
 
     def start(self, facts: RunFacts) -> None:
+        self._facts = facts
         self._folder = in_run_dir(self.folder, facts.run_dir)
 
     def log(self, record: Record) -> None:
         if self._folder is None:
             return
-        writer = self.writer
+        writer, step, at = self.writer, record.step, record.time
         with self._writing():
             for tag, value in record.metrics.items():
-                writer.add_scalar(tag, value, record.step, record.time)
+                writer.add_scalar(tag, value, step, at)
+            for tag, text in record.texts.items():
+                writer.add_text(tag, text, step, at)
+            for tag, image in record.images.items():
+                writer.add_image(tag, image, step, at, dataformats="HWC")
+            for tag, values in record.histograms.items():
+                if values.size:
+                    writer.add_histogram(tag, values, step, walltime=at)
             writer.flush()
 
     def flush(self, durable: bool = False) -> None:
@@ -84,15 +88,24 @@ class TensorBoardLogger(Logger):
     def _opened(self, folder: Path) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
+        from trainer_cli.loggers.tensorboard_files import Kept, cut_back, described, event_files, move_back
+
         _print_no_traceback()
         folder.mkdir(parents=True, exist_ok=True)
-        _move_back(folder, int(time.time()))
+        move_back(folder, int(time.time()))
+        facts = self._facts
+        kept = Kept.of(self._first_step, facts.start_step)
+        description = described(facts)
         with naming(folder):
-            for path in _event_files(folder):
-                _cut_back(path, self._first_step)
-            writer = SummaryWriter(str(folder), purge_step=self._first_step)
+            held: dict[str, bool] = {}
+            for path in event_files(folder):
+                held |= cut_back(path, kept, description)
+            writer = SummaryWriter(str(folder), purge_step=kept.others_before)
+            for tag, summary in description.items():
+                if not held.get(tag) and writer.file_writer is not None:
+                    writer.file_writer.add_summary(summary, facts.start_step)
             writer.flush()
-        self._file = _event_files(folder)[-1]
+        self._file = event_files(folder)[-1]
         sync_folder(folder)
         return writer
 
@@ -105,43 +118,6 @@ class TensorBoardLogger(Logger):
         except OSError:
             self._writer = self._folder = None
             raise
-
-
-def _event_files(folder: Path) -> list[Path]:
-    """In TensorBoard's reading order."""
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
-
-
-def _move_back(folder: Path, now: int) -> None:
-    """Rename files so that one made `now` (unix seconds) sorts last: the clock may have been set back, or the last
-    attempt have begun in this second. The order of the files stays, also after a crash. A TensorBoard that runs
-    meanwhile must then be restarted, because it reads no file that sorts before the one it has read."""
-    files = _event_files(folder)
-    for number, path in enumerate(files, now - len(files)):
-        if (parts := _NAME.fullmatch(path.name)) and int(parts[2]) > number:
-            path.rename(folder / f"{parts[1]}{number:010d}{parts[3]}")
-
-
-def _cut_back(path: Path, first_step: int) -> None:
-    """Drop the events of `first_step` and later from a file, and a torn last one."""
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    def kept() -> Iterator[bytes]:
-        for record in RawEventFileLoader(str(path)).Load():
-            event = Event.FromString(record)
-            if event.step < first_step or event.HasField("file_version"):
-                yield record
-
-    def framed(record: bytes) -> bytes:
-        buffer = BytesIO()
-        RecordWriter(buffer).write(record)
-        return buffer.getvalue()
-
-    # The checksums of a frame are slow to compute; most files hold no later step.
-    if sum(len(record) + _FRAME_BYTES for record in kept()) < path.stat().st_size:
-        replace(path, map(framed, kept()))
 
 
 @cache

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +30,8 @@ class Row:
 class Results:
     """Collect rows, in a folder that is made for the first of them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, show: Callable[[Results], None] | None = None) -> None:
+        self.folder, self.show = folder, show or show_table
         self.rows: list[Row] = []
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -46,12 +46,11 @@ class Results:
         self._write_csv()
 
     def finish(self) -> None:
-        """Write events at each checkpoint's own step into a new folder, and show the table."""
+        """Write events at each checkpoint's own step into a new folder, and show the results."""
         if not self.rows:
             return
         self._write_events()
-        _show(self.rows)
-        print(f"results: {self.folder}/validation.jsonl, {self.folder}/validation.csv")
+        self.show(self)
 
     def _write_csv(self) -> None:
         names = _names(self.rows)
@@ -95,8 +94,9 @@ def _prefixed(row: Row) -> dict[str, float]:
     return {f"{row.loader}/{key}": value for key, value in row.metrics.items()}
 
 
-def _show(rows: Sequence[Row]) -> None:
-    """A table with a row for each checkpoint and loader; the smallest loss of each loader is marked."""
+def show_table(results: Results) -> None:
+    """Print a row for each checkpoint and loader; the smallest loss of each loader is marked."""
+    rows = results.rows
     names = _names(rows)
     best = _best(rows)
     cells = []
@@ -106,6 +106,7 @@ def _show(rows: Sequence[Row]) -> None:
     print(table(["", "checkpoint", "step", "loader", *names], cells, right=["step", *names]))
     if best:
         print("* smallest loss")
+    print(f"results: {results.folder}/validation.jsonl, {results.folder}/validation.csv")
 
 
 def _best(rows: Sequence[Row]) -> set[int]:

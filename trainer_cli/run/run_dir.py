@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -32,6 +33,8 @@ from trainer_cli.loggers.files import replace, sync_folder
 from trainer_cli.loggers.jsonl import strict_json
 from trainer_cli.run.environment import timestamp
 
+_READERS_S = 0.1
+"""For so long a lock that is held may be a reader's, which asks whether it is and lets go at once."""
 _CREATED_FIRST = frozenset({".lock", "overrides.yaml", "environment.json"})
 
 
@@ -134,7 +137,7 @@ class RunDir:
                 cure="The run directory must be writable; choose another with run_dir=.",
             ) from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except OSError as error:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             os.close(descriptor)
@@ -150,7 +153,8 @@ class RunDir:
         return RunLock(descriptor)
 
     def is_locked(self) -> bool:
-        """Whether a process trains here now. Nothing is written; if not, the lock is shared for an instant."""
+        """Whether a process trains here now. Nothing is written; if not, the lock is shared for an instant, for which
+        `lock` waits."""
         try:
             descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -300,6 +304,13 @@ class RunDir:
         write_json(self.summary_file, summary)
         return number
 
+    def record_total_steps(self, total_steps: int | None) -> None:
+        """Write the step at which the training is to end into the summary; None if it is not known."""
+        summary = {**self.read_summary(), "total_steps": total_steps}
+        # The list of attempts comes last: it is the long part.
+        summary["attempts"] = summary.pop("attempts", [])
+        write_json(self.summary_file, summary)
+
     def end_attempt(self, outcome: Outcome, *, now: float) -> None:
         """Write how the newest attempt, and with it the run so far, ended."""
         summary, attempts = self.read_summary(), self.attempts
@@ -328,6 +339,18 @@ class RunDir:
                 f"{self.path} is not a complete run directory, yet it holds {', '.join(found)}",
                 cure="Move these away, or choose another directory with name= or run_dir=.",
             )
+
+
+def _lock(descriptor: int) -> None:
+    """Lock exclusively. A lock that is held is tried again for a moment: a reader may ask whether it is."""
+    until = time.monotonic() + _READERS_S
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(_READERS_S / 10)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

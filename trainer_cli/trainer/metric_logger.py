@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from torch import Tensor
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.trainer.media import Kind, Medium
 from trainer_cli.trainer.progress import Progress
 
 
@@ -17,7 +18,8 @@ class MetricLogger:
 
     def __init__(self, loggers: Mapping[str, Logger]) -> None:
         self.loggers = loggers
-        self.record: dict[str, float | Tensor] = {}
+        self.record: dict[str, float | Tensor | Medium] = {}
+        """What was logged for the current step, by name."""
         self.last: dict[str, float] = {}
         """The last record; empty if there is none."""
         self._last_step = -1
@@ -38,14 +40,20 @@ class MetricLogger:
         for name, value in metrics.items():
             self.record[name] = value.detach() if isinstance(value, Tensor) else value
 
+    def add_medium(self, medium: Medium) -> None:
+        """Add a text, an image or a histogram to the record of the current step, in place of one of its name."""
+        self.record[medium.key] = medium
+
     def flush(self, progress: Progress, epoch: float) -> dict[str, float]:
-        """Pass the record of this step to every logger, and return it."""
-        record = {name: float(value) for name, value in self.record.items()}
+        """Pass the record of this step to every logger, and return its metrics."""
+        record = metrics_in(self.record)
+        media = [value for value in self.record.values() if isinstance(value, Medium)]
         self.record.clear()
         self.last = {**self.last, **record} if progress.step == self._last_step else record
         self._last_step = progress.step
-        if record:
-            entry = Record(progress.step, epoch, time.time(), record, progress.samples)
+        if record or media:
+            kinds = {kind: {one.name: one.value for one in media if one.kind is kind} for kind in Kind} if media else {}
+            entry = Record(progress.step, epoch, time.time(), record, progress.samples, **kinds)
             for logger in self.loggers.values():
                 logger.log(entry)
         return record
@@ -82,3 +90,8 @@ class MetricLogger:
         with ExitStack() as stack:
             for logger in self.loggers.values():
                 stack.callback(logger.close)
+
+
+def metrics_in(record: Mapping[str, float | Tensor | Medium]) -> dict[str, float]:
+    """The metrics of a record as numbers, without its texts, images and histograms."""
+    return {name: float(value) for name, value in record.items() if not isinstance(value, Medium)}

@@ -42,6 +42,9 @@ def batch_weight(outputs: Mapping[str, Any], size: int) -> Number | Tensor:
     return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
 
 
+_LOSS = "Compute it in forward, such as `return torch.nn.functional.cross_entropy(outputs, labels)`."
+
+
 def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
     """Loss and other outputs of a model: a scalar tensor, `(loss, outputs)`, or a mapping with `loss`.
 
@@ -53,17 +56,19 @@ def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
         loss = outputs
     elif isinstance(outputs, Mapping):
         if "loss" not in outputs:
-            raise UserError(f"the model returned a mapping without 'loss'; it has {sorted(map(str, outputs))}")
+            found = sorted(map(str, outputs))
+            raise UserError(f"the model returned a mapping without 'loss'; it has {found}", cure=_LOSS)
         loss, rest = outputs["loss"], outputs
     elif isinstance(outputs, tuple) and len(outputs) == 2:
         loss, rest = outputs[0], outputs[1] if isinstance(outputs[1], Mapping) else rest
     else:
         raise UserError(
-            f"the model returned {type(outputs).__name__}, expected a loss, (loss, outputs), or a mapping with 'loss'"
+            f"the model returned {type(outputs).__name__}, expected a loss, (loss, outputs), or a mapping with 'loss'",
+            cure=_LOSS,
         )
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise UserError(f"the model's loss is {what}, expected a scalar tensor")
+        raise UserError(f"the model's loss is {what}, expected a scalar tensor", cure=_LOSS)
     return loss, rest
 
 

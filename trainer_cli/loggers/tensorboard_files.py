@@ -1,0 +1,117 @@
+"""The event files of earlier attempts: what a resume drops from them, and what describes the run in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from trainer_cli.loggers.base import RunFacts
+from trainer_cli.loggers.files import replace
+
+CONFIG_TAG = "config"
+_FRAME_BYTES = 16
+"""Bytes of length and checksums around each record."""
+_NAME = re.compile(r"(events\.out\.tfevents\.)(\d+)(\..*)")
+
+
+class Kept(NamedTuple):
+    """The events of earlier attempts that a resume keeps: those before these steps."""
+
+    scalars_before: int
+    others_before: int
+
+    @classmethod
+    def of(cls, first_step: int, start_step: int) -> Kept:
+        """For a logger that was rewound to just before `first_step`, in an attempt that starts at `start_step`.
+
+        If an evaluation is pending, the metrics of the start step are logged again, but not its texts and images.
+        """
+        return cls(first_step, max(first_step, start_step + 1) if first_step > 0 else first_step)
+
+
+def event_files(folder: Path) -> list[Path]:
+    """In TensorBoard's reading order."""
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+def move_back(folder: Path, now: int) -> None:
+    """Rename files so that one made `now` (unix seconds) sorts last: the clock may have been set back, or the last
+    attempt have begun in this second. The order of the files stays, also after a crash. A TensorBoard that runs
+    meanwhile must then be restarted, because it reads no file that sorts before the one it has read."""
+    files = event_files(folder)
+    for number, path in enumerate(files, now - len(files)):
+        if (parts := _NAME.fullmatch(path.name)) and int(parts[2]) > number:
+            path.rename(folder / f"{parts[1]}{number:010d}{parts[3]}")
+
+
+def described(facts: RunFacts) -> dict[str, Summary]:
+    """What describes the run: tag -> the event's content. The config as text, and the hyperparameters."""
+    found: dict[str, Summary] = {}
+    if facts.config:
+        # Markdown shows an indented block as it is.
+        found[CONFIG_TAG] = text_pb(CONFIG_TAG, "".join(f"    {line}\n" for line in facts.config.splitlines()))
+    if facts.hparams:
+        # TensorBoard merges what has the same id; the runs of a sweep have the same name.
+        trial = facts.name if facts.run_dir is None else f"{facts.run_dir.name} ({facts.run_dir.parent})"
+        found[SESSION_START_INFO_TAG] = hparams_pb(dict(facts.hparams), trial, facts.start_time)
+    return found
+
+
+def cut_back(path: Path, kept: Kept, description: Mapping[str, Summary]) -> dict[str, bool]:
+    """Drop from a file what is not kept, and a torn last event. Returns for each tag of the description that is kept
+    whether its last content is as described.
+
+    Hyperparameters that differ are dropped, because TensorBoard shows the first ones that it reads; a config that
+    differs stays, since a text is shown for each step.
+    """
+    held: dict[str, bool] = {}
+
+    def wanted(event: Event) -> bool:
+        if event.HasField("file_version"):
+            return True
+        value = event.summary.value[0] if event.summary.value else None
+        if value is None or value.HasField("simple_value"):
+            return bool(event.step < kept.scalars_before)
+        if event.step >= kept.others_before:
+            return False
+        if (new := description.get(value.tag)) is not None:
+            is_same = _content(value) == _content(new.value[0])
+            if value.tag == SESSION_START_INFO_TAG and not is_same:
+                return False
+            held[value.tag] = is_same
+        return True
+
+    def records() -> Iterator[bytes]:
+        for record in RawEventFileLoader(str(path)).Load():
+            if wanted(Event.FromString(record)):
+                yield record
+
+    # The checksums of a frame are slow to compute; most files hold no later step.
+    if sum(len(record) + _FRAME_BYTES for record in records()) < path.stat().st_size:
+        replace(path, map(_framed, records()))
+    return held
+
+
+def _content(value: Summary.Value) -> object:
+    """A text, or hyperparameters without the time at which the attempt began."""
+    if value.tag != SESSION_START_INFO_TAG:
+        return value.tensor
+    return dict(HParamsPluginData.FromString(value.metadata.plugin_data.content).session_start_info.hparams)
+
+
+def _framed(record: bytes) -> bytes:
+    buffer = BytesIO()
+    RecordWriter(buffer).write(record)
+    return buffer.getvalue()
