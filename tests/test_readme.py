@@ -70,7 +70,18 @@ PAGES = {
         ),
     ),
     "docs/data.md": Page(shows=(r"finished at step 12", r"finished at step 10\b")),
-    "docs/logging.md": Page(trained=True, shows=(r"675 0\.\d+", r"finished 675")),
+    "docs/logging.md": Page(
+        trained=True,
+        shows=(
+            r"675 0\.\d+",
+            r"finished 675",
+            r"digits_mlp +finished +675/675 +0\.\d+ +step675",
+            r'"run": "runs/digits_mlp", "state": "finished"',
+            r"METRICS step 675 +train/loss",
+            r"finished at step 90",
+        ),
+    ),
+    "docs/models.md": Page(shows=(r"finished at step 40", r"exported: gpt2")),
     "docs/own-project.md": Page(shows=(r"finished at step", r"exact")),
     "docs/python.md": Page(shows=(r"^90 0\.[5-9]\d*$",)),
     "docs/resume.md": Page(

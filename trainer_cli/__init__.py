@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
     from trainer_cli.checkpoint.load_options import LoadOptions
     from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
+    from trainer_cli.data.datasets import Datasets
     from trainer_cli.data.loader import Loader
     from trainer_cli.loggers.base import Logger
     from trainer_cli.trainer.duration import Duration
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.optimizers import optimizer_factory
     from trainer_cli.trainer.precision import Precision
+    from trainer_cli.trainer.scheduler_intervals import Scheduled
     from trainer_cli.trainer.schedulers import WarmupCosine, scheduler_factory
     from trainer_cli.trainer.train_step import TrainStep
     from trainer_cli.trainer.trainer import Trainer
@@ -31,6 +33,7 @@ _MODULES = {
     "CheckpointerCallback": "trainer_cli.callbacks.checkpointer",
     "checkpoint_path": "trainer_cli.checkpoint.find",
     "checkpoint_pattern": "trainer_cli.checkpoint.find",
+    "Datasets": "trainer_cli.data.datasets",
     "Duration": "trainer_cli.trainer.duration",
     "latest_checkpoint": "trainer_cli.checkpoint.find",
     "load_checkpoint": "trainer_cli.checkpoint.without_trainer",
@@ -42,6 +45,7 @@ _MODULES = {
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
     "optimizer_factory": "trainer_cli.trainer.optimizers",
     "Precision": "trainer_cli.trainer.precision",
+    "Scheduled": "trainer_cli.trainer.scheduler_intervals",
     "scheduler_factory": "trainer_cli.trainer.schedulers",
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
     "Trainer": "trainer_cli.trainer.trainer",
@@ -55,11 +59,13 @@ __all__ = [
     "Callback",
     "Checkpointer",
     "CheckpointerCallback",
+    "Datasets",
     "Duration",
     "LoadOptions",
     "Loader",
     "Logger",
     "Precision",
+    "Scheduled",
     "SyncCheckpointer",
     "TrainStep",
     "Trainer",

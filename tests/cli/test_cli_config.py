@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -174,3 +175,18 @@ def test_a_mistake_prints_nothing_on_stdout(project: Path, capsys: pytest.Captur
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "train: error: seed is 'x', but it must be a whole number (command line).\n"
+
+
+def test_json_holds_what_yaml_and_table_show(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("config", "experiment=odd", "seed=3")
+    assert json.loads(printed(capsys, *words, "--json")) == yaml.safe_load(printed(capsys, *words))
+    whole = json.loads(printed(capsys, "list", "--json"))
+    odd = {
+        "option": "odd",
+        "description": "An odd one.",
+        "file": str(project / "configs/experiment/odd.yaml"),
+        "own": True,
+    }
+    assert odd in whole["experiment"]
+    assert json.loads(printed(capsys, "list", "model", "--json")) == {"model": whole["model"]}
+    assert "model=mlp" in printed(capsys, "list", "model")

@@ -58,7 +58,7 @@ def test_an_example_can_be_run(
         (made / "new").mkdir()
         if verb == "new":
             monkeypatch.chdir(made / "new")
-        if verb == "ckpt":
+        if verb in ("ckpt", "top", "tail"):
             save_some(made)
         assert main([verb, *arguments]) == 0
         assert capsys.readouterr().err == ""

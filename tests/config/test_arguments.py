@@ -73,6 +73,8 @@ def wrong(root: Path, trust: Trust | None = None, **sections: Any) -> list[str]:
         {"scheduler": {"_target_": "parts.Plateau", "warmup": "1ep"}},
         {"scheduler": {"one": {"_target_": "parts.Plateau", "warmup": "50st"}, "off": None}},
         {"scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": "2ep"}},
+        {"scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 2, "interval": "epoch"}},
+        {"scheduler": {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau", "metric": "val/loss"}},
         {"callbacks": {"off": None, "checkpoint": {"_target_": "parts.Saver", "save_interval": 3}}},
         {"model": {"_target_": "time.sleep", "_args_": [0]}},
     ],
@@ -84,6 +86,14 @@ def test_what_is_right_is_let_through(root: Path, sections: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
+        (
+            {"scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 2, "interval": "batch"}},
+            "scheduler.interval is 'batch' (default). Choose one of step, epoch, evaluation.",
+        ),
+        (
+            {"scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 2, "metric": 3}},
+            "scheduler.metric is 3, but it is the name of a metric",
+        ),
         ({"model": {**NET, "widht": 1}}, "Net takes no argument 'widht' (model.widht, default). Did you mean"),
         (
             {"model": {"_target_": "parts.Net"}},

@@ -7,7 +7,7 @@ import pytest
 from trainer_cli.config.fields import MAY_CHANGE, fields, why_may_change
 
 _FREE = """
-    name run_dir device resume resume_allow ckpt trust loggers loggers.jsonl loggers.console.style
+    name run_dir device model_call resume resume_allow ckpt trust loggers loggers.jsonl loggers.console.style
     load.states load.strict load.ignore_keys load.key_mapping load.key_mapping.model validate.folder validate.watch
     logging.level logging.console
     loop.max_duration loop.hard_stop loop.max_time loop.eval_interval loop.eval_steps loop.eval_at_start

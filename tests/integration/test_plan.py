@@ -323,5 +323,5 @@ def test_people_get_a_chart_and_a_table(forks: Forks, place: Path) -> None:
 def test_a_fit_reports_its_timetable_before_the_first_step(forks: Forks, place: Path) -> None:
     did(forks, place, *BASE)
     log = (place / "runs/mine/train.log").read_text()
-    assert "steps 0 to 40, epochs of 20 (max_duration of 40 steps reached); 3 evaluations (16, 32, 40)" in log
+    assert "will train steps 0 to 40, epochs of 20 (max_duration of 40 steps); 3 evaluations (16, 32, 40)" in log
     assert log.index("4 checkpoints (0, 16, 32, 40); 4 on the disk at the end") < log.index("committed step 0")

@@ -112,6 +112,22 @@ PATTERNS = {
 }
 
 
+def test_norms_leave_random_states_out(place: Path) -> None:
+    shown, norms = (quickly(place, "ckpt", "show", "runs/base@latest", *flags).out for flags in ((), ("--norms",)))
+    assert "\nrng " in shown
+    assert "\nrng " not in norms
+    assert "\nmodel" in norms
+
+
+def test_json_has_the_rows_of_the_table(place: Path) -> None:
+    done = quickly(place, "validate", "ckpt=runs/base/checkpoints/step*", "--json")
+    found = json.loads(done.out)
+    written = records(place / found["folder"] / "validation.jsonl")
+    assert [(row["step"], row["loader"], row["metrics"]["loss"]) for row in found["rows"]] == [
+        (row["step"], row["loader"], row["val/loss"]) for row in written[-3:]
+    ]
+
+
 @pytest.mark.parametrize("case", PATTERNS)
 def test_patterns_name_each_checkpoint_once_in_the_order_of_steps(base: Path, tmp_path: Path, case: str) -> None:
     arguments, expected = PATTERNS[case]

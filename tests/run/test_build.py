@@ -183,7 +183,16 @@ def test_a_schedule_gets_its_length_and_durations_in_steps() -> None:
 @pytest.mark.parametrize(
     ("node", "total", "message"),
     [
-        ({"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau"}, 10, "needs a metric at each step"),
+        (
+            {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": "7st"},
+            10,
+            "steps once an epoch and counts these",
+        ),
+        (
+            {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau", "patience": "2ep"},
+            10,
+            "steps once an evaluation and counts these",
+        ),
         ({"_target_": "trainer_cli.trainer.schedulers.WarmupCosine"}, None, "needs the number of steps"),
         (
             {"_target_": "trainer_cli.trainer.schedulers.WarmupCosine", "warmup": "30min"},

@@ -27,7 +27,7 @@ def message(old: Composed, *changes: str) -> str:
 
 def said(changes: list[Change], new: Composed) -> str:
     try:
-        refuse_changes(changes, new.config.resume_allow, Path("runs/x"), new.provenance)
+        refuse_changes(changes, new, Path("runs/x"))
     except ConfigError as error:
         return str(error)
     return ""
@@ -74,3 +74,12 @@ def test_a_key_that_needs_quotes_is_named_in_quotes(old: Composed) -> None:
     way_out = said(changes, old).partition("add '")[2].partition("'")[0]
     assert way_out == 'resume_allow=["param_groups.*{norm,bias}*.lr",seed]'
     assert said(changes, compose([*BASE, way_out], cwd=ROOT)) == ""
+
+
+def test_evaluations_may_change_unless_a_schedule_follows_them() -> None:
+    plateau = "scheduler={_target_: torch.optim.lr_scheduler.ReduceLROnPlateau}"
+    by_step = "scheduler={_target_: trainer_cli.WarmupCosine, interval: evaluation}"
+    for scheduler, refused in (("scheduler=null", False), (plateau, True), (by_step, True)):
+        old = compose([*BASE, scheduler], cwd=ROOT)
+        assert ("resume_allow=[loop.eval_interval]" in message(old, scheduler, "loop.eval_interval=7")) is refused
+    assert message(old, by_step, "loop.eval_interval=7", "resume_allow=[loop.eval_interval]") == ""

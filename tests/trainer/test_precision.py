@@ -14,6 +14,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
+from trainer_cli.trainer.scheduler_intervals import Scheduled
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
@@ -102,7 +103,7 @@ def test_a_step_that_overflows_changes_nothing_and_is_counted(optimizer: str) ->
 def test_a_schedule_counts_a_step_that_was_left_out() -> None:
     """Also where the very first one is, of which torch's schedulers would complain."""
     seen, plain = Steps(), Steps()
-    schedule: Any = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
+    schedule = Scheduled(lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), "step")
     _fit(Spiky, seen, schedulers=schedule)
     _fit(lambda: Spiky(()), plain, schedulers=schedule, precision={"dtype": "bf16"})
     assert seen.rates == plain.rates == [0.1 * 0.5**step for step in range(6)]

@@ -12,8 +12,10 @@ from torch.optim import lr_scheduler as lr
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.format.codec import UnsavableState
+from trainer_cli.config.schema import SchedulerInterval
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.scheduler_intervals import Scheduled, natural_interval
 from trainer_cli.trainer.schedulers import Schedulers, WarmupCosine, by_name
 
 
@@ -61,7 +63,16 @@ def _sgd(model: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def _fit(folder: Path, schedulers: Any, *callbacks: Callback, length: int = 9) -> Any:
+def _each_step(given: Any) -> Any:
+    if isinstance(given, dict):
+        return {name: _each_step(one) for name, one in given.items()}
+    if isinstance(given, list):
+        return [_each_step(one) for one in given]
+    return given if given is None or isinstance(given, Scheduled) else Scheduled(given, "step")
+
+
+def _fit(folder: Path, schedulers: Any, *callbacks: Callback, length: int = 9, interval: str = "step") -> Any:
+    schedulers = _each_step(schedulers) if interval == "step" else schedulers
     made = trainer(
         Line,
         optimizer=_sgd,
@@ -204,7 +215,7 @@ def test_a_second_fit_of_the_same_trainer_goes_on_along_the_same_schedule(tmp_pa
     _fit(tmp_path / "straight", TORCHS["StepLR"], whole)
     made = trainer(
         optimizer=_sgd,
-        schedulers=TORCHS["StepLR"],
+        schedulers=Scheduled(TORCHS["StepLR"], "step"),
         callbacks=[seen, StopAt(4)],
         settings={"max_duration": 9},
         checkpoint=CheckpointerCallback(tmp_path / "parts"),
@@ -260,9 +271,127 @@ def test_a_state_that_cannot_be_saved_is_refused_before_step_1_by_its_owners_nam
     assert made.progress.step == 0
 
 
-def test_one_that_needs_a_metric_is_refused() -> None:
-    with pytest.raises(UserError, match="ReduceLROnPlateau needs a metric at each step"):
-        trainer(schedulers=lambda o: lr.ReduceLROnPlateau(o)).fit(loader())
+NATURAL = {
+    **dict.fromkeys(TORCHS, "epoch"),
+    **dict.fromkeys(("CyclicLR", "OneCycleLR", "LambdaLR of a function", "LambdaLR of an object"), "step"),
+    "MultiplicativeLR": "step",
+}
+
+
+@pytest.mark.parametrize("kind", TORCHS)
+def test_a_scheduler_of_torch_steps_as_its_documentation_says(kind: str) -> None:
+    schedulers = Schedulers(TORCHS[kind], {"optimizer": _sgd(Line())})
+    assert [one for one in SchedulerInterval if schedulers.has(one)] == [NATURAL[kind]]
+
+
+class Own(lr.LRScheduler):
+    """A user's schedule."""
+
+
+class Slower(lr.StepLR):
+    """A user's variant of a schedule of torch."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "interval"),
+    [
+        (lr.StepLR, "epoch"), (lr.LambdaLR, "epoch"), (lr.OneCycleLR, "step"), (lr.ReduceLROnPlateau, "evaluation"),
+        (WarmupCosine, "step"), (Own, "step"), (Slower, "epoch"),
+    ],
+)  # fmt: skip
+def test_the_natural_interval_of_a_class(kind: type, interval: str) -> None:
+    assert natural_interval(kind) == interval
+
+
+@pytest.mark.parametrize("stop", [1, 4, 5, 7])
+@pytest.mark.parametrize("kind", [name for name, interval in NATURAL.items() if interval == "epoch"])
+def test_a_schedule_by_epochs_steps_at_their_ends_and_goes_on_bit_for_bit(tmp_path: Path, kind: str, stop: int) -> None:
+    rates = Rates()
+    straight = _fit(tmp_path / "straight", TORCHS[kind], rates, length=13, interval="epoch")
+    optimizer = _sgd(Line())
+    schedule, expected = TORCHS[kind](optimizer), []
+    per_epoch = straight.loop.steps_per_epoch
+    for step in range(1, 14):
+        expected.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        if step % per_epoch == 0:
+            schedule.step()
+    assert list(rates.of.values()) == expected
+    _fit(tmp_path / "parts", TORCHS[kind], StopAt(stop), length=13, interval="epoch")
+    resumed = _fit(tmp_path / "parts", TORCHS[kind], length=13, interval="epoch")
+    assert same(everything(straight), everything(resumed)) == []
+
+
+def _plateau(folder: Path, *callbacks: Callback, metric: str | None = None, length: int = 12, **more: Any) -> Any:
+    made = trainer(
+        Line,
+        optimizer=_sgd,
+        schedulers=Scheduled(lambda o: lr.ReduceLROnPlateau(o, factor=0.5, patience=0), metric=metric),
+        callbacks=callbacks,
+        settings={"max_duration": length, "eval_interval": 2, **more},
+        checkpoint=CheckpointerCallback(folder),
+    )
+    made.fit(loader(), loader())
+    return made
+
+
+@pytest.mark.parametrize("stop", [1, 2, 5, 8])
+def test_a_plateau_is_told_the_metric_of_each_evaluation_and_goes_on_bit_for_bit(tmp_path: Path, stop: int) -> None:
+    seen: list[float] = []
+
+    class Metrics(Callback):
+        def on_after_evaluation(self, trainer: Any, metrics: dict[str, float]) -> None:
+            seen.append(metrics["val/loss"])
+
+    straight = _plateau(tmp_path / "straight", Metrics())
+    optimizer = _sgd(Line())
+    schedule = lr.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    for value in seen:
+        schedule.step(value)
+    assert len(seen) == 6
+    assert straight.optimizers["optimizer"].param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    assert straight.schedulers.live["scheduler"].state_dict() == schedule.state_dict()
+    _plateau(tmp_path / "parts", StopAt(stop))
+    assert same(everything(straight), everything(_plateau(tmp_path / "parts"))) == []
+
+
+def test_a_metric_that_nothing_reports_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the metric of scheduler is 'val/los', which no .* Did you mean 'val/loss'"):
+        _plateau(tmp_path, metric="val/los")
+    assert not (tmp_path / "step0").exists()
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "message"),
+    [
+        (Scheduled(lambda o: lr.StepLR(o, 1), "batch"), "interval is 'batch'"),
+        (Scheduled(lambda o: lr.ReduceLROnPlateau(o), "epoch"), "ReduceLROnPlateau takes a metric, so its interval"),
+        (Scheduled(lambda o: lr.StepLR(o, 1), metric="val/loss"), "StepLR takes no metric"),
+    ],
+)
+def test_an_interval_that_cannot_be_is_refused(scheduled: Scheduled, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        trainer(schedulers=scheduled).fit(loader())
+
+
+def test_a_rate_that_is_lost_within_the_first_epoch_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def fit(**scheduled: Any) -> int:
+        caplog.clear()
+        schedule = Scheduled(lambda o: lr.ExponentialLR(o, 1e-7), **scheduled)
+        trainer(schedulers=schedule, optimizer=_sgd, settings={"max_duration": 8, "log_interval": 1}).fit(loader())
+        return caplog.text.count("within the first epoch: scheduler steps after every optimizer step")
+
+    assert fit(interval="step") == 1
+    assert fit() == 0
+
+
+def test_a_rate_that_reaches_zero_at_the_end_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    trainer(
+        schedulers=lambda o: lr.OneCycleLR(o, 0.2, total_steps=4, final_div_factor=1e9),
+        optimizer=_sgd,
+        settings={"max_duration": 4, "log_interval": 1},
+    ).fit(loader())
+    assert "within the first epoch" not in caplog.text
 
 
 def test_a_schedule_saved_under_its_old_name_goes_on() -> None:

@@ -132,10 +132,14 @@ def _show(args: argparse.Namespace) -> int:
     from trainer_cli.run.inspect import opened
 
     with opened(_one(args.what[0])) as content:
-        norms = {name: tensor.norm() for name, tensor in content.tensors.items()} if args.norms else {}
+        tensors = content.tensors
+        if args.norms:
+            # The norm of a random generator's state says nothing.
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("rng/")}
+        norms = {name: tensor.norm() for name, tensor in tensors.items()} if args.norms else {}
         states = content.states() if args.states else {}
     if args.json:
-        tensors = [
+        listed = [
             {
                 "name": name,
                 "type": tensor.entry.code,
@@ -143,13 +147,13 @@ def _show(args: argparse.Namespace) -> int:
                 "size_bytes": tensor.entry.size_bytes,
                 **({"norm": norms[name]} if norms else {}),
             }
-            for name, tensor in content.tensors.items()
+            for name, tensor in tensors.items()
         ]
         more = {"states": states} if args.states else {}
-        print_json({**_facts(content), "tensors": tensors, "aliases": content.aliases, **more})
+        print_json({**_facts(content), "tensors": listed, "aliases": content.aliases, **more})
         return ExitCode.DONE
     print("\n".join(f"{key:<9} {value}" for key, value in _fact_lines(content)))
-    print("\n" + table(HEADER, tensor_rows(content.tensors, norms), right=["elements", "size", "norm"]))
+    print("\n" + table(HEADER, tensor_rows(tensors, norms), right=["elements", "size", "norm"]))
     if content.aliases:
         print("\n" + "\n".join(f"{name} is tied to {target}" for name, target in content.aliases.items()))
     if args.states:
@@ -318,7 +322,7 @@ def _prune(args: argparse.Namespace) -> int:
 
 
 _FLAGS = {
-    "--norms": (("--norms",), "show the Euclidean norm of each tensor too"),
+    "--norms": (("--norms",), "show the Euclidean norm of each tensor too; random states are left out"),
     "--states": (("--states",), "show the small states too"),
     "--yes": (("-y", "--yes"), "do not ask"),
     "--force": (("--force",), "remove pinned ones too, and the last valid one of a run"),

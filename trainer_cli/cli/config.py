@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="show every key with its default and meaning; with KEY that one, and those below it",
     )
+    what.add_argument("--json", action="store_true", help="print the composed config as JSON")
     what.add_argument("--schema", action="store_true", help="print the JSON Schema that editors check YAML with")
 
 
@@ -79,5 +80,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         from trainer_cli.config.compose import compose, to_yaml
 
-        print(to_yaml(compose(args.overrides, **places)), end="")
+        text = to_yaml(compose(args.overrides, **places))
+        if args.json:
+            import yaml
+
+            from trainer_cli.cli.table import print_json
+
+            print_json(yaml.safe_load(text))
+        else:
+            print(text, end="")
     return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainer_cli.cli.choices import Choices, keys
 from trainer_cli.cli.main import add_config_dir
+from trainer_cli.cli.table import print_json
 from trainer_cli.config import search_path
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import UserError
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("group", nargs="?", metavar="GROUP", help="show only this group, and more of it")
     add_config_dir(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON: of each group, option, description and file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,12 +37,24 @@ def run(args: argparse.Namespace) -> int:
         if args.group not in names:
             cure = did_you_mean(args.group, names).strip() or f"There are: {', '.join(names)}."
             raise UserError(f"there is no group {args.group!r}", cure=cure)
+        names = [args.group]
+    if args.json:
+        print_json({group: _plain_rows(group, choices) for group in names})
+        return 0
+    if args.group is not None:
         print("\n".join([*_table(args.group, choices), *_files(args.group, choices), *_keys(args.group)]))
         return 0
     print("\n\n".join("\n".join(_table(group, choices)) for group in names))
     if any(choices.is_own(file) for group in names for file in choices.options(group).values()):
         print("\n* yours")
     return 0
+
+
+def _plain_rows(group: str, choices: Choices) -> list[dict[str, object]]:
+    return [
+        {"option": option, "description": search_path.description(file), "file": str(file), "own": choices.is_own(file)}
+        for option, file in choices.options(group).items()
+    ]
 
 
 def _table(group: str, choices: Choices) -> Iterator[str]:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from trainer_cli.cli.main import add_allow_pickle, add_config_arguments
+from trainer_cli.cli.table import print_json
+
+if TYPE_CHECKING:
+    from trainer_cli.run.results import Results
 
 EXAMPLES = """examples:
   train validate ckpt='runs/digits/checkpoints/step*'
@@ -17,12 +23,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Overrides, and the flags that say where configs are and what may be loaded."""
     add_config_arguments(parser)
     add_allow_pickle(parser)
+    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate every checkpoint that matches."""
+    from trainer_cli.run.results import show_table
     from trainer_cli.run.validate import validate
 
     return validate(
-        args.overrides, config_dir=args.config_dir, config_name=args.config_name, allow_pickle=args.allow_pickle
+        args.overrides,
+        config_dir=args.config_dir,
+        config_name=args.config_name,
+        allow_pickle=args.allow_pickle,
+        show=_as_json if args.json else show_table,
     )
+
+
+def _as_json(results: Results) -> None:
+    print_json({"folder": str(results.folder), "rows": [asdict(row) for row in results.rows]})

@@ -15,7 +15,7 @@ from typing import Any
 from trainer_cli.config.kinds import MISSING
 from trainer_cli.config.modules import missing
 from trainer_cli.config.provenance import Provenance
-from trainer_cli.config.schema import CheckpointConfig, TrainConfig
+from trainer_cli.config.schema import CheckpointConfig, SchedulerInterval, TrainConfig
 from trainer_cli.config.signatures import Parameter, call_parameters, misfits
 from trainer_cli.config.suggest import nearest
 from trainer_cli.config.targets import Trust, absent, check_name, check_path, component
@@ -29,6 +29,8 @@ EVALUATED = ("model", "data", "step", "callbacks")
 SPECIAL = ("_target_", "_partial_", "_args_")
 DATA_KEYS = ("batch_size", "val_batch_size", "num_workers", "collate_fn", "persistent_workers", "worker_timeout")
 """Keys under `data` that belong to our loaders, and not to the object that is made."""
+SCHEDULER_KEYS = ("interval", "metric")
+"""Keys of a schedule's node that do not reach the object."""
 _AT_LEAST = {"batch_size": 1, "val_batch_size": 1, "num_workers": 0}
 FROM_DATA = "from_data"
 SAVER = "checkpoint"
@@ -134,6 +136,15 @@ def _schedules(where: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield where, value
 
 
+def steps_by_evaluation(scheduler: Any) -> bool:
+    """Whether a schedule steps after evaluations, as far as its node tells."""
+    nodes = [node for _, node in schedules(scheduler) if isinstance(node, Mapping)]
+    return any(
+        node.get("interval") == SchedulerInterval.evaluation or str(node.get("_target_")).endswith(".ReduceLROnPlateau")
+        for node in nodes
+    )
+
+
 def in_steps(value: Any) -> bool:
     """Whether a schedule's argument is a duration such as `1ep`, which is turned into steps."""
     if not isinstance(value, str):
@@ -174,7 +185,7 @@ class _Checker:
                 yield from self._component(name, value)
             case "scheduler":
                 for where, node in schedules(value):
-                    yield from self._component(where, node, first=1, schedule=True)
+                    yield from self._schedule(where, node)
             case "callbacks" | "loggers":
                 for key, node in value.items():
                     given = SAVER_KEYS if (name, key) == ("callbacks", SAVER) else ()
@@ -208,6 +219,23 @@ class _Checker:
             what = f"{where}.params is {params!r}, but it is a glob of parameter names, or a list of them"
             yield ConfigError(what, location=f"{where}.params")
         yield from self._component(where, {key: value for key, value in node.items() if key != "params"}, first=1)
+
+    def _schedule(self, where: str, node: Any) -> Iterator[ConfigError]:
+        if not isinstance(node, Mapping):
+            yield from self._component(where, node, first=1, schedule=True)
+            return
+        interval, metric = node.get("interval"), node.get("metric")
+        if interval is not None and interval not in set(SchedulerInterval):
+            yield ConfigError(
+                f"{where}.interval is {interval!r}",
+                location=f"{where}.interval",
+                hint=f"Choose one of {', '.join(SchedulerInterval)}.",
+            )
+        if metric is not None and not isinstance(metric, str):
+            what = f"{where}.metric is {metric!r}, but it is the name of a metric, such as val/loss"
+            yield ConfigError(what, location=f"{where}.metric")
+        own = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
+        yield from self._component(where, own, first=1, schedule=True)
 
     def _data(self, node: Any) -> Iterator[ConfigError]:
         if not is_node(node):

@@ -29,6 +29,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "name": "a name, no part of the training",
     "run_dir": "where the run is kept",
     "device": "where it trains",
+    "model_call": "a model that takes a batch one way refuses the others",
     "resume": "how to start",
     "resume_allow": "how to start",
     "ckpt": "is used only while the run has no checkpoint",
@@ -127,10 +128,12 @@ def why_may_change(key: str, allowed: Iterable[str] = ()) -> str | None:
     for pattern, reason in MAY_CHANGE.items():
         if fnmatchcase(key, pattern):
             return reason
-    for pattern in allowed:
-        if key == pattern or key.startswith(f"{pattern}.") or matches(key, pattern):
-            return "resume_allow"
-    return None
+    return "resume_allow" if matches_any(key, allowed) else None
+
+
+def matches_any(key: str, allowed: Iterable[str]) -> bool:
+    """Whether one of these globs means a key, or a section above it."""
+    return any(key == one or key.startswith(f"{one}.") or matches(key, one) for one in allowed)
 
 
 def allowed_mistakes(allowed: Iterable[str]) -> Iterator[ConfigError]:

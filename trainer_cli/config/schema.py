@@ -32,6 +32,18 @@ class Dtype(StrEnum):
     fp16 = "fp16"
 
 
+class ModelCall(StrEnum):
+    batch = "batch"
+    args = "args"
+    kwargs = "kwargs"
+
+
+class SchedulerInterval(StrEnum):
+    step = "step"
+    epoch = "epoch"
+    evaluation = "evaluation"
+
+
 class ParallelStrategy(StrEnum):
     single = "single"
 
@@ -412,12 +424,15 @@ class TrainConfig:
     """fit: start a new run from this checkpoint. validate: which checkpoints (a glob, or a list of them)."""
     model: Any = None
     """The model: a node with `_target_`."""
+    model_call: ModelCall = ModelCall.batch
+    """How the model is called: batch, model(batch); args, model(*batch); kwargs, model(**batch)."""
     data: Any = None
     """The data: a node with `_target_`; its object has `train` and `val`."""
     optimizer: Any = None
     """The optimizer: a node with `_target_`, or a mapping of such nodes by name, each with the globs of its params."""
     scheduler: Any = None
-    """The learning-rate schedule: null, a node with `_target_`, or a mapping of such nodes by name, each stepped."""
+    """The learning-rate schedule: null, a node with `_target_`, or a mapping of such nodes by name; `interval` in a
+    node (step, epoch or evaluation) says when it steps, `metric` what ReduceLROnPlateau is given."""
     step: Any = None
     """Forward, backward and optimizer steps of a batch: null, or a node with `_target_`, a subclass of TrainStep."""
     param_groups: dict[str, Any] = field(default_factory=dict)

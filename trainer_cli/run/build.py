@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.arguments import (
     DATA_KEYS,
     FROM_DATA,
     SAVER,
+    SCHEDULER_KEYS,
     SECTIONS,
     SPECIAL,
     check_keys,
@@ -32,6 +34,7 @@ from trainer_cli.errors import ConfigError, TrainError, raise_all
 from trainer_cli.parallel.single import Single
 from trainer_cli.trainer.optimizers import make_optimizer, parameters_of
 from trainer_cli.trainer.precision import Precision
+from trainer_cli.trainer.scheduler_intervals import Scheduled, natural_interval
 from trainer_cli.trainer.schedulers import schedule_settings
 from trainer_cli.trainer.setup import pick_device, seed_everything
 from trainer_cli.trainer.trainer import Trainer
@@ -83,7 +86,8 @@ class Builder:
             raise ConfigError(
                 f"the object that data makes ({type(source).__name__}) has no 'train'",
                 location="data",
-                hint="Give it a Dataset or DataLoader named train, and one or a mapping of them named val.",
+                hint="Give it a Dataset or DataLoader named train, and one or a mapping of them named val; "
+                "_target_: trainer_cli.Datasets does so with `train` and `val` of the config.",
             )
         seed = self.config.seed
         train = as_loader(source.train, shuffle=True, seed=seed, **settings)
@@ -147,28 +151,33 @@ class Builder:
             }
         node = _node(node, where)
         target = component(node["_target_"], f"{where}._target_", self.trust)
-        step = getattr(target, "step", None)
-        takes = call_parameters(step) if callable(step) else None
-        if any(one.name == "metrics" and one.by_name for one in takes or ()):
-            raise ConfigError(
-                f"scheduler {node['_target_']} needs a metric at each step, and schedules here follow the step alone",
-                location=where,
-            )
-        return partial(self._schedule, node, where, loop)
+        interval = node.get("interval") or natural_interval(target)
+        made = partial(self._schedule, node, where, loop, interval)
+        return Scheduled(made, interval, node.get("metric"))
 
-    def _schedule(self, node: Any, where: str, loop: TrainingLoop, optimizer: Optimizer) -> Any:
+    def _schedule(self, node: Any, where: str, loop: TrainingLoop, interval: str, optimizer: Optimizer) -> Any:
         """A schedule; `total_steps` is given to one that takes it and has none in the config."""
         target = component(str(node["_target_"]), f"{where}._target_", self.trust)
         special = {key: value for key, value in node.items() if key in SPECIAL}
-        own = {str(key): value for key, value in node.items() if key not in SPECIAL}
-        return self.make({**special, **schedule_settings(target, own, loop, where)}, where, first=(optimizer,))
+        own = {str(key): value for key, value in node.items() if key not in (*SPECIAL, *SCHEDULER_KEYS)}
+        return self.make(
+            {**special, **schedule_settings(target, own, loop, interval, where)}, where, first=(optimizer,)
+        )
 
     def step(self) -> Any:
         """The training step; None for the one of this package."""
         return None if self.config.step is None else self.make(_node(self.config.step, "step"), "step")
 
-    def trainer(self, data: Data, *, identity: RunIdentity, run_dir: Path) -> Trainer:
-        """The trainer that fits: over data that exists already; model and optimizer are made here."""
+    def trainer(
+        self,
+        data: Data,
+        *,
+        identity: RunIdentity,
+        run_dir: Path,
+        hparams: Mapping[str, bool | int | float | str] | None = None,
+    ) -> Trainer:
+        """The trainer that fits: over data that exists already; model and optimizer are made here. `hparams` are for
+        loggers."""
         config = self.config
         folder = config.checkpoint.folder
         loop = TrainingLoop(**asdict(config.loop))
@@ -177,6 +186,7 @@ class Builder:
             model=lambda: self.model(data.source),
             optimizer=self.optimizer if config.optimizer is not None else None,
             schedulers=schedulers,
+            model_call=config.model_call,
             step=self.step(),
             precision=Precision(**asdict(config.precision)),
             loop=loop,
@@ -190,6 +200,8 @@ class Builder:
             run_dir=run_dir,
             name=config.name or "default",
             console=config.logging.console,
+            config=identity.extra_files.get(CONFIG_FILE, b"").decode(),
+            hparams=hparams,
         )
 
     def evaluator(self, data: Data) -> Trainer:
@@ -197,6 +209,7 @@ class Builder:
         config = self.config
         return Trainer(
             model=lambda: self.model(data.source),
+            model_call=config.model_call,
             step=self.step(),
             precision=Precision(**asdict(config.precision)),
             loop=TrainingLoop(**asdict(config.loop)),

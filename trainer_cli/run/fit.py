@@ -27,9 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
+from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.timeline import simulate
 from trainer_cli.config.compose import Composed
 from trainer_cli.config.garbage import uncollected
+from trainer_cli.config.hparams import hparams
 from trainer_cli.config.targets import import_from
 from trainer_cli.errors import ExitCode
 from trainer_cli.run import report
@@ -185,10 +187,10 @@ def _build(composed: Composed, start: Start) -> tuple[Trainer, Data]:
         attempt=start.attempt,
         config_digest="sha256:" + hashlib.sha256(text).hexdigest(),
         target_packages=target_packages(composed.config),
-        extra_files={"config.yaml": text},
+        extra_files={CONFIG_FILE: text},
         local_folder=start.run.checkpoints_folder,
     )
-    return builder.trainer(data, identity=identity, run_dir=start.run.path), data
+    return builder.trainer(data, identity=identity, run_dir=start.run.path, hparams=hparams(composed.raw)), data
 
 
 def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
@@ -203,7 +205,7 @@ def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
 
 
 def _log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed, fork: Path | None) -> None:
-    """Log the steps, evaluations and checkpoints to come."""
+    """Log the steps, evaluations and checkpoints to come, and record the last step."""
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 
     checkpoint, loop = trainer.checkpoint, trainer.loop
@@ -216,6 +218,7 @@ def _log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed
     timeline = simulate(setting, step_counts_of(loop, data.train, start_point.progress), most_saves=_MOST_FORESEEN)
     for line in schedule_lines(timeline, start_point.progress.step, loop.steps_per_epoch):
         log.info("%s", line)
+    start.run.record_total_steps(loop.total_steps if timeline.end is None else timeline.end.step)
 
 
 def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path: Path | None, load: LoadOptions) -> int:

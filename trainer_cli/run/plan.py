@@ -284,7 +284,7 @@ def _estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
 
 def _of_format(checkpoint: CheckpointConfig) -> Iterator[str]:
     if checkpoint.format is not CheckpointFormat.tensors:
-        how = ", compressed it is less" if checkpoint.compression is not Compression.none else ""
+        how = ", uncompressed" if checkpoint.compression is not Compression.none else ""
         yield f"checkpoint.format ({checkpoint.format}): sizes are those of the format tensors{how}"
 
 

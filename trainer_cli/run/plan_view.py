@@ -76,7 +76,9 @@ def schedule_lines(line: Timeline, start_step: int, steps_per_epoch: int | None)
     if line.end is None or line.stop is None:
         return
     epochs = "" if steps_per_epoch is None else f", epochs of {steps_per_epoch:,}"
-    whole = f"steps {start_step:,} to {line.end.step:,}{epochs} ({line.stop.reason})"
+    whole = (
+        f"will train steps {start_step:,} to {line.end.step:,}{epochs} ({line.stop.reason.removesuffix(' reached')})"
+    )
     if line.cut:
         yield whole
         yield f"checkpoints at {_spread([one.step for one in line.saves[:4]])}, … (`train plan` lists all of them)"

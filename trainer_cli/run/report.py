@@ -189,7 +189,7 @@ def closing(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None
         print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
     if outcome.status == "finished":
         evaluate = f"  {_validate_command(run, outcome.checkpoints)}\n" if outcome.checkpoints else ""
-        print(f"next:\n{evaluate}  tensorboard --logdir {run.path}")
+        print(f"next:\n{evaluate}  tensorboard --logdir {run.path.parent}")
     else:
         print("next: the same command again resumes from here.")
     sys.stdout.flush()

@@ -11,10 +11,10 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.integrity import newest_intact, why_damaged
+from trainer_cli.config.arguments import steps_by_evaluation
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
-from trainer_cli.config.fields import why_may_change
-from trainer_cli.config.provenance import Provenance
+from trainer_cli.config.fields import matches_any, why_may_change
 from trainer_cli.config.schema import CheckpointConfig, LoopConfig, Newer
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.run.run_dir import RunDir, RunStatus
@@ -53,13 +53,20 @@ def holds_training(run: RunDir, folder: Path) -> bool:
     return bool(run.catalog(folder).names()) or run.read_summary().get("status") == RunStatus.finished
 
 
-def refuse_changes(changes: Sequence[Change], allowed: Sequence[str], run_dir: Path, provenance: Provenance) -> None:
-    """Refuse changes that a resume does not accept (config/fields.py and `allowed`).
+def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path) -> None:
+    """Refuse changes that a resume does not accept (config/fields.py and `resume_allow`).
 
     Raises:
         ConfigError: with a table of the changes, the source of each new value, and what to do.
     """
+    allowed, provenance = composed.config.resume_allow, composed.provenance
     verdicts = [(one, why_may_change(one.key, allowed)) for one in changes]
+    if steps_by_evaluation(composed.config.scheduler):
+        # Then an evaluation more or less is another training.
+        verdicts = [
+            (one, None if one.key.startswith("loop.eval_") and not matches_any(one.key, allowed) else why)
+            for one, why in verdicts
+        ]
     refused = [_quoted(one.key) for one, why in verdicts if why is None]
     if not refused:
         return

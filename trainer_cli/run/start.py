@@ -93,7 +93,7 @@ def of_existing(
     attempt = len(run.attempts) + 1
     catalog = Catalog(open_storage(folder, cache=run.checkpoints_folder, run_id=run_id, attempt=attempt))
     if holds_training(run, folder):
-        refuse_changes(changes, config.resume_allow, run.path, composed.provenance)
+        refuse_changes(changes, composed, run.path)
     summary = run.read_summary()
     ended = not reopens(stored.config.loop, config.loop)
     if config.resume in ("auto", "must") and ended:
@@ -193,7 +193,7 @@ def _of_lost(
     source, _ = config_of(folder / choice.entry.name)
     stored = from_yaml(source, trusted=True, missing_ok=True)
     changes = diff(stored.raw, composed.raw)
-    refuse_changes(changes, composed.config.resume_allow, run.path, composed.provenance)
+    refuse_changes(changes, composed, run.path)
     finished = choice.entry.manifest.finished
     if finished is not None and not reopens(stored.config.loop, composed.config.loop):
         return Done(choice.entry.step, finished)

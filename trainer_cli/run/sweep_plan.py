@@ -108,7 +108,7 @@ def _planned(job: Job, composed: Composed) -> Planned:
     if run.exists_as_run():
         stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
         if holds_training(run, folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)):
-            refuse_changes(changes_since(run, stored, composed), config.resume_allow, run.path, composed.provenance)
+            refuse_changes(changes_since(run, stored, composed), composed, run.path)
         reopened = reopens(stored.config.loop, config.loop)
     else:
         composed.check_targets()

@@ -31,7 +31,7 @@ from trainer_cli.config.schema import TrainConfig
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.run import report
 from trainer_cli.run.recover import config_of
-from trainer_cli.run.results import Results, Row
+from trainer_cli.run.results import Results, Row, show_table
 from trainer_cli.run.select import Selection, select
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.start import load_options
@@ -50,11 +50,13 @@ def validate(
     config_dir: Path | None = None,
     config_name: str = "config",
     allow_pickle: bool = False,
+    show: Callable[[Results], None] = show_table,
 ) -> int:
     """Evaluate what `ckpt=` names, write and show the results, and return the exit code.
 
     Args:
         allow_pickle: checkpoints of other programs may run any code when they are loaded.
+        show: prints the results at the end.
     """
     ours = [one for one in overrides if one.lstrip("+").startswith(("ckpt=", "load.", "logging.", "validate."))]
     command = compose(ours, config_dir=config_dir, config_name=config_name, missing_ok=True, sections=())
@@ -69,21 +71,26 @@ def validate(
     if ckpt == "none":
         composed = compose(overrides, **settings)
         experiment = _Experiment(composed, load_options(composed.config.load))
-        results = Results(Path(composed.config.validate.folder or "runs/validation-none"))
+        results = Results(Path(composed.config.validate.folder or "runs/validation-none"), show)
         failures = experiment.evaluate([None], results)
         results.finish()
         return failures[0] if failures else ExitCode.DONE
-    return _Validation(overrides, command.config, settings, allow_pickle).run(ckpt)
+    return _Validation(overrides, command.config, settings, allow_pickle, show).run(ckpt)
 
 
 class _Validation:
     """The evaluation of all that `ckpt=` names, one experiment after another."""
 
     def __init__(
-        self, overrides: Sequence[str], command: TrainConfig, settings: Mapping[str, Any], allow_pickle: bool
+        self,
+        overrides: Sequence[str],
+        command: TrainConfig,
+        settings: Mapping[str, Any],
+        allow_pickle: bool,
+        show: Callable[[Results], None],
     ) -> None:
         self.overrides = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
-        self.command, self.settings, self.allow_pickle = command, settings, allow_pickle
+        self.command, self.settings, self.allow_pickle, self.show = command, settings, allow_pickle, show
         self.experiments: dict[str, _Experiment] = {}
         """By the text of the config that was recovered."""
         self.results: Results | None = None
@@ -117,7 +124,7 @@ class _Validation:
         experiments = [self._experiment(source, text) for source, text, _ in groups]
         if self.results is None:
             folders = (self.command.validate.folder, *(one.composed.config.validate.folder for one in experiments))
-            self.results = Results(Path(next(filter(None, folders), None) or _folder(selection.paths)))
+            self.results = Results(Path(next(filter(None, folders), None) or _folder(selection.paths)), self.show)
         self.failures += [ExitCode.NO_CHECKPOINT for _ in selection.damaged]
         for experiment, (_, _, paths) in zip(experiments, groups, strict=True):
             watches = self.command.validate.watch

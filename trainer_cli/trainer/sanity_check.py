@@ -22,7 +22,7 @@ _EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
 
 
 def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
-    """Refuse a metric that a callback needs and nothing reports; do nothing if none is needed.
+    """Refuse a metric that a callback or scheduler needs and nothing reports; do nothing if none is needed.
 
     `run_validation` is called only if the loaders do not report all of them. The check has no lasting effect: its
     record is dropped, random generators and the callbacks' states are restored, and `trainer.sanity_checking` is True
@@ -49,8 +49,8 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
 
 
 def _wanted(trainer: Trainer) -> dict[str, str]:
-    """Key path of the setting -> metric."""
-    wanted = {}
+    """Setting -> metric."""
+    wanted = trainer.schedulers.wanted_metrics()
     for name, callback in trainer.callbacks.items():
         place = name if name == _SAVER else f"callbacks.{name}"
         wanted.update({f"{place}.{key}": metric for key, metric in callback.wanted_metrics().items()})

@@ -6,7 +6,6 @@ one state, so the state as it was when the scheduler was made is saved too: what
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 from collections import Counter
@@ -16,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer_cli.checkpoint.model_state import Fitting
+from trainer_cli.config.schema import SchedulerInterval
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.duration import Duration, Unit
 from trainer_cli.trainer.optimizers import ONLY, argument_names
+from trainer_cli.trainer.scheduler_intervals import Scheduled, is_function, natural_interval
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
 
 log = logging.getLogger(__name__)
@@ -35,26 +37,30 @@ _RENAMED = {"trainer_cli.trainer.schedules.WarmupCosine": "trainer_cli.trainer.s
 """Classes under the names that earlier versions saved."""
 _LAST = "_last_lr"
 _ABSENT = object()
+_STEP = SchedulerInterval.step
 
 
 def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: Any) -> Callable[[Optimizer], Any]:
     """A function `optimizer -> schedule`, as a config's `scheduler` describes it.
 
-    Durations such as `1ep` among the settings become steps, and `total_steps`, where `kind` takes it and it is not
-    given, is the number of steps in the loop's `max_duration`.
+    `interval` and `metric` among the settings are those of `Scheduled`. Durations such as `1ep` become a number of
+    intervals, and `total_steps`, where `kind` takes it and it is not given, is that of the loop's `max_duration`.
     """
-    return lambda optimizer: kind(optimizer, **schedule_settings(kind, settings, loop))
+    interval, metric = settings.pop("interval", None) or natural_interval(kind), settings.pop("metric", None)
+    return Scheduled(
+        lambda optimizer: kind(optimizer, **schedule_settings(kind, settings, loop, interval)), interval, metric
+    )
 
 
 def schedule_settings(
-    kind: Callable[..., Any], settings: Mapping[str, Any], loop: TrainingLoop, where: str = NAME
+    kind: Callable[..., Any], settings: Mapping[str, Any], loop: TrainingLoop, interval: str, where: str = NAME
 ) -> dict[str, Any]:
-    """The settings of a schedule, in steps.
+    """The settings of a schedule, durations as a number of intervals.
 
     Raises:
-        ConfigError: a duration is not a number of steps, or the training's length is needed and unknown.
+        ConfigError: a duration is not a whole number of them, or the training's length is needed and unknown.
     """
-    found = {key: _steps(value, f"{where}.{key}", loop.steps_per_epoch) for key, value in settings.items()}
+    found = {key: _intervals(value, f"{where}.{key}", loop, interval, where) for key, value in settings.items()}
     if "total_steps" not in found and "total_steps" in argument_names(kind):
         if loop.total_steps is None:
             raise ConfigError(
@@ -64,21 +70,31 @@ def schedule_settings(
                 hint=f"Give loop.max_duration in steps, or set {where}.total_steps.",
             )
         found["total_steps"] = loop.total_steps
+        if interval == SchedulerInterval.epoch and loop.steps_per_epoch is not None:
+            found["total_steps"] = -(-loop.total_steps // loop.steps_per_epoch)
     return found
 
 
-def _steps(value: Any, where: str, steps_per_epoch: int | None) -> Any:
-    """A duration string in steps; anything else as it is."""
+def _intervals(value: Any, key: str, loop: TrainingLoop, interval: str, where: str) -> Any:
+    """A duration string as a number of intervals; anything else as it is."""
     if not isinstance(value, str):
         return value
     try:
         duration = Duration.parse(value)
     except ValueError:
         return value
-    steps = duration.steps(steps_per_epoch)
-    if steps is None:
-        raise ConfigError(f"{where} is {value}, which is not a number of steps", location=where)
-    return steps
+    if interval == SchedulerInterval.epoch and duration.unit is Unit.EPOCH and duration.value == int(duration.value):
+        return int(duration.value)
+    count = duration.steps(loop.steps_per_epoch)
+    if interval != _STEP:
+        length = loop.steps_per_epoch if interval == SchedulerInterval.epoch else None
+        if count is None or length is None or count % length:
+            what = f"{key} is {value}, but the schedule steps once an {interval} and counts these"
+            raise ConfigError(what, location=key, hint=f"Give their number, or set {where}.interval=step.")
+        return count // length
+    if count is None:
+        raise ConfigError(f"{key} is {value}, which is not a number of steps", location=key)
+    return count
 
 
 def by_name(given: Any, optimizers: Collection[str] = (ONLY,)) -> dict[str, tuple[str, Any]]:
@@ -93,7 +109,8 @@ def by_name(given: Any, optimizers: Collection[str] = (ONLY,)) -> dict[str, tupl
     if list(optimizers) == [ONLY]:
         return {name: (ONLY, one) for name, one in _several(given, NAME).items()}
     if not isinstance(given, Mapping):
-        if given is not None and (hasattr(given, "step") or not callable(given)):
+        one = given.schedule if isinstance(given, Scheduled) else given
+        if one is not None and not is_function(one):
             raise UserError("schedulers: there are several optimizers", cure="Give a mapping of their names.")
         given = dict.fromkeys(optimizers, given)
     found: dict[str, tuple[str, Any]] = {}
@@ -116,24 +133,82 @@ def _several(given: Any, name: str) -> dict[str, Any]:
 
 
 class Schedulers:
-    """Steps each scheduler once after each step of its optimizer, in the given order."""
+    """The schedulers of a training, each with the interval at which it steps, in the given order."""
 
     def __init__(self, given: Any = None, optimizers: Mapping[str, Optimizer] | None = None) -> None:
         self._optimizers = dict(optimizers or {})
         self.live: dict[str, Any] = {}
         self._made: dict[str, Any] = {}
         self._optimizer_of: dict[str, str] = {}
+        self._timing: dict[str, Scheduled] = {}
+        self._first_rates = [[float(group["lr"]) for group in one.param_groups] for one in self._optimizers.values()]
+        self._warned = False
         for name, (optimizer, one) in by_name(given, self._optimizers).items() if self._optimizers else ():
-            if not hasattr(one, "step") and callable(one):
-                one = one(self._optimizers[optimizer])
-            _check(name, one)
-            self.live[name] = one
-            self._made[name] = _copied(one.state_dict())
+            scheduled = one if isinstance(one, Scheduled) else Scheduled(one)
+            live = scheduled(self._optimizers[optimizer])
+            _check(name, live)
+            self.live[name] = live
+            self._timing[name] = scheduled.settled(live, name)
+            self._made[name] = _copied(live.state_dict())
             self._optimizer_of[name] = optimizer
 
-    def of(self, optimizer: str) -> list[Any]:
-        """Those of the optimizer with this name."""
-        return [self.live[name] for name, owner in self._optimizer_of.items() if owner == optimizer]
+    def of(self, optimizer: str, interval: str | None = None) -> list[Any]:
+        """Those of the optimizer with this name, all or those with this interval."""
+        return [
+            self.live[name]
+            for name, owner in self._optimizer_of.items()
+            if owner == optimizer and interval in (None, self._timing[name].interval)
+        ]
+
+    def has(self, interval: str) -> bool:
+        """Whether there is one with this interval."""
+        return any(one.interval == interval for one in self._timing.values())
+
+    def wanted_metrics(self) -> dict[str, str]:
+        """Setting -> metric that an evaluation must report."""
+        return {f"the metric of {name}": one.metric for name, one in self._timing.items() if one.metric is not None}
+
+    def step(self, trainer: Trainer, interval: str, metrics: Mapping[str, float] | None = None) -> None:
+        """Step those with this interval, the hooks around each.
+
+        Args:
+            metrics: of the evaluation that was made just now.
+
+        Raises:
+            UserError: a scheduler's metric is not among them.
+        """
+        for name, timing in self._timing.items():
+            if timing.interval != interval:
+                continue
+            scheduler, optimizer = self.live[name], self._optimizers[self._optimizer_of[name]]
+            values: list[float] = []
+            if timing.metric is not None:
+                if metrics is None or timing.metric not in metrics:
+                    raise UserError(f"the metric of {name} is '{timing.metric}', which was not reported")
+                values = [metrics[timing.metric]]
+            trainer.hooks.call("on_before_scheduler_step", trainer, trainer.model, optimizer, scheduler)
+            scheduler.step(*values)
+            trainer.hooks.call("on_after_scheduler_step", trainer, trainer.model, optimizer, scheduler)
+
+    def warn_of_lost_rate(self, step: int, steps_per_epoch: int | None, total_steps: int | None) -> None:
+        """Warn once of a learning rate that falls by more than a million within the first epoch, its end apart."""
+        if self._warned or not self.has(_STEP):
+            return
+        last = min((one for one in (steps_per_epoch, total_steps and total_steps * 9 // 10) if one), default=None)
+        if last is not None and step >= last:
+            self._warned = True
+            return
+        for first, optimizer in zip(self._first_rates, self._optimizers.values(), strict=True):
+            for before, group in zip(first, optimizer.param_groups, strict=False):
+                if before > 0 and group["lr"] < before * 1e-6:
+                    self._warned = True
+                    names = ", ".join(name for name, one in self._timing.items() if one.interval == _STEP)
+                    log.warning(
+                        "the learning rate fell from %g to %g within the first epoch: %s steps after every optimizer "
+                        "step. Is interval: epoch meant?",
+                        before, float(group["lr"]), names,
+                    )  # fmt: skip
+                    return
 
     def state_dict(self) -> dict[str, Any]:
         """Each one's class, its state, and its state as it was made."""
@@ -245,14 +320,6 @@ def _check(name: str, one: Any) -> None:
     for method in ("step", "state_dict", "load_state_dict"):
         if not hasattr(one, method):
             raise UserError(f"schedulers: expected a schedule, got {type(one).__name__} without {method}", where=name)
-    try:
-        takes = inspect.signature(one.step).parameters
-    except (ValueError, TypeError):
-        return
-    if "metrics" in takes:
-        raise UserError(
-            f"{type(one).__name__} needs a metric at each step, and schedules here follow the step alone", where=name
-        )
 
 
 def _is_mapping(value: Any) -> bool:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainer_cli.config.schema import SchedulerInterval
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.metrics import Number, batch_weight, read_outputs
+from trainer_cli.trainer.model_call import arguments, explained
 from trainer_cli.trainer.torch_compat import foreach_div_
 
 if TYPE_CHECKING:
@@ -79,15 +81,19 @@ class TrainStep:
 
     def forward(self, batch: Any) -> Any:
         """The model's outputs for a batch, under autocast, with the hooks around it. Evaluation calls it too."""
-        args: list[Any] = [batch]
-        kwargs: dict[str, Any] = {}
+        args, kwargs = arguments(self._model_call, batch)
         for call in self._before_forward:
             call(self.trainer, self.model, batch, args, kwargs)
-        if self._autocast is None:
-            outputs = self.model(*args, **kwargs)
-        else:
-            with self._autocast:
+        try:
+            if self._autocast is None:
                 outputs = self.model(*args, **kwargs)
+            else:
+                with self._autocast:
+                    outputs = self.model(*args, **kwargs)
+        except (TypeError, AttributeError) as error:
+            if (told := explained(error, self.model, batch, args, kwargs)) is error:
+                raise
+            raise told from None
         for call in self._after_forward:
             call(self.trainer, self.model, outputs, batch)
         return outputs
@@ -148,6 +154,7 @@ class TrainStep:
         """Called by the loops: bind what `forward` needs."""
         hooks = trainer.hooks
         self.trainer, self.model, self.device = trainer, trainer.model, trainer.device
+        self._model_call = trainer.model_call
         self._autocast = trainer.precision.autocast(trainer.device)
         self._before_forward, self._after_forward = hooks["on_before_forward"], hooks["on_after_forward"]
 
@@ -161,7 +168,7 @@ class TrainStep:
         self._complete, self._scale_used = not self._accumulates, False
         self._unit = None
         self._updated = tuple(
-            _Updated(name, optimizer, trainer.schedulers.of(name), norms.get(name))
+            _Updated(name, optimizer, trainer.schedulers.of(name, SchedulerInterval.step), norms.get(name))
             for name, optimizer in trainer.optimizers.items()
         )
         self._before_backward, self._after_backward = hooks["on_before_backward"], hooks["on_after_backward"]

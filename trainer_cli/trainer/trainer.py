@@ -20,14 +20,16 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_ch
 from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.checkpoint.storage.url_path import as_path
+from trainer_cli.config.schema import ModelCall, SchedulerInterval
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, RunFacts
 from trainer_cli.parallel.single import Single
 from trainer_cli.parallel.strategy import Strategy
+from trainer_cli.trainer import media
 from trainer_cli.trainer.finite import check_end
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, second_to
-from trainer_cli.trainer.metric_logger import MetricLogger
+from trainer_cli.trainer.metric_logger import MetricLogger, metrics_in
 from trainer_cli.trainer.optimizers import made_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.progress import Progress
@@ -75,6 +77,13 @@ class Evaluation:
     metrics: dict[str, float]
 
 
+def _model_call(given: str) -> ModelCall:
+    try:
+        return ModelCall(given)
+    except ValueError:
+        raise UserError(f"model_call is {given!r}", cure=f"Choose one of {', '.join(ModelCall)}.") from None
+
+
 class Unset:
     """The default of `ckpt_path`: the newest checkpoint of this run, if there is one."""
 
@@ -91,8 +100,10 @@ class Trainer:
         optimizer: an optimizer over the model's parameters, a function `model -> optimizer`, or a mapping of names
             to either. None: the trainer can only validate.
         schedulers: a schedule, a function `optimizer -> schedule`, or a list or mapping by name of either; each
-            steps once per step of its optimizer. The name is the key of its saved state. For several optimizers, a
-            function that is called for each, or a mapping of their names to what one optimizer may have.
+            steps at the interval of its kind, or of `Scheduled(schedule, interval)`. The name is the key of its saved
+            state. For several optimizers, a function that is called for each, or a mapping of their names to what one
+            optimizer may have.
+        model_call: `batch`: the model is called as `model(batch)`; `args`: `model(*batch)`; `kwargs`: `model(**batch)`.
         step: forward, backward and optimizer steps of one batch; None: one loss, all optimizers stepped together.
         precision: number format, loss scaling and clipping.
         loop: lengths and intervals of the training.
@@ -103,6 +114,7 @@ class Trainer:
         device: `auto`, or a torch device's name.
         strategy: how many processes train the model; None: this one alone.
         run_dir, name, console: where loggers write, the run's name, and the console's style.
+        config, hparams: for loggers: the run's config as YAML, and the values that tell it from other runs.
     """
 
     def __init__(
@@ -111,6 +123,7 @@ class Trainer:
         model: nn.Module | Callable[[], nn.Module],
         optimizer: torch.optim.Optimizer | Factory | Mapping[str, torch.optim.Optimizer | Factory] | None = None,
         schedulers: Any = None,
+        model_call: str = ModelCall.batch,
         step: TrainStep | None = None,
         precision: Precision | None = None,
         loop: TrainingLoop | None = None,
@@ -124,9 +137,12 @@ class Trainer:
         run_dir: str | Path | None = None,
         name: str = "default",
         console: str = "auto",
+        config: str = "",
+        hparams: Mapping[str, bool | int | float | str] | None = None,
     ) -> None:
         self.precision = typed("precision", precision or Precision(), Precision)
         self.loop = typed("loop", loop or TrainingLoop(), TrainingLoop)
+        self.model_call = _model_call(model_call)
         self.step = typed("step", step or TrainStep(), TrainStep)
         self.callbacks = named("callbacks", callbacks, Callback)
         if checkpoint is not None:
@@ -143,6 +159,7 @@ class Trainer:
         self.seed = None if seed is None else typed("seed", seed, int)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.name, self.console = name, console
+        self.config, self.hparams = config, dict(hparams or {})
         if deterministic:
             be_deterministic()
         if seed is not None:
@@ -248,7 +265,10 @@ class Trainer:
                     self._make_schedulers()
                     # An earlier fit of this trainer, or a loaded state: the records up to here stay.
                     self.resumed = self.resumed or self.progress.step > 0
+                epoch = self.progress.epoch
                 loop.start_at(train, self.progress)
+                if self.progress.epoch != epoch:
+                    self.schedulers.step(self, SchedulerInterval.epoch)
                 self._start_samples = self.progress.samples
                 # Callbacks that refuse to start do so here, before loggers are rewound.
                 self.hooks.call("on_fit_start", self, train, val, loop)
@@ -310,8 +330,28 @@ class Trainer:
         """Add metrics to the record of the current step. Tensors are read from the device at the flush."""
         self.metric_logger.add({**(metrics or {}), **named})
 
+    def log_text(self, name: str, text: str) -> None:
+        """Add a text, which may be Markdown, to the record of the current step. Of one name and step the last counts,
+        as of images and histograms."""
+        self.metric_logger.add_medium(media.text(name, text))
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Add an image to the record of the current step: a tensor or array of shape (height, width) or
+        (channels, height, width), with 1, 3 or 4 channels; floats from 0 to 1, or integers from 0 to 255. A tensor is
+        copied to the host at once.
+
+        Raises:
+            UserError: it has another shape.
+        """
+        self.metric_logger.add_medium(media.image(name, image))
+
+    def log_histogram(self, name: str, values: Any) -> None:
+        """Add the distribution of the finite ones of some values to the record of the current step. A tensor is
+        copied to the host at once."""
+        self.metric_logger.add_medium(media.histogram(name, values))
+
     def flush_record(self) -> dict[str, float]:
-        """Pass the record of this step to every logger, and return it."""
+        """Pass the record of this step to every logger, and return its metrics."""
         return self.metric_logger.flush(self.progress, self._epoch())
 
     def evaluate(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> bool:
@@ -320,10 +360,11 @@ class Trainer:
         began = time.monotonic()
         try:
             self._evaluate_all(val_loaders, loop, is_last=is_last)
-            if self.hooks["on_after_evaluation"]:
+            if self.hooks["on_after_evaluation"] or self.schedulers.has(SchedulerInterval.evaluation):
                 found = {key: value for key, value in self.metric_logger.record.items() if before.get(key) is not value}
-                metrics = {key: float(value) for key, value in found.items()}
+                metrics = metrics_in(found)
                 self.hooks.call("on_after_evaluation", self, metrics)
+                self.schedulers.step(self, SchedulerInterval.evaluation, metrics)
         except EvaluationInterruptedError:
             self.metric_logger.record.clear()
             self.metric_logger.record.update(before)
@@ -489,9 +530,9 @@ class Trainer:
         self.metric_logger.record.clear()
         self._evaluate_all(loaders, self.loop.validation, is_last=True)
         rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
-        for key, value in self.metric_logger.record.items():
+        for key, value in metrics_in(self.metric_logger.record).items():
             name = next((name for name in loaders if key.startswith(f"{name}/")), key.partition("/")[0])
-            rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = float(value)
+            rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
         self.metric_logger.record.clear()
         where = None if path is None else as_path(path)
         return [Evaluation(where, self.loaded_step, name, metrics) for name, metrics in rows.items()]
@@ -505,6 +546,8 @@ class Trainer:
             start_step=self.progress.step,
             start_samples=self.progress.samples,
             console=self.console,
+            config=self.config,
+            hparams=self.hparams,
         )
         self.metric_logger.start(facts, self.progress, keep=self.progress.step if whole else self.progress.step - 1)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trainer_cli.checkpoint.policy import Occasion
-from trainer_cli.config.schema import LoopConfig, check_duration
+from trainer_cli.config.schema import LoopConfig, SchedulerInterval, check_duration
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.duration import Duration, Unit
 from trainer_cli.trainer.finite import LossCheck
@@ -265,6 +265,7 @@ class TrainingLoop:
                     self._steps(trainer, self._next_event(trainer))
                     eval_requested = self._take_requests(trainer)
                     self._count_time(trainer)
+                    trainer.schedulers.warn_of_lost_rate(trainer.progress.step, self.steps_per_epoch, self.total_steps)
                     stop = self.why_stop(trainer)
                     done = stop is not None and stop.finished
                     # If a stop was requested between two steps, this step has its record and evaluation already.
@@ -367,6 +368,7 @@ class TrainingLoop:
                     progress.step += 1
                     if last:
                         progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
+                        trainer.schedulers.step(trainer, SchedulerInterval.epoch)
                         batches.close()
                 for call in step_end:
                     call(trainer, model, raw, batch)

@@ -1,0 +1,164 @@
+"""How a model is called with a batch, and the message where the two do not fit each other."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainer_cli import Trainer, TrainingLoop
+from trainer_cli.config.schema import ModelCall
+from trainer_cli.errors import UserError
+from trainer_cli.trainer.model_call import arguments, described, explained
+
+PAIR = [torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)]
+NAMED = {"x": PAIR[0], "y": PAIR[1]}
+Point = namedtuple("Point", "x y")
+
+
+class Parts(nn.Module):
+    """A model whose forward takes the parts of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.net(x) * scale, y)
+
+
+class Whole(nn.Module):
+    """A model that takes one tensor, and returns no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.net(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "batch", "args", "kwargs"),
+    [
+        ("batch", PAIR, [PAIR], {}),
+        ("batch", NAMED, [NAMED], {}),
+        ("args", PAIR, PAIR, {}),
+        ("args", tuple(PAIR), PAIR, {}),
+        ("args", Point(*PAIR), PAIR, {}),
+        ("kwargs", NAMED, [], NAMED),
+    ],
+)
+def test_the_arguments_of_a_call(how: str, batch: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
+    found = arguments(ModelCall(how), batch)
+    assert [id(one) for one in found[0]] == [id(one) for one in args]
+    assert {name: id(one) for name, one in found[1].items()} == {name: id(one) for name, one in kwargs.items()}
+
+
+@pytest.mark.parametrize(
+    ("how", "batch", "message"),
+    [
+        ("args", PAIR[0], "needs a list or tuple as a batch, and here it is float32[4, 3]. Set model_call=batch."),
+        ("args", NAMED, "here it is {x: float32[4, 3], y: int64[4]}. Set model_call=kwargs."),
+        ("kwargs", PAIR, "needs a mapping as a batch, and here it is [float32[4, 3], int64[4]]. Set model_call=args."),
+    ],
+)
+def test_a_batch_without_such_parts_is_refused(how: str, batch: Any, message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        arguments(ModelCall(how), batch)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "text"),
+    [
+        (torch.zeros(2, 3, dtype=torch.bfloat16), "bfloat16[2, 3]"),
+        (torch.tensor(1), "int64[]"),
+        ((PAIR[0], [PAIR[1], "a", 3]), "(float32[4, 3], [int64[4], str, int])"),
+        ({"a": {"b": PAIR[1]}}, "{a: {b: int64[4]}}"),
+        ([1] * 9, "[int, int, int, int, int, int, int, int, …]"),
+        (dict.fromkeys("abcdefghi", 1.0), "{" + ", ".join(f"{key}: float" for key in "abcdefgh") + ", …}"),
+    ],
+)
+def test_the_structure_of_a_batch(batch: Any, text: str) -> None:
+    assert described(batch) == text
+
+
+@pytest.mark.parametrize(
+    ("how", "batch", "message"),
+    [
+        (
+            "batch",
+            PAIR,
+            "Parts.forward cannot be called with a batch: missing 1 required positional argument: 'y'\n"
+            "  batch:   [float32[4, 3], int64[4]]\n"
+            "  forward: (x, y, scale=1.0)\n"
+            "Set model_call=args. It returns a loss, (loss, outputs), or a mapping with 'loss'.",
+        ),
+        ("batch", NAMED, "Set model_call=kwargs."),
+        ("args", [*PAIR, 1.0, 2], "takes from 3 to 4 positional arguments but 5 were given"),
+        ("kwargs", {"x": PAIR[0], "label": PAIR[1]}, "got an unexpected keyword argument 'label'"),
+        ("kwargs", {"x": PAIR[0], "label": PAIR[1]}, "Give the model a forward that takes what is in the batch."),
+    ],
+)
+def test_a_call_that_cannot_be_bound_names_batch_signature_and_cure(how: str, batch: Any, message: str) -> None:
+    model = Parts()
+    args, kwargs = arguments(ModelCall(how), batch)
+    with pytest.raises(TypeError) as raised:
+        model(*args, **kwargs)
+    told = explained(raised.value, model, batch, args, kwargs)
+    assert isinstance(told, UserError)
+    assert message in str(told)
+
+
+def test_an_error_inside_a_model_that_got_the_whole_batch_carries_a_note() -> None:
+    model = Whole()
+    with pytest.raises(TypeError) as raised:
+        model(PAIR)
+    assert explained(raised.value, model, PAIR, [PAIR], {}) is raised.value
+    assert raised.value.__notes__ == [
+        "The model was called with the whole batch:\n"
+        "  batch:   [float32[4, 3], int64[4]]\n"
+        "  forward: (x)\n"
+        "If forward takes its parts, set model_call=args; forward returns the loss."
+    ]
+
+
+def test_an_error_of_the_models_own_stays_as_it_is() -> None:
+    class Wrong(Parts):
+        def forward(self, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            raise TypeError("mine")
+
+    with pytest.raises(TypeError, match=r"^mine$") as raised:
+        Wrong()(*PAIR)
+    assert explained(raised.value, Wrong(), PAIR, PAIR, {}) is raised.value
+    assert not hasattr(raised.value, "__notes__")
+
+
+@pytest.mark.parametrize(("how", "data"), [("args", "pairs"), ("kwargs", "mappings")])
+def test_training_and_evaluation_call_the_model_alike(how: str, data: str) -> None:
+    x, y = torch.randn(8, 3), torch.randint(0, 2, (8,))
+    samples = [({"x": a, "y": b} if data == "mappings" else (a, b)) for a, b in zip(x, y, strict=True)]
+    loader = torch.utils.data.DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
+    trainer = Trainer(
+        model=Parts,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1),
+        loop=TrainingLoop(max_duration=2),
+        model_call=how,
+        seed=0,
+        device="cpu",
+        console="off",
+    )
+    result = trainer.fit(loader, loader)
+    assert result.step == 2
+    with torch.no_grad():
+        expected = trainer.model(x, y).item()
+    assert trainer.validate(loader)["val"]["loss"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model_call is 'arg'\. Choose one of batch, args, kwargs\."):
+        Trainer(model=Parts, model_call="arg")

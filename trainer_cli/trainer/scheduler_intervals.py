@@ -1,0 +1,86 @@
+"""When a scheduler steps: after each optimizer step, at the end of each epoch, or after each evaluation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.optim import lr_scheduler
+
+from trainer_cli.config.schema import SchedulerInterval
+from trainer_cli.errors import UserError
+
+_BY_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
+_OF_FUNCTIONS = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR)
+_METRIC = "val/loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A schedule with the interval at which it steps.
+
+    Args:
+        schedule: a schedule, or a function `optimizer -> schedule`.
+        interval: `step`, `epoch` or `evaluation`. None: `evaluation` for schedules that take a metric, `epoch` for
+            torch's own but OneCycleLR and CyclicLR, as torch documents them, and `step` for all others. A function
+            that returns a LambdaLR or a MultiplicativeLR counts as another.
+        metric: given to schedules that take one, such as ReduceLROnPlateau; None: `val/loss`.
+    """
+
+    schedule: Any
+    interval: str | None = None
+    metric: str | None = None
+
+    def __call__(self, optimizer: Any) -> Any:
+        """The schedule of an optimizer."""
+        return self.schedule(optimizer) if is_function(self.schedule) else self.schedule
+
+    def settled(self, schedule: Any, where: str) -> Scheduled:
+        """The same with the interval and the metric that hold for this schedule.
+
+        Raises:
+            UserError: the interval is unknown, or a metric is needed at another interval than evaluations.
+        """
+        takes = takes_metric(schedule)
+        interval = self.interval or natural_interval(schedule, made=is_function(self.schedule))
+        name = type(schedule).__name__
+        if interval not in set(SchedulerInterval):
+            raise UserError(f"interval is {interval!r}", where=where, cure=f"Choose {', '.join(SchedulerInterval)}.")
+        if takes and interval != SchedulerInterval.evaluation:
+            raise UserError(f"{name} takes a metric, so its interval is evaluation, not {interval}", where=where)
+        if self.metric is not None and not takes:
+            raise UserError(f"{name} takes no metric", where=where, cure="Leave `metric` out.")
+        return replace(self, interval=str(interval), metric=(self.metric or _METRIC) if takes else None)
+
+
+def is_function(schedule: Any) -> bool:
+    """Whether it makes the schedule, and is none itself."""
+    return callable(schedule) and not hasattr(schedule, "step")
+
+
+def natural_interval(schedule: Any, *, made: bool = False) -> SchedulerInterval:
+    """The interval that a schedule, or its class, is documented for.
+
+    Args:
+        made: by a function, which may count steps where torch's documentation counts epochs.
+    """
+    kind = schedule if isinstance(schedule, type) else type(schedule)
+    if takes_metric(schedule):
+        return SchedulerInterval.evaluation
+    torchs = [one for one in kind.__mro__ if one.__module__ == lr_scheduler.__name__]
+    if kind.__module__ != lr_scheduler.__name__ and torchs[:1] == [lr_scheduler.LRScheduler]:
+        torchs = []
+    if not torchs or issubclass(kind, _BY_STEP) or (made and issubclass(kind, _OF_FUNCTIONS)):
+        return SchedulerInterval.step
+    return SchedulerInterval.epoch
+
+
+def takes_metric(schedule: Any) -> bool:
+    """Whether the `step` of a schedule, or of its class, takes a metric."""
+    step: Callable[..., Any] | None = getattr(schedule, "step", None)
+    try:
+        return step is not None and "metrics" in inspect.signature(step).parameters
+    except (ValueError, TypeError):
+        return False
