@@ -193,7 +193,7 @@ PATHS = Kind(
 )
 KEYS: dict[str, Kind] = {
     "name": TEXT_OR_NULL, "run_dir": TEXT, "seed": whole(0, null=False), "deterministic": TRUTH,
-    "device": choice("auto", "cpu", "cuda", "mps"), "resume": TEXT, "resume_allow": KEYS_OF, "ckpt": PATHS,
+    "device": choice("auto", "cpu", "cuda", "mps"), "model_call": choice("batch", "args", "kwargs"), "resume": TEXT, "resume_allow": KEYS_OF, "ckpt": PATHS,
     "parallel.strategy": choice("single"),
     "model": NODE, "data": NODE, "optimizer": NODE, "step": NODE, "param_groups": GROUPS,
     "loop.max_duration": duration(null=False), "loop.hard_stop": duration(), "loop.max_time": duration("s"),

@@ -181,12 +181,12 @@ def trained(*arguments: str, cwd: Path) -> Result:
 def running(*arguments: str, cwd: Path, **env: str) -> Iterator[Running]:
     """The command, started; killed at the end if it still lives."""
     started = Running(arguments, cwd, **env)
-    try:
-        yield started
-    finally:
-        if started.process.poll() is None:
-            os.killpg(started.process.pid, signal.SIGKILL)
-            started.process.communicate()
+    with started.process:  # closes its pipes, where nobody has read them to the end, too
+        try:
+            yield started
+        finally:
+            if started.process.poll() is None:
+                os.killpg(started.process.pid, signal.SIGKILL)
 
 
 def make_project(root: Path, **files: str) -> Path:

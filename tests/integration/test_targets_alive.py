@@ -71,8 +71,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["scheduler=hidden", "+scheduler.warmpu=1ep"], "Did you mean 'warmup'?"),
         (["scheduler=two", "+scheduler.one.optimizer=1"], "gets its 'optimizer' from train (scheduler.one.optimizer"),
         (
-            ["scheduler=hidden", "scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau", "~scheduler.warmup"],
-            "needs a metric at each step",
+            [
+                "scheduler=hidden",
+                "~scheduler.warmup",
+                "+scheduler.interval=step",
+                "scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
+            ],
+            "takes a metric, so its interval is evaluation, not step",
         ),
         (["+callbacks.note={_target_: mine.hidden.Note, text: 3}"], "callbacks.note.text is 3, but it must be a text"),
         (["+loggers.log={_target_: mine.hidden.Log, txt: a}"], "Log takes no argument 'txt' (loggers.log.txt"),

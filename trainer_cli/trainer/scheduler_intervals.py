@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import lr_scheduler
 
 from trainer_cli.config.schema import SchedulerInterval
-from trainer_cli.errors import UserError
+from trainer_cli.errors import ConfigError
 
 _BY_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 _OF_FUNCTIONS = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR)
@@ -38,20 +38,22 @@ class Scheduled:
         return self.schedule(optimizer) if is_function(self.schedule) else self.schedule
 
     def settled(self, schedule: Any, where: str) -> Scheduled:
-        """The same with the interval and the metric that hold for this schedule.
+        """The same with the interval and the metric that hold for this schedule, or for this class.
 
         Raises:
-            UserError: the interval is unknown, or a metric is needed at another interval than evaluations.
+            ConfigError: the interval is unknown, or a metric is needed at another interval than evaluations.
         """
         takes = takes_metric(schedule)
         interval = self.interval or natural_interval(schedule, made=is_function(self.schedule))
-        name = type(schedule).__name__
+        name = (schedule if isinstance(schedule, type) else type(schedule)).__name__
         if interval not in set(SchedulerInterval):
-            raise UserError(f"interval is {interval!r}", where=where, cure=f"Choose {', '.join(SchedulerInterval)}.")
+            raise ConfigError(
+                f"interval is {interval!r}", location=where, hint=f"Choose {', '.join(SchedulerInterval)}."
+            )
         if takes and interval != SchedulerInterval.evaluation:
-            raise UserError(f"{name} takes a metric, so its interval is evaluation, not {interval}", where=where)
+            raise ConfigError(f"{name} takes a metric, so its interval is evaluation, not {interval}", location=where)
         if self.metric is not None and not takes:
-            raise UserError(f"{name} takes no metric", where=where, cure="Leave `metric` out.")
+            raise ConfigError(f"{name} takes no metric", location=where, hint="Leave `metric` out.")
         return replace(self, interval=str(interval), metric=(self.metric or _METRIC) if takes else None)
 
 
