@@ -36,6 +36,7 @@ _PROCESSES = (
     "tests/data/",
     "tests/loggers/test_contract",
     "tests/loggers/test_tensorboard",
+    "tests/parallel/",
     "tests/run/test_children",
     "tests/run/test_run_dir",
     "tests/run/test_sweep.py",

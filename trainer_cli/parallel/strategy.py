@@ -8,6 +8,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.parallel.process_group import ProcessGroup
+
 
 @runtime_checkable
 class Strategy(Protocol):
@@ -15,6 +17,8 @@ class Strategy(Protocol):
 
     world_size: int
     """Processes that train this model."""
+    group: ProcessGroup
+    """These processes."""
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model on the device of this process, before its optimizers are made."""

@@ -1,0 +1,57 @@
+"""What two ranks say of their group; each writes its answers to FOLDER/RANK.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer_cli.errors import UserError
+from trainer_cli.parallel.process_group import from_environment
+
+
+def _fails(function: Any) -> str:
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def _refuse() -> None:
+    raise UserError("no such file", where="here")
+
+
+def main(folder: Path) -> None:
+    group = from_environment(os.environ, timeout_s=60)
+    biggest = torch.tensor([group.rank, -group.rank])
+    wait = group.start_max(biggest)
+    assert wait is not None
+    wait.wait()
+    ran: list[int] = []
+
+    def decide() -> str:
+        ran.append(group.rank)
+        return "step500"
+
+    answers = {
+        "rank": [group.rank, group.world_size, group.local_rank, group.is_main],
+        "broadcast": group.broadcast({"run": f"of rank {group.rank}", "path": [1, None]}),
+        "gather": group.gather(f"rank {group.rank}"),
+        "sum": group.sum(torch.tensor([1.0, float(group.rank)])).tolist(),
+        "max": biggest.tolist(),
+        "on_main": group.on_main(decide),
+        "ran": ran,
+        "failed": _fails(lambda: group.on_main(_refuse)),
+    }
+    group.barrier()
+    (folder / f"{group.rank}.json").write_text(json.dumps(answers))
+    group.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
