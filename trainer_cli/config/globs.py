@@ -1,4 +1,4 @@
-"""Globs with alternatives: `a{b,c}d` matches `abd` and `acd`."""
+"""Globs with alternatives, and regular expressions: `a{b,c}d` matches `abd` and `acd`, as `re:a(b|c)d` does."""
 
 from __future__ import annotations
 
@@ -17,6 +17,23 @@ def alternatives(pattern: str) -> Iterator[str]:
         yield from alternatives(pattern[: match.start()] + part + pattern[match.end() :])
 
 
+REGEX = "re:"
+"""What a regular expression begins with, where a glob could stand."""
+
+
+def why_no_pattern(pattern: str) -> str | None:
+    """What is wrong with a regular expression; None for one that compiles, and for a glob."""
+    if not pattern.startswith(REGEX):
+        return None
+    try:
+        re.compile(pattern.removeprefix(REGEX))
+    except re.error as error:
+        return f"{pattern!r} is no regular expression: {error}"
+    return None
+
+
 def matches(name: str, pattern: str) -> bool:
-    """Whether a whole name matches a glob; case counts."""
+    """Whether a whole name matches a glob, or a regular expression after `re:`; case counts."""
+    if pattern.startswith(REGEX):
+        return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
     return any(fnmatchcase(name, alternative) for alternative in alternatives(pattern))

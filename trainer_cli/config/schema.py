@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 from trainer_cli.checkpoint.load_options import check_mapping, check_states
 from trainer_cli.checkpoint.naming import why_unfit
+from trainer_cli.config.globs import why_no_pattern
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration, Unit
 
@@ -42,6 +43,18 @@ class SchedulerInterval(StrEnum):
     step = "step"
     epoch = "epoch"
     evaluation = "evaluation"
+
+
+# Some names hold a hyphen.
+CompileMode = StrEnum(
+    "CompileMode",
+    {
+        "default": "default",
+        "reduce-overhead": "reduce-overhead",
+        "max-autotune": "max-autotune",
+        "max-autotune-no-cudagraphs": "max-autotune-no-cudagraphs",
+    },
+)
 
 
 class ParallelStrategy(StrEnum):
@@ -156,6 +169,12 @@ def _check_steps(key: str, value: list[int]) -> None:
         check_at_least(key, step, 0)
 
 
+def _check_names(key: str, value: list[str]) -> None:
+    for pattern in value:
+        if (fault := why_no_pattern(pattern)) is not None:
+            raise ConfigError(f"{key}: {fault}", location=key)
+
+
 def _check_name(key: str, value: str | None) -> None:
     if value is not None and not value.strip():
         raise ConfigError(f"{key} is empty", location=key, hint=f"Write {key}=NAME, or leave it out.")
@@ -263,6 +282,28 @@ class PrecisionConfig:
                 location="precision.clip_norm",
                 hint="Set one of them to null.",
             )
+
+
+@dataclass(kw_only=True, slots=True)
+class CompileConfig:
+    """torch.compile of the model's forward."""
+
+    enabled: bool = False
+    """true: compile at the first batch."""
+    mode: Optional[CompileMode] = None
+    """default, reduce-overhead (CUDA graphs), max-autotune or max-autotune-no-cudagraphs; null: the backend's own."""
+    dynamic: Optional[bool] = None
+    """true: code for any shape; false: for each shape its own; null: any shape once a second one was seen."""
+    fullgraph: bool = False
+    """true: what cannot be compiled is an error; false: it runs as plain Python."""
+    backend: str = "inductor"
+    """Name of the compiler, as torch.compiler.list_backends() has it."""
+
+    def __post_init__(self) -> None:
+        for key in ("mode", "dynamic", "fullgraph"):
+            if getattr(self, key) and not self.enabled:
+                location = f"compile.{key}"
+                raise ConfigError(f"{location} is set, but compile.enabled is false", location=location)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -436,7 +477,11 @@ class TrainConfig:
     step: Any = None
     """Forward, backward and optimizer steps of a batch: null, or a node with `_target_`, a subclass of TrainStep."""
     param_groups: dict[str, Any] = field(default_factory=dict)
-    """Parameter-name globs -> optimizer settings for these parameters."""
+    """Parameter-name globs, or `re:` and a regular expression -> optimizer settings for these parameters."""
+    freeze: list[str] = checked(_check_names, [])
+    """Parameter-name globs, or `re:` and a regular expression: these are not trained. Matching running statistics of
+    norms stay, too."""
+    compile: CompileConfig = field(default_factory=CompileConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -168,6 +168,11 @@ class Builder:
         """The training step; None for the one of this package."""
         return None if self.config.step is None else self.make(_node(self.config.step, "step"), "step")
 
+    def _compile(self) -> dict[str, Any] | None:
+        """The arguments of torch.compile; None if the model is not compiled."""
+        settings = asdict(self.config.compile)
+        return settings if settings.pop("enabled") else None
+
     def trainer(
         self,
         data: Data,
@@ -187,6 +192,8 @@ class Builder:
             optimizer=self.optimizer if config.optimizer is not None else None,
             schedulers=schedulers,
             model_call=config.model_call,
+            freeze=config.freeze,
+            compile=self._compile(),
             step=self.step(),
             precision=Precision(**asdict(config.precision)),
             loop=loop,
@@ -210,6 +217,8 @@ class Builder:
         return Trainer(
             model=lambda: self.model(data.source),
             model_call=config.model_call,
+            freeze=config.freeze,
+            compile=self._compile(),
             step=self.step(),
             precision=Precision(**asdict(config.precision)),
             loop=TrainingLoop(**asdict(config.loop)),
@@ -233,6 +242,7 @@ class Builder:
             return Trainer(
                 model=model,
                 optimizer=self.optimizer if config.optimizer is not None else None,
+                freeze=config.freeze,
                 step=self.step(),
                 loop=TrainingLoop(**asdict(config.loop)),
                 callbacks=self._components("callbacks", own),

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from trainer_cli.config.globs import matches
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.trainer.freezing import check_pattern, matches_nothing
 from trainer_cli.trainer.fused import can_be_fused
 from trainer_cli.trainer.setup import made, typed
 
@@ -31,7 +32,7 @@ def optimizer_factory(
 
     Args:
         kind: the optimizer's class, which is called with parameter groups and `settings`.
-        params: globs of its parameters' names; not given: all trained parameters.
+        params: globs of its parameters' names, or regular expressions after `re:`; not given: all trained parameters.
         param_groups: globs of names -> settings of these parameters.
     """
 
@@ -95,13 +96,10 @@ def parameters_of(
     owner: dict[str, str] = {}
     for optimizer, given in chosen.items():
         for pattern in [given] if isinstance(given, str) else given or ():
+            check_pattern(pattern, f"{where}.{optimizer}.params")
             found = [name for name in trained if matches(name, pattern)]
             if not found:
-                raise ConfigError(
-                    f"{where}.{optimizer}.params: '{pattern}' matches no trained parameter of the model",
-                    location=where,
-                    hint=f"Its parameters are named like {', '.join(trained[:4])}.",
-                )
+                raise matches_nothing(pattern, trained, f"{where}.{optimizer}.params", "trained parameter")
             for name in found:
                 if owner.setdefault(name, optimizer) != optimizer:
                     raise ConfigError(f"{name} is in two optimizers, {owner[name]} and {optimizer}", location=where)
@@ -158,13 +156,9 @@ def parameter_groups(
     for pattern, settings in patterns.items():
         if not isinstance(settings, Mapping):
             raise ConfigError(f"param_groups: '{pattern}' must hold optimizer settings", location="param_groups")
+        check_pattern(pattern, "param_groups")
         if not any(matches(name, pattern) for name, _ in model.named_parameters()):
-            names = [name for name, _ in model.named_parameters()]
-            raise ConfigError(
-                f"param_groups: '{pattern}' matches no parameter of the model",
-                location="param_groups",
-                hint=f"Its parameters are named like {', '.join(names[:4])}.",
-            )
+            raise matches_nothing(pattern, [name for name, _ in model.named_parameters()], "param_groups")
     groups: list[tuple[list[tuple[str, Any]], list[Any]]] = []
     for name, parameter in model.named_parameters():
         settings = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,8 +22,12 @@ def seed_everything(seed: int) -> None:
 
 
 def be_deterministic() -> None:
-    """Use only deterministic kernels from now on, on every device."""
+    """Use only deterministic kernels from now on, on every device, and let no compiler choose kernels by their time."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Read when torch._inductor is imported, at the first compilation.
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+    if (inductor := sys.modules.get("torch._inductor.config")) is not None:
+        inductor.__setattr__("deterministic", True)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 
@@ -82,6 +87,14 @@ def named(slot: str, given: Any, kind: type) -> dict[str, Any]:
                 name = f"{type(value).__name__}_{count}"
             found[name] = value
     return {name: typed(f"{slot}.{name}", value, kind) for name, value in found.items()}
+
+
+def leave_out_frozen(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Remove the parameters that need no gradient from new optimizers, and groups that are then empty."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -27,7 +27,9 @@ from trainer_cli.loggers.base import Logger, RunFacts
 from trainer_cli.parallel.single import Single
 from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.trainer import media
+from trainer_cli.trainer.compiling import compile_model
 from trainer_cli.trainer.finite import check_end
+from trainer_cli.trainer.freezing import freeze as freeze_parameters
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, second_to
 from trainer_cli.trainer.metric_logger import MetricLogger, metrics_in
 from trainer_cli.trainer.optimizers import made_optimizers
@@ -37,6 +39,7 @@ from trainer_cli.trainer.sanity_check import sanity_check
 from trainer_cli.trainer.schedulers import Schedulers, by_name
 from trainer_cli.trainer.setup import (
     be_deterministic,
+    leave_out_frozen,
     made,
     named,
     pick_device,
@@ -104,6 +107,10 @@ class Trainer:
             state. For several optimizers, a function that is called for each, or a mapping of their names to what one
             optimizer may have.
         model_call: `batch`: the model is called as `model(batch)`; `args`: `model(*batch)`; `kwargs`: `model(**batch)`.
+        freeze: globs of parameter names, or `re:` and a regular expression: these parameters are not trained, and no
+            optimizer has them. Norms whose running statistics match stay in evaluation mode.
+        compile: arguments of torch.compile for the model's forward, such as `{"mode": "max-autotune"}`; None: it is
+            not compiled.
         step: forward, backward and optimizer steps of one batch; None: one loss, all optimizers stepped together.
         precision: number format, loss scaling and clipping.
         loop: lengths and intervals of the training.
@@ -124,6 +131,8 @@ class Trainer:
         optimizer: torch.optim.Optimizer | Factory | Mapping[str, torch.optim.Optimizer | Factory] | None = None,
         schedulers: Any = None,
         model_call: str = ModelCall.batch,
+        freeze: Sequence[str] = (),
+        compile: Mapping[str, Any] | None = None,
         step: TrainStep | None = None,
         precision: Precision | None = None,
         loop: TrainingLoop | None = None,
@@ -173,9 +182,15 @@ class Trainer:
             )
         self._given_model = model
         own: nn.Module = typed("model", made(model, nn.Module), nn.Module)
+        self._frozen_norms = freeze_parameters(own, freeze)
         self.model: nn.Module = self.strategy.place(own, self.device)
-        leave_compiler_out()
+        if compile is None:
+            leave_compiler_out()
+        else:
+            compile_model(self.model, compile)
         self.optimizers = made_optimizers(optimizer, self.model)
+        if freeze:
+            leave_out_frozen(self.optimizers.values())
         for one in self.optimizers.values():
             step_lightly(one)
         self._first_settings = {name: settings_of(one) for name, one in self.optimizers.items()}
@@ -404,6 +419,12 @@ class Trainer:
         began = time.monotonic()
         self.hooks.call("on_save_opportunity", self, occasion)
         self.metric_logger.exclude_time(time.monotonic() - began)
+
+    def train_mode(self) -> None:
+        """Put the model into train mode, but for frozen norms."""
+        self.model.train()
+        for norm in self._frozen_norms:
+            norm.eval()
 
     def callback_steps(self) -> list[int]:
         """The next steps at which callbacks may save."""

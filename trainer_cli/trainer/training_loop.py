@@ -259,7 +259,7 @@ class TrainingLoop:
             try:
                 if not trainer.model.training:
                     # Only then: a module that the user put into evaluation mode stays in it.
-                    trainer.model.train()
+                    trainer.train_mode()
                 trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
                     self._steps(trainer, self._next_event(trainer))

@@ -1,0 +1,148 @@
+"""Frozen parameters, patterns of names, and a compiled forward: what is trained, saved and resumed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Noisy, everything, loader, same, trainer
+from torch import nn
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.checkpoint.load_options import LoadOptions
+from trainer_cli.config.globs import matches, why_no_pattern
+from trainer_cli.config.schema import CompileConfig, TrainConfig
+from trainer_cli.config.targets import Trust
+from trainer_cli.errors import ConfigError
+from trainer_cli.run.build import Builder
+from trainer_cli.trainer.optimizers import optimizer_factory, parameter_groups
+
+BODY = ["body.0.*", "re:body[.]1[.].*"]
+"""The first layer and the batch norm behind it."""
+
+
+def test_a_regular_expression_may_stand_where_a_glob_may() -> None:
+    assert matches("layers.12.norm.weight", r"re:layers\.\d+\.(norm|bias)\..*")
+    assert not matches("layers.12.norm.weight.more", r"re:layers\.\d+\.norm\.weight")
+    assert why_no_pattern("layers.[*") is None
+    assert "is no regular expression" in (why_no_pattern("re:layers.(") or "")
+
+
+def test_groups_by_a_regular_expression_have_their_settings() -> None:
+    groups = parameter_groups(Noisy(), {"re:.*(bias|1[.]weight)": {"weight_decay": 0.0}})
+    assert [len(group["params"]) for group in groups] == [2, 4]
+    with pytest.raises(ConfigError, match=r"param_groups: 're:[(]' is no regular expression"):
+        parameter_groups(Noisy(), {"re:(": {}})
+
+
+def test_frozen_parameters_and_statistics_stay_and_the_optimizer_has_none_of_them() -> None:
+    ours = trainer(Noisy, freeze=BODY, optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=0.1))
+    before = {name: value.clone() for name, value in ours.model.state_dict().items()}
+    ours.fit(loader(), loader(4, shuffle=False))
+    kept = {name for name, value in ours.model.state_dict().items() if torch.equal(value, before[name])}
+    assert kept == {name for name in before if name.startswith(("body.0.", "body.1."))} | {"frozen"}
+    assert ours.optimizer is not None
+    assert len(ours.optimizer.param_groups[0]["params"]) == 2
+    assert ours.model.training
+    assert not ours.model.body[1].training
+
+
+def test_a_model_given_in_evaluation_mode_trains_but_for_its_frozen_norms() -> None:
+    ours = trainer(Noisy().eval(), freeze=BODY)
+    ours.fit(loader())
+    modes = {name: module.training for name, module in ours.model.named_modules()}
+    assert [name for name, training in modes.items() if not training] == ["body.1"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["bdy.0.*"], r"freeze: 'bdy.0.\*' matches no parameter of the model.* Did you mean 'body.0.\*'\?"),
+        (["re:["], "freeze: 're:\\[' is no regular expression"),
+        (["*"], "no parameter is left to train"),
+    ],
+)
+def test_a_wrong_pattern_to_freeze_is_refused(patterns: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer(Noisy, freeze=patterns)
+
+
+def test_a_frozen_training_resumes_exactly_and_fine_tunes_other_weights(tmp_path: Path) -> None:
+    def made(folder: str, steps: int, **more: Any) -> Any:
+        saver = CheckpointerCallback(tmp_path / folder, save_interval=3)
+        return trainer(
+            Noisy, freeze=BODY, checkpoint=saver, settings={"max_duration": steps},
+            optimizer=optimizer_factory(torch.optim.Adam, lr=0.1), **more,
+        )  # fmt: skip
+
+    straight = made("straight", 6)
+    straight.fit(loader())
+    made("resumed", 3).fit(loader())
+    resumed = made("resumed", 6)
+    assert resumed.fit(loader()).step == 6
+    assert same(everything(straight), everything(resumed)) == []
+    tuned = made("tuned", 1)
+    tuned.fit(loader(), ckpt_path=tmp_path / "straight/step6", load=LoadOptions(states=("model",)))
+    assert torch.equal(tuned.model.body[0].weight, straight.model.body[0].weight)
+    assert not torch.equal(tuned.model.body[4].weight, straight.model.body[4].weight)
+
+
+def test_a_config_freezes_and_compiles() -> None:
+    config = TrainConfig(
+        model={"_target_": "trainer_cli.models.mlp.MLP", "hidden": [4]},
+        data={"_target_": "trainer_cli.data.digits.Digits"},
+        optimizer={"_target_": "torch.optim.SGD", "lr": 0.1},
+        freeze=["re:layers[.]1[.].*"],
+        compile=CompileConfig(enabled=True, backend="eager", dynamic=False),
+        device="cpu",
+    )
+    builder = Builder(config, Trust())
+    made = builder.shapes(builder.data())
+    frozen = [name for name, parameter in made.model.named_parameters() if not parameter.requires_grad]
+    assert frozen
+    assert all(name.startswith("layers.1.") for name in frozen)
+    assert builder._compile() == {"backend": "eager", "mode": None, "dynamic": False, "fullgraph": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"backend": "eagr"}, "there is no compiler 'eagr'.*Did you mean 'eager'"),
+        ({"backend": "eager", "mode": "default", "options": {"a": 1}}, "torch.compile refused its settings"),
+    ],
+)
+def test_wrong_settings_of_the_compiler_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer(Noisy, compile=settings)
+
+
+def test_settings_of_a_compiler_that_is_off_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"compile.mode is set, but compile.enabled is false"):
+        CompileConfig(mode="max-autotune")
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_saved_under_its_own_names_and_resumes_exactly(tmp_path: Path) -> None:
+    graphs: list[Any] = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def made(folder: str, steps: int, **more: Any) -> Any:
+        saver = CheckpointerCallback(tmp_path / folder, save_interval=3)
+        settings = {"max_duration": steps, "eval_interval": 3}
+        return trainer(Noisy, checkpoint=saver, settings=settings, **more)
+
+    plain = made("plain", 6)
+    plain.fit(loader(), loader(4, shuffle=False))
+    made("compiled", 3, compile={"backend": counting}).fit(loader(), loader(4, shuffle=False))
+    resumed = made("compiled", 6, compile={"backend": counting})
+    resumed.fit(loader(), loader(4, shuffle=False))
+    assert graphs
+    assert "torch._dynamo" in sys.modules
+    assert list(resumed.checkpoint_state()["model"]) == list(nn.Module.state_dict(Noisy()))
+    assert same(everything(plain)["model"], everything(resumed)["model"]) == []
