@@ -1,0 +1,122 @@
+"""`train` and `python` for shell scripts in milliseconds: each is a fork of a process that has everything imported.
+
+The server is `python command_server.py FOLDER`; it says `ready` once the scripts `train` and `python` are in FOLDER.
+They pass their arguments, directory, environment and standard streams to it, and end with the exit code of the fork.
+A fork cannot be sent signals, so scripts that stop a command run the real one.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+CLIENT = """
+import array, json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect(sys.argv[1])
+    asked = json.dumps({"argv": sys.argv[2:], "cwd": os.getcwd(), "env": dict(os.environ)}).encode()
+    streams = array.array("i", [0, 1, 2])
+    server.sendmsg([asked], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+    server.shutdown(socket.SHUT_WR)
+    sys.exit(int(server.recv(8) or b"137"))
+"""
+
+
+def serve(folder: Path) -> None:
+    """Answer until stdin ends."""
+    import torch
+    import torch.utils.data
+    import torch.utils.tensorboard
+    from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
+
+    import trainer_cli.callbacks.checkpointer
+    import trainer_cli.cli.fit
+    import trainer_cli.cli.validate
+    import trainer_cli.loggers.tensorboard
+    import trainer_cli.run.checkpoint_size
+    import trainer_cli.run.fit
+    import trainer_cli.trainer.trainer  # noqa: F401
+
+    torch.set_num_threads(1)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "socket"))
+        listening.listen()
+        (folder / "client.py").write_text(CLIENT, encoding="utf-8")
+        for name in ("train", "python"):
+            script = folder / name
+            words = f"'{sys.executable}' -IS '{folder}/client.py' '{folder}/socket' {name}"
+            script.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+            script.chmod(0o755)
+        print("ready", flush=True)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
+            caller, _ = listening.accept()
+            with caller:
+                asked, streams = _receive(caller)
+                if os.fork() == 0:
+                    _become(asked, streams, caller)
+            for number in streams:
+                os.close(number)
+
+
+def _receive(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    asked, rights, _, _ = caller.recvmsg(1 << 20, socket.CMSG_SPACE(3 * 4))
+    streams = array.array("i")
+    streams.frombytes(rights[0][2])
+    while more := caller.recv(1 << 20):
+        asked += more
+    return json.loads(asked), list(streams)
+
+
+def _become(asked: dict[str, Any], streams: list[int], caller: socket.socket) -> None:
+    """Be the command, in this process; tell the caller its exit code."""
+    code = 70
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
+        os.chdir(asked["cwd"])
+        os.environ.clear()
+        os.environ.update(asked["env"])
+        name, *arguments = asked["argv"]
+        code = _train(arguments) if name == "train" else _python(*arguments)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        caller.sendall(str(code).encode())
+        os._exit(code)
+
+
+def _train(arguments: list[str]) -> int:
+    from trainer_cli.cli.main import main
+
+    sys.argv = ["train", *arguments]
+    return main(arguments)
+
+
+def _python(option: str, program: str) -> int:
+    """`python -c PROGRAM`, with warnings as errors."""
+    assert option == "-c"
+    warnings.simplefilter("error")
+    sys.argv = ["-c"]
+    sys.path.insert(0, "")
+    exec(compile(program, "<string>", "exec"), vars(sys.modules["__main__"]) | {"__name__": "__main__"})
+    return 0
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
