@@ -45,6 +45,7 @@ PAGES = {
         )
     ),
     "docs/architecture.md": Page(),
+    "docs/callbacks.md": Page(shows=(r"finished at step 20\b",)),
     "docs/checkpoints.md": Page(
         trained=True,
         shows=(

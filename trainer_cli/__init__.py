@@ -6,7 +6,9 @@ TYPE_CHECKING = False  # As typing's, which would take as long to import as Pyth
 if TYPE_CHECKING:
     from typing import Any
 
+    from trainer_cli.callbacks.check_finite import CheckFinite
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+    from trainer_cli.callbacks.skip_samples import SkipSamples
     from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
     from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
     from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "AsyncCheckpointer": "trainer_cli.checkpoint.async_checkpointer",
+    "CheckFinite": "trainer_cli.callbacks.check_finite",
+    "SkipSamples": "trainer_cli.callbacks.skip_samples",
     "Callback": "trainer_cli.trainer.hooks",
     "Checkpointer": "trainer_cli.checkpoint.checkpointer",
     "CheckpointerCallback": "trainer_cli.callbacks.checkpointer",
@@ -57,6 +61,7 @@ _MODULES = {
 __all__ = [
     "AsyncCheckpointer",
     "Callback",
+    "CheckFinite",
     "Checkpointer",
     "CheckpointerCallback",
     "Datasets",
@@ -66,6 +71,7 @@ __all__ = [
     "Logger",
     "Precision",
     "Scheduled",
+    "SkipSamples",
     "SyncCheckpointer",
     "TrainStep",
     "Trainer",

@@ -43,7 +43,8 @@ def test_only_overriders_are_bound_and_a_subclass_counts_for_what_it_inherits() 
 
 def _pseudo_code() -> list[str]:
     """The loop as the docstring of hooks.py draws it, in the order of a fit of two epochs of three batches with
-    two to a step, one validation loader of one batch after each epoch, and a save by step after the first step."""
+    two to a step, a log and one validation loader of one batch after each epoch, and a save by step after the first
+    step."""
     step_of_two = [*_BATCH, *_INNER_END, *_BATCH, *_STEP, *_INNER_END]
     leftover = [*_BATCH, *_STEP, *_INNER_END]
     evaluation = [
@@ -57,6 +58,7 @@ def _pseudo_code() -> list[str]:
         *step_of_two,
         "on_save_opportunity",
         *leftover,
+        "on_log",
         "on_train_end",
         *evaluation,
     ]
@@ -77,7 +79,7 @@ def test_a_fit_calls_every_hook_where_the_pseudo_code_says() -> None:
     type(callback).next_step = lambda self, trainer: trainer.progress.step + 1  # type: ignore[method-assign]
     trainer(
         callbacks=[callback],
-        settings={"max_duration": "2ep", "eval_interval": "1ep", "grad_accum_steps": 2},
+        settings={"max_duration": "2ep", "eval_interval": "1ep", "log_interval": "1ep", "grad_accum_steps": 2},
         schedulers=lambda optimizer: WarmupCosine(optimizer, 4),
     ).fit(loader(10, 4), loader(3, 4, shuffle=False))
     assert book == _pseudo_code()

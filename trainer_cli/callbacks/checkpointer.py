@@ -194,6 +194,14 @@ class CheckpointerCallback(Callback):
         finite = [entry.name for entry in self.retention.own() if entry.manifest is not None and entry.manifest.finite]
         return self.folder / finite[-1] if finite else None
 
+    def go_back(self, trainer: Trainer) -> Path | None:
+        """The newest intact checkpoint, as `newest`, after the save in flight; the training continues from it."""
+        self._try(lambda: self._poll(trainer, wait=True))
+        path = self.newest()
+        self._failed_step = None
+        self._last_saved_step = max((entry.step for entry in self.retention.own()), default=None)
+        return path
+
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:

@@ -35,7 +35,7 @@ class LossCheck:
         else:
             trainer.flush_record()
             what = f"the loss is not finite since step {self._since}, so the training ends at step {step}"
-            raise _error(trainer, what)
+            raise not_finite(trainer, what)
 
 
 def check_end(trainer: Trainer) -> None:
@@ -45,10 +45,13 @@ def check_end(trainer: Trainer) -> None:
         NotFiniteError: they are not.
     """
     if not is_finite(trainer.model):
-        raise _error(trainer, f"the weights are not finite at the end of the training, step {trainer.progress.step}")
+        raise not_finite(
+            trainer, f"the weights are not finite at the end of the training, step {trainer.progress.step}"
+        )
 
 
-def _error(trainer: Trainer, what: str) -> NotFiniteError:
+def not_finite(trainer: Trainer, what: str) -> NotFiniteError:
+    """The error, with the last finite checkpoint in its hint."""
     known, cure = _last_finite(trainer)
     return NotFiniteError(what, cure=f"{known} {cure}".rstrip())
 

@@ -20,6 +20,7 @@ The loop in pseudo-code, each hook at its place:
                         on_before_optimizer_zero_grad  optimizer.zero_grad()  on_after_optimizer_zero_grad
                         on_before_scheduler_step       scheduler.step()       on_after_scheduler_step
                     on_train_step_end  on_train_batch_end
+                on_log(metrics)                      where a log is due
                 on_save_opportunity(step)            where `next_step` named this step and no evaluation is due
             on_train_end
             for each validation loader:              on_enter_validate_all around them
@@ -185,6 +186,9 @@ class Callback:
     def on_after_scheduler_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
         """The learning rates are those of the next step."""
 
+    def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """A log step: `metrics` holds the training metrics of its record, `trainer.log_metrics` adds others."""
+
     def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
         """Enter contexts that last for the evaluation on all loaders."""
 
@@ -260,6 +264,9 @@ class CheckpointSaver(Protocol):
 
     def newest_finite(self) -> Path | None:
         """The newest valid checkpoint of this run whose weights are finite."""
+
+    def go_back(self, trainer: Trainer) -> Path | None:
+        """The newest checkpoint to go back to during a training; later ones are no longer the newest."""
 
 
 _NO_HOOKS = ("state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics")

@@ -79,11 +79,13 @@ _NOT_METRICS = frozenset({"loss", "weight", "tokens"})
 class WeightedMeans:
     """Weighted means of scalars, summed on the device; the host waits only in `means`.
 
+    `only_finite`: a batch whose loss is not finite is not counted.
+
     A metric stays in the state after `reset`, as zero, so that the layout of a checkpoint does not change.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, only_finite: bool = False) -> None:
+        self._device, self._only_finite = device, only_finite
         self._dtype = torch.float32 if device.type == "mps" else torch.float64
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, Number | Tensor] = {}
@@ -94,7 +96,12 @@ class WeightedMeans:
 
     def add(self, loss: Tensor, outputs: Mapping[str, Any], weight: Number | Tensor) -> None:
         """Count one batch: its loss, and every other number of its outputs, as a tensor without dimensions or not."""
-        self._count("loss", loss.detach().reshape(()), weight)
+        loss = loss.detach().reshape(())
+        if self._only_finite:
+            counts = torch.isfinite(loss)
+            weight, loss = counts * weight, torch.where(counts, loss, 0)
+            outputs = {name: _zero_unless(counts, value) for name, value in outputs.items() if name not in _NOT_METRICS}
+        self._count("loss", loss, weight)
         for name, value in outputs.items():
             if name in _NOT_METRICS:
                 continue
@@ -156,3 +163,9 @@ class WeightedMeans:
         }
         # Old states hold only counted metrics.
         self._counted = dict.fromkeys(state.get("counted", self._sums))
+
+
+def _zero_unless(counts: Tensor, value: Any) -> Any:
+    """A metric of a batch, as a tensor: zero if the batch does not count."""
+    number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
+    return torch.where(counts, value, 0) if number or (isinstance(value, Tensor) and value.ndim == 0) else value

@@ -39,9 +39,13 @@ class LossScaler:
         """Divide the gradients by the scale; record whether all are finite."""
         self._scaler.unscale_(optimizer)
 
+    def overflows(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+        """On each device a tensor that is above zero if gradients of the step being made are not finite."""
+        return overflow_flags(self._scaler, optimizer)
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Step the optimizer unless its gradients overflowed; the host waits only if it is not fused."""
-        for found in overflow_flags(self._scaler, optimizer):
+        for found in self.overflows(optimizer):
             self._skipped.add_(found.clamp(max=1.0))
         self._scaler.step(optimizer)
 

@@ -27,21 +27,31 @@ class Progress:
     last_seconds: float = 0.0
     last_epoch: int = 0
     evaluated_step: int = -1
+    passed_over: int = 0
+    """Steps that the data passed over would have made; saved only if there are any."""
 
     @classmethod
     def of(cls, counts: Mapping[str, int | float]) -> Progress | None:
         """The progress with these counts, or None if one is missing or unknown."""
-        return cls(**counts) if set(counts) == {field.name for field in fields(cls)} else None  # type: ignore[arg-type]
+        return cls(**counts) if not _misfit(counts) else None  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, int | float]:
         """The counts, by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        counts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return counts if self.passed_over else {name: counts[name] for name in counts if name != _OPTIONAL}
 
     def load_state_dict(self, state: dict[str, int | float]) -> None:
         """Load saved counts. A missing or unknown count is an error."""
-        names = {field.name for field in fields(self)}
-        if set(state) != names:
-            wrong = ", ".join(sorted(names.symmetric_difference(state)))
-            raise ValueError(f"progress in the checkpoint does not fit this version: {wrong}")
-        for name in names:
-            setattr(self, name, state[name])
+        if wrong := _misfit(state):
+            raise ValueError(f"progress in the checkpoint does not fit this version: {', '.join(wrong)}")
+        for field in fields(self):
+            setattr(self, field.name, state.get(field.name, 0))
+
+
+_OPTIONAL = "passed_over"
+
+
+def _misfit(counts: Mapping[str, int | float]) -> list[str]:
+    """The names of counts that are missing or unknown."""
+    names = {field.name for field in fields(Progress)}
+    return sorted(names.symmetric_difference({*counts, _OPTIONAL}))

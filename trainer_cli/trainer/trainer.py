@@ -208,6 +208,8 @@ class Trainer:
         self.evaluation_requested = False
         self.interrupt_requested = False
         """Whether the loop must handle a request after this step."""
+        self.roll_back_requested = False
+        """Whether the loop must go back to the newest checkpoint after this step."""
         self.loaded_from: Path | None = None
         self.loaded_step = 0
         self.resumed = False
@@ -288,7 +290,7 @@ class Trainer:
                 # Callbacks that refuse to start do so here, before loggers are rewound.
                 self.hooks.call("on_fit_start", self, train, val, loop)
                 sanity_check(self, val)
-                self._start_loggers()
+                self.start_loggers()
                 stop = loop.run(self, val)
                 self.hooks.call_all("on_fit_end", self, loop)
         except BaseException as error:
@@ -339,6 +341,14 @@ class Trainer:
     def ask_for_evaluation(self) -> None:
         """Request an evaluation after the current step; from any thread."""
         self.evaluation_requested = True
+        self.interrupt_requested = True
+
+    def ask_to_roll_back(self) -> None:
+        """Request to go back, after the current step, to the newest checkpoint, and on with the data after this step.
+
+        The training ends with a NotFiniteError if there is no checkpoint whose weights are finite.
+        """
+        self.roll_back_requested = True
         self.interrupt_requested = True
 
     def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
@@ -502,6 +512,7 @@ class Trainer:
     def _clear_requests(self) -> None:
         """Requests to this fit or evaluation do not apply to the next one."""
         self.stop_request, self.evaluation_requested, self.interrupt_requested = None, False, False
+        self.roll_back_requested = False
 
     def _progress_of(self, path: str | Path) -> Progress | None:
         """The progress of a checkpoint, if it has one."""
@@ -558,7 +569,8 @@ class Trainer:
         where = None if path is None else as_path(path)
         return [Evaluation(where, self.loaded_step, name, metrics) for name, metrics in rows.items()]
 
-    def _start_loggers(self) -> None:
+    def start_loggers(self) -> None:
+        """Drop the records that are later than the present state, and open the loggers."""
         whole = self.resumed and self.loop.pending_eval_record is None
         facts = RunFacts(
             run_dir=self.run_dir,

@@ -19,6 +19,7 @@ from trainer_cli.trainer.intervals import Interval, epoch_steps, limited_batches
 from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.prefetch import TrainBatches, device_prefetcher
+from trainer_cli.trainer.roll_back import roll_back
 from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
 from trainer_cli.trainer.validation_loop import ValidationLoop
 
@@ -64,6 +65,12 @@ class TrainingLoop:
         self.pending_eval_record: dict[str, float] | None = None
         self.epoch_batches: int | None = None
         self.epoch_offset = 0
+        self.next_event = 0
+        """The next step at which anything but training may be due: a log, an evaluation, a save or the end."""
+        self.next_log_step = 0
+        """The next step that may be logged; exact if `log_interval` is in steps or epochs, else every step."""
+        self.leave_out_not_finite = False
+        """Whether batches whose loss is not finite are left out of the logged means."""
         self._batches: TrainBatches | None = None
         self._means_since_log: WeightedMeans | None = None
         self._saved_means: dict[str, Any] | None = None
@@ -83,7 +90,7 @@ class TrainingLoop:
         self.learn_lengths(train_loader, resumed)
         self._batches = TrainBatches(train_loader, device_prefetcher(trainer.device), self.epoch_batches)
         if self._means_since_log is None:
-            self._means_since_log = WeightedMeans(trainer.device)
+            self._means_since_log = WeightedMeans(trainer.device, only_finite=self.leave_out_not_finite)
             if self._saved_means is not None:
                 self._means_since_log.load_state_dict(self._saved_means)
         self._began = time.monotonic()
@@ -146,9 +153,28 @@ class TrainingLoop:
         if self.epoch_batches is None or self.steps_per_epoch is None or at.samples == 0:
             # At step 0, or from an old checkpoint without the position in its epoch.
             return 0
+        return self._steps_to(train_loader, at) - at.step - at.passed_over
+
+    def _steps_to(self, train_loader: Any, at: Progress) -> int:
+        """Steps of the present length from the run's beginning to a position."""
+        assert self.epoch_batches is not None
+        assert self.steps_per_epoch is not None
         epoch, batch = self._position(train_loader, at)
         left = -(-(self.epoch_batches - batch) // self.settings.grad_accum_steps)
-        return (epoch + 1) * self.steps_per_epoch - left - at.step
+        return (epoch + 1) * self.steps_per_epoch - left
+
+    def pass_over(self, trainer: Trainer, epoch: int, batch: int, epoch_samples: int) -> None:
+        """Continue the training at a later position of its data. The data passed over counts as no step."""
+        assert self._batches is not None
+        progress = trainer.progress
+        self._batches.close()
+        epochs, progress.epoch = epoch - progress.epoch, epoch
+        progress.batch, progress.epoch_samples = batch, epoch_samples
+        if self.epoch_batches is not None and self.steps_per_epoch is not None:
+            steps = self._steps_to(self._train_loader, progress)
+            progress.passed_over = steps - progress.step - self.epoch_offset
+        for _ in range(epochs):
+            trainer.schedulers.step(trainer, SchedulerInterval.epoch)
 
     def _position(self, train_loader: Any, at: Progress) -> tuple[int, int]:
         """Epoch and batch of a position, in batches of the present size if the loader counts samples."""
@@ -263,6 +289,9 @@ class TrainingLoop:
                 trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
                     self._steps(trainer, self._next_event(trainer))
+                    if trainer.roll_back_requested:
+                        roll_back(trainer, self._train_loader)
+                        continue
                     eval_requested = self._take_requests(trainer)
                     self._count_time(trainer)
                     trainer.schedulers.warn_of_lost_rate(trainer.progress.step, self.steps_per_epoch, self.total_steps)
@@ -314,9 +343,12 @@ class TrainingLoop:
     def _next_event(self, trainer: Trainer) -> int:
         """The earliest step after this one at which something other than training may be due."""
         now = trainer.progress
-        steps = [next_stop_step(self.limits, now), *trainer.callback_steps()]
+        end = next_stop_step(self.limits, now)
+        steps = [end, *trainer.callback_steps()]
         steps += [interval.next_step(now) for interval in (self._log, self.eval_interval) if interval is not None]
-        return min(steps)
+        self.next_log_step = end if self._log is None else min(end, self._log.next_step(now))
+        self.next_event = min(steps)
+        return self.next_event
 
     def _steps(self, trainer: Trainer, event: int) -> None:
         """Make optimizer steps until step `event`, a request, or metrics to record. The hot path: no work but
@@ -407,6 +439,7 @@ class TrainingLoop:
             metrics.update({f"train/{name}": value for name, value in trainer.scaler.metrics().items()})
         metrics["train/samples_per_s"] = trainer.metric_logger.samples_per_second(trainer.progress.samples)
         trainer.log_metrics(metrics)
+        trainer.hooks.call("on_log", trainer, metrics)
         self._loss_check.check(trainer, finite=finite)
 
 

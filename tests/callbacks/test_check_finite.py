@@ -1,0 +1,176 @@
+"""CheckFinite: a planted NaN ends the training, skips the step, or sends the training back; none of it is saved."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import ListLogger, Noisy, StopAt, everything, loader, same, trainer
+
+from trainer_cli.callbacks.check_finite import CheckFinite
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.skip_samples import SkipSamples
+from trainer_cli.errors import ConfigError, NotFiniteError, UserError
+from trainer_cli.trainer.hooks import Callback
+
+
+class Plant(Callback):
+    """Makes batches NaN, by epoch and number in it: the data is bad, not the step."""
+
+    def __init__(self, *places: tuple[int, int], how: str = "input") -> None:
+        self.places, self.how = places, how
+        self.seen: list[tuple[int, int]] = []
+
+    def on_train_step_start(self, trainer: Any, model: Any, batch: Any) -> None:
+        self.seen.append((trainer.progress.epoch, trainer.progress.batch))
+        if self.seen[-1] in self.places:
+            batch[0 if self.how == "input" else 1].fill_(float("nan"))
+
+
+def _fit(folder: Path, finite: CheckFinite, *callbacks: Callback, logger: ListLogger | None = None, **more: Any) -> Any:
+    settings = {"max_duration": 12, "log_interval": 2, **more.pop("settings", {})}
+    made = trainer(
+        more.pop("model", Noisy),
+        callbacks={"finite": finite, **{type(one).__name__: one for one in callbacks}},
+        loggers=[logger or ListLogger()],
+        settings=settings,
+        run_dir=folder,
+        checkpoint=CheckpointerCallback(folder / "ckpt", save_interval=3, save_on_stop=more.pop("save_on_stop", True)),
+        **more,
+    )
+    made.fit(loader(20), loader(6, shuffle=False))
+    return made
+
+
+def _saved(folder: Path) -> list[str]:
+    return sorted((path.name for path in (folder / "ckpt").glob("step*")), key=lambda name: int(name[4:]))
+
+
+def _finite(made: Any) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in made.model.state_dict().values())
+
+
+ALL = [(epoch, batch) for epoch in range(4) for batch in range(5)]
+"""The places of the batches of `loader(20)`, in their order."""
+FIFTH = (0, 4)
+
+
+@pytest.mark.parametrize("how", ["input", "target"])
+def test_raise_ends_the_training_before_anything_is_logged_or_saved(how: str, tmp_path: Path) -> None:
+    logger = ListLogger()
+    with pytest.raises(NotFiniteError, match="not finite at step 6") as caught:
+        _fit(tmp_path, CheckFinite(), Plant(FIFTH, how=how), logger=logger)
+    assert "step3" in str(caught.value)
+    assert _saved(tmp_path) == ["step0", "step3"]
+    assert max(record.step for record in logger.records) == 4
+
+
+def test_the_check_is_also_before_an_evaluation_and_the_end(tmp_path: Path) -> None:
+    none = {"log_interval": None, "eval_interval": 4}
+    with pytest.raises(NotFiniteError, match="not finite at step 4"):
+        _fit(tmp_path / "evaluated", CheckFinite(), Plant((0, 3)), settings=none)
+    none = {"log_interval": None, "eval_interval": None, "max_duration": 5}
+    with pytest.raises(NotFiniteError, match="not finite at step 5"):
+        _fit(tmp_path / "ended", CheckFinite(), Plant(FIFTH), settings=none)
+
+
+@pytest.mark.parametrize("how", ["input", "target"])
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_skip_leaves_out_the_step_and_nothing_else(how: str, accumulated: int, tmp_path: Path) -> None:
+    """Weights, moments and the statistics of batch norm are those of a training that has no such step."""
+
+    class Watch(Callback):
+        def __init__(self) -> None:
+            self.states: list[Any] = []
+
+        def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if trainer.progress.step == len(self.states) + 1:
+                moments = list(trainer.optimizer.state.values())
+                state = {"model": model.state_dict(), "moments": [{**one, "step": 0} for one in moments]}
+                self.states.append(copy.deepcopy(state))
+
+    watch, logger, finite = Watch(), ListLogger(), CheckFinite("skip")
+    made = _fit(
+        tmp_path, finite, watch, Plant(FIFTH, (1, 2), how=how), logger=logger,
+        settings={"grad_accum_steps": accumulated},
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), 0.01),
+    )  # fmt: skip
+    bad = [step + 1 for step in range(1, 12) if same(watch.states[step - 1], watch.states[step]) == []]
+    assert bad == ([5, 8] if accumulated == 1 else [3, 5])
+    assert finite.times == len(bad)
+    assert _finite(made)
+    losses = [record.metrics["train/loss"] for record in logger.records if "train/loss" in record.metrics]
+    assert all(loss == loss for loss in losses), "a skipped batch is in no mean"
+    counts = [record.metrics["train/skipped_steps"] for record in logger.records if "train/loss" in record.metrics]
+    assert counts == [sum(step <= now for step in bad) for now in range(2, 13, 2)]
+
+
+def test_skip_changes_nothing_while_all_is_finite(tmp_path: Path) -> None:
+    bare = _fit(tmp_path / "bare", CheckFinite())
+    skipping = _fit(tmp_path / "skipping", CheckFinite("skip"))
+    assert same(bare.model.state_dict(), skipping.model.state_dict()) == []
+
+
+def test_more_than_max_times_end_the_training(tmp_path: Path) -> None:
+    with pytest.raises(NotFiniteError, match="2 steps up to step 6 were not finite"):
+        _fit(tmp_path / "skip", CheckFinite("skip", max_times=1), Plant(FIFTH, (1, 0)))
+    with pytest.raises(NotFiniteError, match="went back 1 times"):
+        _fit(tmp_path / "back", CheckFinite("roll_back", max_times=1), Plant((0, 4), (1, 1)))
+    with pytest.raises(NotFiniteError, match="cannot go back"):
+        trainer(Noisy, callbacks=[CheckFinite("roll_back"), Plant((0, 0))]).fit(loader(20))
+
+
+def test_roll_back_passes_over_the_data_and_logs_each_step_once(tmp_path: Path) -> None:
+    plant, logger, finite = Plant(FIFTH), ListLogger(), CheckFinite("roll_back")
+    made = _fit(tmp_path, finite, plant, logger=logger, settings={"max_duration": "2ep", "eval_interval": "1ep"})
+    assert (finite.times, made.progress.step) == (1, 10), "the training is as long as without"
+    # Noticed before the evaluation of step 5; back to step 3; steps 4 to 10 are made over the batches after the fifth.
+    assert plant.seen == ALL[:12]
+    assert made.progress.passed_over == 2
+    assert (made.progress.epoch, made.progress.batch) == (2, 2)
+    assert [record.step for record in logger.records if "train/loss" in record.metrics] == [2, 4, 6, 8, 10]
+    assert [record.step for record in logger.records if "val/loss" in record.metrics] == [5, 10]
+    assert _saved(tmp_path) == ["step0", "step3", "step6", "step9", "step10"]
+    assert _finite(made)
+
+
+def test_a_resume_after_a_roll_back_is_exact(tmp_path: Path) -> None:
+    """Stopped before the roll-back, with it, and after it. What a stop saves is a place to go back to, so not here."""
+    settings = {"max_duration": "3ep", "eval_interval": "1ep"}
+    adam = {"optimizer": lambda model: torch.optim.Adam(model.parameters(), 0.01), "settings": settings}
+    straight = ListLogger()
+    whole = _fit(tmp_path / "whole", CheckFinite("roll_back"), Plant(FIFTH), logger=straight, **adam)
+    for stop in (4, 5, 8):
+        folder, logger = tmp_path / str(stop), ListLogger()
+        _fit(
+            folder, CheckFinite("roll_back"), Plant(FIFTH), StopAt(stop), logger=logger, save_on_stop=stop == 8, **adam
+        )
+        resumed = _fit(folder, CheckFinite("roll_back"), Plant(FIFTH), logger=logger, **adam)
+        assert same(everything(whole), everything(resumed)) == [], stop
+        assert logger.stream == straight.stream
+
+
+def test_samples_are_skipped_once_and_the_training_is_as_long(tmp_path: Path) -> None:
+    seen = Plant()
+    made = _fit(tmp_path, CheckFinite(), SkipSamples(24), seen, StopAt(5), settings={"max_duration": "2ep"})
+    _fit(tmp_path, CheckFinite(), SkipSamples(24), seen, settings={"max_duration": "2ep"})
+    assert seen.seen == ALL[6:16]
+    assert made.progress.passed_over == 6
+    with pytest.raises(UserError, match="counts samples"):
+        trainer(callbacks=[SkipSamples(4)]).fit(torch.utils.data.DataLoader(Lines()))
+
+
+class Lines(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """No length, and no position."""
+
+    def __iter__(self) -> Any:
+        return iter(loader(4).iterate(0))
+
+
+@pytest.mark.parametrize("bad", [{"policy": "stop"}, {"max_times": -1}, {"max_times": True}])
+def test_wrong_settings_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        CheckFinite(**bad)

@@ -1,0 +1,60 @@
+"""docs/callbacks.md has a row for each callback, whose example can be made."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import trainer_cli
+from trainer_cli import Callback, CheckpointerCallback
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(
+    r"^```yaml\n(callbacks:\n.*?)^```$", (ROOT / "docs/callbacks.md").read_text(encoding="utf-8"), re.M | re.S
+)
+ROWS = [node for block in BLOCKS for node in yaml.safe_load(block)["callbacks"].values()]
+
+
+def _shipped() -> dict[str, type]:
+    """Every public callback of the package, by its name."""
+    modules = [
+        import_module(f"trainer_cli.callbacks.{path.stem}")
+        for path in (ROOT / "trainer_cli/callbacks").glob("*.py")
+        if path.stem != "__init__"
+    ]
+    return {
+        name: found
+        for module in modules
+        for name, found in vars(module).items()
+        if isinstance(found, type) and issubclass(found, Callback) and not name.startswith("_")
+        if found.__module__ == module.__name__ and found is not CheckpointerCallback
+    }
+
+
+def _class(node: dict[str, Any]) -> Any:
+    module, _, name = node["_target_"].rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def test_every_callback_has_an_example_and_a_line() -> None:
+    assert sorted(_class(node).__name__ for node in ROWS) == sorted(_shipped())
+    explained = re.findall(r"^  # (\w+)", "".join(BLOCKS), re.MULTILINE)
+    assert not [name for name in _shipped() if name not in explained]
+
+
+@pytest.mark.parametrize("node", ROWS, ids=lambda node: node["_target_"].rpartition(".")[2])
+def test_an_example_can_be_made(node: dict[str, Any]) -> None:
+    made = _class(node)(**{key: value for key, value in node.items() if key != "_target_"})
+    assert isinstance(made, Callback)
+
+
+def test_every_callback_has_a_short_name() -> None:
+    """But those that the page names by their module."""
+    by_module = {_class(node).__name__ for node in ROWS if "trainer_cli.callbacks." in node["_target_"]}
+    missing = [name for name in _shipped() if name not in by_module and not hasattr(trainer_cli, name)]
+    assert not missing
