@@ -6,9 +6,23 @@ TYPE_CHECKING = False  # As typing's, which would take as long to import as Pyth
 if TYPE_CHECKING:
     from typing import Any
 
+    from trainer_cli.callbacks.activation_statistics import ActivationStatistics
     from trainer_cli.callbacks.check_finite import CheckFinite
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+    from trainer_cli.callbacks.dump_activations import DumpActivations
+    from trainer_cli.callbacks.duration_profiler import DurationProfiler
+    from trainer_cli.callbacks.early_exit import EarlyExit
+    from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
+    from trainer_cli.callbacks.memory_monitor import MemoryMonitor
+    from trainer_cli.callbacks.norms import Norms
+    from trainer_cli.callbacks.parameter_table import ParameterTable
+    from trainer_cli.callbacks.scoped_flags import ScopedFlags
     from trainer_cli.callbacks.skip_samples import SkipSamples
+    from trainer_cli.callbacks.swa import SWA
+    from trainer_cli.callbacks.tensor_listener import TensorListener
+    from trainer_cli.callbacks.threshold_stopper import ThresholdStopper
+    from trainer_cli.callbacks.throughput import Throughput
+    from trainer_cli.callbacks.torch_profiler import TorchProfiler
     from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
     from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
     from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
@@ -19,6 +33,7 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.base import Logger
     from trainer_cli.trainer.duration import Duration
     from trainer_cli.trainer.hooks import Callback
+    from trainer_cli.trainer.observe import observe
     from trainer_cli.trainer.optimizers import optimizer_factory
     from trainer_cli.trainer.precision import Precision
     from trainer_cli.trainer.scheduler_intervals import Scheduled
@@ -29,29 +44,44 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.validation_loop import ValidationLoop
 
 _MODULES = {
+    "ActivationStatistics": "trainer_cli.callbacks.activation_statistics",
     "AsyncCheckpointer": "trainer_cli.checkpoint.async_checkpointer",
-    "CheckFinite": "trainer_cli.callbacks.check_finite",
-    "SkipSamples": "trainer_cli.callbacks.skip_samples",
     "Callback": "trainer_cli.trainer.hooks",
-    "Checkpointer": "trainer_cli.checkpoint.checkpointer",
-    "CheckpointerCallback": "trainer_cli.callbacks.checkpointer",
+    "CheckFinite": "trainer_cli.callbacks.check_finite",
     "checkpoint_path": "trainer_cli.checkpoint.find",
     "checkpoint_pattern": "trainer_cli.checkpoint.find",
+    "Checkpointer": "trainer_cli.checkpoint.checkpointer",
+    "CheckpointerCallback": "trainer_cli.callbacks.checkpointer",
     "Datasets": "trainer_cli.data.datasets",
+    "DumpActivations": "trainer_cli.callbacks.dump_activations",
     "Duration": "trainer_cli.trainer.duration",
+    "DurationProfiler": "trainer_cli.callbacks.duration_profiler",
+    "EarlyExit": "trainer_cli.callbacks.early_exit",
     "latest_checkpoint": "trainer_cli.checkpoint.find",
+    "LearningRateMonitor": "trainer_cli.callbacks.learning_rate_monitor",
     "load_checkpoint": "trainer_cli.checkpoint.without_trainer",
-    "save_checkpoint": "trainer_cli.checkpoint.without_trainer",
     "Loader": "trainer_cli.data.loader",
     "LoadOptions": "trainer_cli.checkpoint.load_options",
     "Logger": "trainer_cli.loggers.base",
     "make_async_checkpointer": "trainer_cli.checkpoint.async_checkpointer",
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
+    "MemoryMonitor": "trainer_cli.callbacks.memory_monitor",
+    "Norms": "trainer_cli.callbacks.norms",
+    "observe": "trainer_cli.trainer.observe",
     "optimizer_factory": "trainer_cli.trainer.optimizers",
+    "ParameterTable": "trainer_cli.callbacks.parameter_table",
     "Precision": "trainer_cli.trainer.precision",
+    "save_checkpoint": "trainer_cli.checkpoint.without_trainer",
     "Scheduled": "trainer_cli.trainer.scheduler_intervals",
     "scheduler_factory": "trainer_cli.trainer.schedulers",
+    "ScopedFlags": "trainer_cli.callbacks.scoped_flags",
+    "SkipSamples": "trainer_cli.callbacks.skip_samples",
+    "SWA": "trainer_cli.callbacks.swa",
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
+    "TensorListener": "trainer_cli.callbacks.tensor_listener",
+    "ThresholdStopper": "trainer_cli.callbacks.threshold_stopper",
+    "Throughput": "trainer_cli.callbacks.throughput",
+    "TorchProfiler": "trainer_cli.callbacks.torch_profiler",
     "Trainer": "trainer_cli.trainer.trainer",
     "TrainingLoop": "trainer_cli.trainer.training_loop",
     "TrainStep": "trainer_cli.trainer.train_step",
@@ -59,20 +89,34 @@ _MODULES = {
     "WarmupCosine": "trainer_cli.trainer.schedulers",
 }
 __all__ = [
+    "SWA",
+    "ActivationStatistics",
     "AsyncCheckpointer",
     "Callback",
     "CheckFinite",
     "Checkpointer",
     "CheckpointerCallback",
     "Datasets",
+    "DumpActivations",
     "Duration",
+    "DurationProfiler",
+    "EarlyExit",
+    "LearningRateMonitor",
     "LoadOptions",
     "Loader",
     "Logger",
+    "MemoryMonitor",
+    "Norms",
+    "ParameterTable",
     "Precision",
     "Scheduled",
+    "ScopedFlags",
     "SkipSamples",
     "SyncCheckpointer",
+    "TensorListener",
+    "ThresholdStopper",
+    "Throughput",
+    "TorchProfiler",
     "TrainStep",
     "Trainer",
     "TrainingLoop",
@@ -84,6 +128,7 @@ __all__ = [
     "load_checkpoint",
     "make_async_checkpointer",
     "make_sync_checkpointer",
+    "observe",
     "optimizer_factory",
     "save_checkpoint",
     "scheduler_factory",

@@ -75,12 +75,16 @@ class EMA(Callback):
                 self._begin()
         elif step % self.every == 0:
             averages, parameters = self._pairs
-            share = 1.0 - self.decay
+            share = self._share()
             with torch.no_grad():
                 if averages:
                     foreach_lerp_(averages, parameters, share)
                 for average, parameter in zip(*self._halves, strict=True):
                     average.lerp_(parameter.float(), share)
+
+    def _share(self) -> float:
+        """The share of the weights in the next average."""
+        return 1.0 - self.decay
 
     def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
         if self._average:
@@ -132,7 +136,8 @@ class EMA(Callback):
             averages.append(average)
             parameters.append(trained[name])
 
-    def _trained(self) -> dict[str, nn.Parameter]:
+    def _trained(self) -> dict[str, Tensor]:
+        """What is averaged, by its clean name."""
         assert self._model is not None, "a callback's setup comes first"
         named = unwrapped(self._model).named_parameters()
         return {clean_name(name): parameter for name, parameter in named if parameter.requires_grad}

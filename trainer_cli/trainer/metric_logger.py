@@ -25,6 +25,8 @@ class MetricLogger:
         self._last_step = -1
         self._began, self._seconds_before = time.monotonic(), 0.0
         self._rate_mark = (time.monotonic(), 0)
+        self.rate_seconds = 0.0
+        """Seconds between the last two calls of `samples_per_second`, without evaluations and saves."""
 
     def start(self, facts: RunFacts, progress: Progress, *, keep: int) -> None:
         """Rewind every logger to step `keep`, start it, and start the clock."""
@@ -79,7 +81,8 @@ class MetricLogger:
         """Samples per second since the last call, without evaluations and saves."""
         (then, before), now = self._rate_mark, time.monotonic()
         self._rate_mark = (now, samples)
-        return (samples - before) / max(now - then, 1e-9)
+        self.rate_seconds = now - then
+        return (samples - before) / max(self.rate_seconds, 1e-9)
 
     def exclude_time(self, seconds: float) -> None:
         """Exclude time from the rate."""

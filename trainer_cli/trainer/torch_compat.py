@@ -105,6 +105,13 @@ def foreach_copy_(tensors: list[Tensor], sources: list[Tensor]) -> None:
         tensor.copy_(source)
 
 
+def foreach_norm(tensors: list[Tensor]) -> list[Tensor]:
+    """The 2-norm of each tensor, on its device."""
+    if (kernel := getattr(torch, "_foreach_norm", None)) is not None:
+        return list(kernel(tensors)) if tensors else []
+    return [torch.linalg.vector_norm(tensor) for tensor in tensors]
+
+
 def overflow_flags(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> list[Tensor]:
     """Device -> a tensor there that is above zero if the gradients of this step overflowed."""
     found = getattr(scaler, "_found_inf_per_device", None)

@@ -1,0 +1,217 @@
+"""Callbacks that log: what they report is right, is there at log steps alone, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import ListLogger, Noisy, everything, loader, same, trainer
+from torch import nn
+
+import trainer_cli
+from trainer_cli.callbacks.activation_statistics import ActivationStatistics
+from trainer_cli.callbacks.dump_activations import DumpActivations
+from trainer_cli.callbacks.duration_profiler import DurationProfiler
+from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
+from trainer_cli.callbacks.memory_monitor import MemoryMonitor
+from trainer_cli.callbacks.norms import Norms
+from trainer_cli.callbacks.parameter_table import ParameterTable, parameter_table
+from trainer_cli.callbacks.tensor_listener import TensorListener
+from trainer_cli.callbacks.throughput import Throughput, peak_tflops
+from trainer_cli.callbacks.torch_profiler import TorchProfiler
+from trainer_cli.errors import ConfigError
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.observe import _observers
+
+
+class Observed(Noisy):
+    """Shows its hidden activations, and counts tokens."""
+
+    def forward(self, batch: Any) -> Any:
+        trainer_cli.observe("hidden/first", self.body[0](batch[0]))
+        loss, outputs = super().forward(batch)
+        return {"loss": loss, "mae": outputs["mae"], "tokens": 5 * len(batch[1])}
+
+
+class Truth(Callback):
+    """What the monitors are to report, computed by hand after the fact."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[int, dict[str, float]] = {}
+        self.weights: dict[int, dict[str, float]] = {}
+        self.hooks: dict[int, int] = {}
+
+    def on_before_optimizer_step(self, trainer: Any, model: nn.Module, optimizer: Any) -> None:
+        named = model.named_parameters()
+        self.gradients[trainer.progress.step + 1] = {n: float(p.grad.norm()) for n, p in named if p.grad is not None}
+
+    def on_after_optimizer_step(self, trainer: Any, model: nn.Module, optimizer: Any) -> None:
+        named = model.named_parameters()
+        self.weights[trainer.progress.step + 1] = {n: float(p.detach().norm()) for n, p in named if p.requires_grad}
+
+    def on_after_forward(self, trainer: Any, model: nn.Module, outputs: Any, batch: Any) -> None:
+        if model.training:
+            self.hooks[trainer.progress.step + 1] = sum(len(one._forward_hooks) for one in model.modules())
+
+
+MONITORS = {
+    "norms": lambda: Norms(weights=True, per_layer=True),
+    "throughput": lambda: Throughput(flops=True, peak_tflops=0.001),
+    "memory": MemoryMonitor,
+    "rates": lambda: LearningRateMonitor(["lr", "momentum"]),
+    "durations": DurationProfiler,
+    "activations": lambda: ActivationStatistics(["body.*"], ["mean", "max"]),
+    "dumps": lambda: DumpActivations(["body.0", "body.4"], every=4),
+    "tensors": lambda: TensorListener(["hidden/*"]),
+    "profile": lambda: TorchProfiler(wait=1, warmup=1, active=2),
+    "table": ParameterTable,
+}
+
+
+def _fit(folder: Path | None, callbacks: dict[str, Callback], logger: ListLogger) -> Any:
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        trained = [one for one in model.parameters() if one.requires_grad]
+        return torch.optim.SGD([{"params": trained[:2], "lr": 0.02}, {"params": trained[2:]}], lr=0.01, momentum=0.5)
+
+    made = trainer(
+        Observed, callbacks=callbacks, loggers=[logger], run_dir=folder, optimizer=optimizer,
+        settings={"max_duration": 9, "log_interval": 4, "eval_interval": 3, "grad_accum_steps": 2},
+    )  # fmt: skip
+    made.fit(loader(20), loader(6, shuffle=False))
+    return made
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ListLogger, Truth, Path]:
+    """One training with every monitor."""
+    folder, logger, truth = tmp_path_factory.mktemp("run"), ListLogger(), Truth()
+    callbacks = {name: make() for name, make in MONITORS.items()}
+    return _fit(folder, {**callbacks, "truth": truth}, logger), logger, truth, folder
+
+
+def _at(logger: ListLogger, step: int) -> dict[str, float]:
+    return next(record.metrics for record in logger.records if record.step == step)
+
+
+def test_monitors_change_nothing_of_the_training(run: Any) -> None:
+    bare = ListLogger()
+    without = _fit(None, {}, bare)
+    assert same(everything(without)["model"], everything(run[0])["model"]) == []
+    own = {key for record in bare.records for key in record.metrics}
+    shown = [(step, {k: v for k, v in metrics.items() if k in own}) for step, metrics in run[1].stream]
+    assert [row for row in shown if row[1]] == bare.stream
+
+
+def test_everything_is_logged_on_log_steps_alone(run: Any) -> None:
+    logger, truth = run[1], run[2]
+    added = {
+        record.step for record in logger.records for key in record.metrics if key.count("/") == 2 and "train" in key
+    }
+    assert added == {4, 8, 9}, "the last step is logged too"
+    assert truth.hooks == {step: {4: 5 + 2, 8: 5 + 2, 9: 5}.get(step, 0) for step in range(1, 10)}
+
+
+def test_norms_are_those_of_all_parameters_and_of_each_layer(run: Any) -> None:
+    for step in (4, 8, 9):
+        metrics = _at(run[1], step)
+        for kind, found in (("gradients", run[2].gradients[step]), ("weights", run[2].weights[step])):
+            assert metrics[f"train/norm/{kind}"] == pytest.approx(math.hypot(*found.values()), rel=1e-5)
+            layer = [value for name, value in found.items() if name.startswith("body.1.")]
+            assert metrics[f"train/norm/{kind}/body.1"] == pytest.approx(math.hypot(*layer), rel=1e-5)
+
+
+def test_rates_and_flops_follow_from_the_counts(run: Any) -> None:
+    metrics = _at(run[1], 8)
+    assert metrics["train/throughput/tokens_per_s"] == pytest.approx(5 * metrics["train/samples_per_s"], rel=1e-6)
+    # Forward (body.0 is called twice), and the gradients of both weights and of the input of body.4.
+    per_sample = 2 * (16 + 16 + 8) + 2 * (16 + 8 + 8)
+    flops = per_sample * metrics["train/samples_per_s"] / 1e12
+    assert metrics["train/throughput/tflops_per_s"] == pytest.approx(flops, rel=1e-6)
+    assert metrics["train/throughput/mfu"] == pytest.approx(flops / 0.001, rel=1e-6)
+    assert peak_tflops("NVIDIA H100 80GB HBM3") == 989
+    assert peak_tflops("NVIDIA H100 PCIe") == 756
+    assert peak_tflops("some chip") is None
+
+
+def test_every_group_has_its_rate_and_the_parts_of_a_step_a_time(run: Any) -> None:
+    metrics = _at(run[1], 4)
+    assert (metrics["train/lr/group0"], metrics["train/lr/group1"]) == (0.02, 0.01)
+    assert metrics["train/momentum/group1"] == 0.5
+    parts = [metrics[f"train/time/{part}"] for part in ("data", "forward", "backward", "optimizer", "rest")]
+    assert all(part > 0 for part in parts)
+    assert metrics["train/time/evaluation"] > 0
+    assert 0 < metrics["train/memory/host_peak"] < 64
+
+
+def test_activations_are_summed_up_and_dumped(run: Any) -> None:
+    folder = run[3] / "activations"
+    assert sorted(path.name for path in folder.iterdir()) == ["step4.npz", "step8.npz"]
+    dumped = np.load(folder / "step8.npz")
+    assert {name: dumped[name].shape for name in dumped} == {"body.0": (4, 8), "body.4": (4, 1)}
+    metrics = _at(run[1], 8)
+    assert metrics["train/activations/body.4/mean"] == pytest.approx(float(dumped["body.4"].mean()), rel=1e-5)
+    assert metrics["train/activations/body.0/max"] == pytest.approx(float(dumped["body.0"].max()), rel=1e-5)
+    norm = float(np.linalg.norm(dumped["body.0"]))
+    assert metrics["train/tensors/hidden/first/norm"] == pytest.approx(norm, rel=1e-5)
+    assert _observers == []
+
+
+def test_the_trace_is_one_that_a_browser_opens(run: Any) -> None:
+    (file,) = (run[3] / "profile").iterdir()
+    assert file.name == "trace-step4.json"
+    names = {event.get("name") for event in json.loads(file.read_text())["traceEvents"]}
+    assert {"aten::addmm", "ProfilerStep#2", "ProfilerStep#3"} <= names
+
+
+def test_the_table_counts_shared_parameters_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model[1].weight = model[0].weight
+    model[2].requires_grad_(False)
+    rows = [line.split() for line in parameter_table(model, 1)]
+    assert [row[:3] for row in rows[1:]] == [
+        ["0", "12", "12"],
+        ["1", "3", "3"],
+        ["2", "6", "0"],
+        ["(model)", "21", "15"],
+    ]
+    assert [row.split()[:2] for row in parameter_table(model, 0)[1:]] == [["(model)", "21"]]
+    with caplog.at_level(logging.INFO):
+        trainer(callbacks=[ParameterTable()]).fit(loader())
+    assert any("(model)" in line for line in caplog.messages)
+
+
+def test_hooks_do_not_stay_after_an_error() -> None:
+    class Fails(Callback):
+        def on_before_backward(self, *args: Any) -> None:
+            raise RuntimeError("no more")
+
+    callbacks = [ActivationStatistics(["body.*"]), TensorListener(), DumpActivations(["*"], every=1), Throughput(True)]
+    made = trainer(Observed, callbacks=[*callbacks, Fails()], settings={"log_interval": 1})
+    with pytest.raises(RuntimeError, match="no more"):
+        made.fit(loader())
+    assert not [one for one in made.model.modules() if one._forward_hooks]
+    assert _observers == []
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: trainer(callbacks=[ActivationStatistics(["nowhere.*"])]), "no module matches"),
+        (lambda: trainer(callbacks=[LearningRateMonitor("rate")]), "no parameter group has 'rate'"),
+        (lambda: TensorListener(statistics=["median"]), "'median' is no statistic"),
+        (lambda: DumpActivations(["*"], every=0), "every is 0"),
+        (lambda: Throughput(peak_tflops=-1), "peak_tflops is -1"),
+        (lambda: TorchProfiler(active=0), "active is 0"),
+        (lambda: ParameterTable(-1), "depth is -1"),
+    ],
+)
+def test_mistakes_are_reported(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -1,0 +1,54 @@
+"""EarlyExit: finish the run when a function says so."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from trainer_cli.trainer.hooks import Callback
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.training_loop import TrainingLoop
+
+Condition = Callable[["Trainer"], object]
+
+
+class EarlyExit(Callback):
+    """Calls functions after each optimizer step, with the trainer; the first that returns something true finishes the
+    run. A string is the reason that is logged and saved.
+
+    Args:
+        conditions: the first functions; in a config, nodes with `_partial_: true`. `register` adds others.
+    """
+
+    def __init__(self, conditions: Iterable[Condition] = ()) -> None:
+        self._conditions: OrderedDict[int, Condition] = OrderedDict()
+        self._step = -1
+        for condition in conditions:
+            self.register(condition)
+
+    def register(self, condition: Condition) -> RemovableHandle:
+        """Add a function; the handle's `remove` takes it away."""
+        handle = RemovableHandle(self._conditions)
+        self._conditions[handle.id] = condition
+        return handle
+
+    def on_fit_start(
+        self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
+    ) -> None:
+        self._step = trainer.progress.step
+
+    def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step == self._step:  # A batch that completed no step.
+            return
+        self._step = trainer.progress.step
+        for condition in list(self._conditions.values()):
+            if answer := condition(trainer):
+                name = getattr(condition, "__name__", type(condition).__name__)
+                trainer.stop(answer if isinstance(answer, str) else f"{name} asked for it")
+                return
