@@ -19,6 +19,7 @@ LAYERS = {
     2: """config.schema config.suggest config.globs config.garbage
           trainer.duration trainer.intervals trainer.stopping trainer.progress
           checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming
+          checkpoint.shards
           checkpoint.load_options data.order""",
     3: """parallel checkpoint.storage checkpoint.format trainer.hooks models data loggers""",
     4: "checkpoint trainer",

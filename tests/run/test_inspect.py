@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.naming import MANIFEST_FILE
 from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.checkpoint.shards import Shard
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import CheckpointError
 from trainer_cli.run import inspect
@@ -127,7 +129,7 @@ def several_ranks(root: Path) -> Path:
     with storage.writing("step1") as folder:
         for rank in range(2):
             state = {"w": torch.full((4,), float(rank + 1)), f"own{rank}": torch.ones(1)}
-            form.plan(state).write(folder, rank=rank)
+            replace(form.plan(state), rank=rank).write(folder)
         manifest = Manifest(
             run_id="r", attempt=1, step=1, epoch=0, kind=Kind.permanent, reason="x", world_size=2, files=folder.files
         )
@@ -146,6 +148,46 @@ def test_the_tensors_of_every_rank_are_there(tmp_path: Path) -> None:
             "own1": 1.0,
         }
         assert set(content.states()) == {"rank0", "rank1"}
+
+
+def sharded(root: Path) -> Path:
+    """A matrix of which two ranks have rows, one of which two have columns, and a count that both have."""
+    storage, form = LocalStorage(root), TensorsFormat()
+    parts = {
+        "rows": [Shard((5, 2), (0, 0), (3, 2)), Shard((5, 2), (3, 0), (2, 2))],
+        "columns": [Shard((2, 4), (0, 0), (2, 2)), Shard((2, 4), (0, 2), (2, 2))],
+        "count": [Shard.all_of(()), Shard.all_of(())],
+    }
+    whole = {"rows": torch.arange(10.0).reshape(5, 2), "columns": torch.ones(2, 4), "count": torch.tensor(3.0)}
+    with storage.writing("step1") as folder:
+        for rank in range(2):
+            state = {}
+            for name, one in whole.items():
+                begins, sizes = parts[name][rank].offsets, parts[name][rank].sizes
+                state[name] = one[tuple(slice(b, b + s) for b, s in zip(begins, sizes, strict=True))].clone()
+            replace(form.plan(state), rank=rank).write(folder)
+        manifest = Manifest(
+            run_id="r", attempt=1, step=1, epoch=0, kind=Kind.permanent, reason="x", world_size=2, files=folder.files,
+            shards={f"rank{rank}.safetensors": {name: two[rank] for name, two in parts.items()} for rank in range(2)},
+        )  # fmt: skip
+        with folder.create(MANIFEST_FILE) as sink:
+            sink.write(manifest.to_bytes())
+        folder.publish()
+    return root / "step1"
+
+
+def test_parts_of_a_tensor_are_one_tensor(tmp_path: Path) -> None:
+    whole = {"rows": torch.arange(10.0).reshape(5, 2), "columns": torch.ones(2, 4), "count": torch.tensor(4.0)}
+    with opened(sharded(tmp_path)) as parts, opened(written(tmp_path / "whole", **whole)) as one:
+        assert {name: (tensor.entry.shape, tensor.entry.size_bytes) for name, tensor in parts.tensors.items()} == {
+            "rows": ((5, 2), 40),
+            "columns": ((2, 4), 32),
+            "count": ((), 4),
+        }
+        found = compare(parts, one)
+        assert [(change.name, change.relative) for change in found.tensors] == [("count", 1 / 3)]
+        assert (found.same, found.only_first, found.only_second) == (2, [], [])
+        assert parts.tensors["rows"].norm() == pytest.approx(285**0.5)
 
 
 def test_what_is_looked_at_is_not_removed_meanwhile(tmp_path: Path) -> None:

@@ -20,9 +20,11 @@ from typing import Any
 import torch
 
 from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, InFlightSave, Reader
+from trainer_cli.checkpoint.format.dtensor import local_of
 from trainer_cli.checkpoint.format.interfaces import Format
+from trainer_cli.checkpoint.group_save import GroupSave
 from trainer_cli.checkpoint.save import CheckpointMetadata, CommitHook, Writer, metadata_of, nothing
-from trainer_cli.checkpoint.snapshot_buffer import CopyStager, Stager
+from trainer_cli.checkpoint.snapshot_buffer import CopyStager, Snapshot, Stager
 from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.checkpoint.writer_thread import WriterThread, run_now
@@ -108,7 +110,12 @@ class AsyncCheckpointer(FolderCheckpointer):
         metadata = metadata or metadata_of(name)
         self._interrupted = False
         self.drain()
-        snapshot = self.stager.stage(self.format, state_dict, list(trained))
+        stage = partial(self.stager.stage, self.format, state_dict, [local_of(one) for one in trained])
+        if self.group.world_size > 1:
+            return self._save_together(
+                self._group_save(storage, name, metadata, before_commit, after_commit), stage, path
+            )
+        snapshot = stage()
 
         def write() -> None:
             self.writer.write(storage, name, snapshot, metadata, format=self.format.name, before_commit=before_commit)
@@ -118,6 +125,19 @@ class AsyncCheckpointer(FolderCheckpointer):
         if self._reports:
             written.add_done_callback(partial(_report_failure, storage.location(name)))
         return InFlightSave(as_path(path), metadata, written)
+
+    def _save_together(self, save: GroupSave, stage: Callable[[], Snapshot], path: str | Path) -> InFlightSave:
+        """Begin a save with all ranks, and write this rank's files; `finish` of the result commits it."""
+        staged: list[Snapshot] = []
+
+        def staging() -> Snapshot:
+            staged.append(stage())
+            return staged[0]
+
+        if not save.begin(staging):
+            return InFlightSave(as_path(path), save.metadata, run_now(nothing))
+        written = run_now(save.write) if staged[0].image is None else self.thread.submit(save.write)
+        return InFlightSave(as_path(path), save.metadata, written, save.finish)
 
     def prepare(self, state_dict: Mapping[str, Any]) -> None:
         """Allocate the memory for copies of such a state in the writing thread; the first save would wait for it."""

@@ -22,9 +22,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from trainer_cli.checkpoint.catalog import examine
+from trainer_cli.checkpoint.format.dtensor import Targets, distributed, local_of
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.format.registry import new_format
+from trainer_cli.checkpoint.format.sharded import ShardedFormat
+from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.format.verified_file import verify
+from trainer_cli.checkpoint.group_save import GroupSave
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.naming import is_plain
 from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
@@ -34,7 +38,8 @@ from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.schema import DigestAlgorithm
-from trainer_cli.errors import CheckpointError
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -47,7 +52,10 @@ class InFlightSave:
     path: Path
     metadata: CheckpointMetadata
     written: Future[None]
-    """Done once the checkpoint is committed, or the save has failed, with the exception."""
+    """Done once the checkpoint is committed, or the save has failed, with the exception. With several ranks: once this
+    rank's files are written, or could not be."""
+    finish: Callable[[], None] | None = None
+    """With several ranks: commits what all have written, or raises what failed; each calls it in its main thread."""
 
     @property
     def staged(self) -> Future[None]:
@@ -61,13 +69,15 @@ class InFlightSave:
         return iter((self.staged, self.written))
 
     def raise_failure(self) -> None:
-        """Wait until the save has ended.
+        """Wait until the save has ended. With several ranks, every rank calls this.
 
         Raises:
             SaveError: it failed.
         """
         with errors_of_save(self.metadata.step, self.path):
             self.written.result()
+            if self.finish is not None:
+                self.finish()
 
 
 class LoadedState(dict[str, Any]):
@@ -116,8 +126,13 @@ class Checkpointer(ABC):
         """The progress of the checkpoint at `path`, without loading its state; None if that is unknown."""
         return None
 
-    def read(self, path: str | Path, only: Collection[str] | None = None) -> dict[str, Any]:
+    def read(
+        self, path: str | Path, only: Collection[str] | None = None, *, targets: Targets | None = None
+    ) -> dict[str, Any]:
         """The checkpoint at `path`, or those of these top-level keys that it has.
+
+        Args:
+            targets: as of `Reader.read`.
 
         Raises:
             CheckpointError: there is none, or it is damaged.
@@ -132,8 +147,18 @@ class Checkpointer(ABC):
 class Reader(Protocol):
     """Reads the state of a checkpoint."""
 
-    def read(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None) -> dict[str, Any]:
+    def read(
+        self,
+        folder: ReadableFolder,
+        manifest: Manifest,
+        only: Collection[str] | None = None,
+        *,
+        targets: Targets | None = None,
+    ) -> dict[str, Any]:
         """The tree as saved, or those of its top-level keys that are in `only`.
+
+        Args:
+            targets: the live tensors of which this rank has a part; of what is for them, that part is read.
 
         Raises:
             DamagedCheckpoint: naming the file that is not what was written.
@@ -147,10 +172,23 @@ class CheckpointReader:
     def __init__(self, format: Format | None = None) -> None:
         self.format = format
 
-    def read(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None) -> dict[str, Any]:
+    def read(
+        self,
+        folder: ReadableFolder,
+        manifest: Manifest,
+        only: Collection[str] | None = None,
+        *,
+        targets: Targets | None = None,
+    ) -> dict[str, Any]:
         own = self.format is not None and manifest.format == self.format.name
         form = self.format if self.format is not None and own else new_format(manifest.format, str(folder.path))
-        return form.read(folder, manifest, only)
+        if targets is None:
+            return form.read(folder, manifest, only)
+        if isinstance(form, TensorsFormat | ShardedFormat):
+            return form.read(folder, manifest, only, targets=targets)
+        # The other formats are read as a whole.
+        tree: dict[str, Any] = distributed(form.read(folder, manifest, only), targets)
+        return tree
 
 
 class FolderCheckpointer(Checkpointer):
@@ -183,6 +221,7 @@ class FolderCheckpointer(Checkpointer):
         run_id = uuid.uuid4().hex[:12]
         self._new_storage = storage or partial(open_storage, run_id=run_id)
         self._storages: dict[Path, Storage] = {}
+        self.group: ProcessGroup = ALONE
 
     def storage(self, root: str | Path) -> Storage:
         """The storage of a folder of checkpoints, made once."""
@@ -214,9 +253,52 @@ class FolderCheckpointer(Checkpointer):
         _fill(state_dict, tree, device, {})
         return LoadedState(state_dict, missing)
 
-    def read(self, path: str | Path, only: Collection[str] | None = None) -> dict[str, Any]:
+    def join(self, group: ProcessGroup) -> None:
+        """Save with the other ranks of a group from now on, each its part of the state, and read this rank's part.
+
+        Raises:
+            UserError: the format, or the writer, is only for one process.
+        """
+        if group.world_size == 1:
+            return
+        if not isinstance(self.format, TensorsFormat | ShardedFormat):
+            raise UserError(
+                f"checkpoint.format={self.format.name} saves the state of one process, and this training has "
+                f"{group.world_size}",
+                cure="Use checkpoint.format=tensors; train ckpt export writes the others.",
+            )
+        if not isinstance(self.writer, CheckpointWriter):
+            raise UserError(f"{type(self.writer).__name__} cannot write what several processes save together")
+        self.group, self.format = group, ShardedFormat(group.rank, group.world_size)
+        if isinstance(self.reader, CheckpointReader):
+            self.reader.format = self.format
+
+    def read(
+        self, path: str | Path, only: Collection[str] | None = None, *, targets: Targets | None = None
+    ) -> dict[str, Any]:
         storage, name = self._place(path)
-        return self._reading(storage, name, partial(self.reader.read, only=only))
+        if targets is None:
+            return self._reading(storage, name, partial(self.reader.read, only=only))
+        return self._reading(storage, name, partial(self.reader.read, only=only, targets=targets))
+
+    def _group_save(
+        self,
+        storage: Storage,
+        name: str,
+        metadata: CheckpointMetadata,
+        before_commit: Callable[[], object],
+        after_commit: Callable[[], object] = nothing,
+    ) -> GroupSave:
+        assert isinstance(self.writer, CheckpointWriter)
+        return GroupSave(
+            self.group,
+            storage,
+            name,
+            metadata,
+            self.writer,
+            before_commit=before_commit,
+            after_commit=after_commit,
+        )
 
     def manifest(self, path: str | Path) -> Manifest:
         """The manifest of the checkpoint at `path`, all of whose files exist with the right sizes.
@@ -286,8 +368,15 @@ class SyncCheckpointer(FolderCheckpointer):
     ) -> None:
         """As `Checkpointer.save`; `trained` is that of `Stager.stage`, `before_commit` that of `Writer.write`."""
         storage, name = self._place(path)
-        snapshot = self.stager.stage(self.format, state_dict, list(trained))
         metadata = metadata or metadata_of(name)
+        stage = partial(self.stager.stage, self.format, state_dict, [local_of(one) for one in trained])
+        if self.group.world_size > 1:
+            together = self._group_save(storage, name, metadata, before_commit)
+            if together.begin(stage):
+                together.write()
+                together.finish()
+            return
+        snapshot = stage()
         self.writer.write(storage, name, snapshot, metadata, format=self.format.name, before_commit=before_commit)
 
 

@@ -14,6 +14,7 @@ import xxhash
 
 from trainer_cli.checkpoint.naming import MANIFEST_FILE, PINNED_FILE, is_plain
 from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.checkpoint.shards import Shard
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.errors import CheckpointError, one_line
 
@@ -84,6 +85,9 @@ class Manifest:
     """Every file of the checkpoint except the manifest."""
     aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For each tensor file: names of tied tensors, and the name under which each is stored."""
+    shards: Mapping[str, Mapping[str, Shard]] = field(default_factory=dict)
+    """For each tensor file of several ranks: the tensors of it that belong to all ranks, and which part it has of each.
+    Empty, and not written, if one process saved."""
     progress: Mapping[str, int | float] = field(default_factory=dict)
     """The counts at this step, by the names of `Progress`; empty if unknown."""
 
@@ -118,6 +122,7 @@ class Manifest:
         return _read(raw)
 
     def _fields(self) -> dict[str, Any]:
+        shards = {file: {name: str(part) for name, part in parts.items()} for file, parts in self.shards.items()}
         return {
             "schema_version": SCHEMA_VERSION,
             "run_id": self.run_id,
@@ -137,6 +142,7 @@ class Manifest:
             "files": {n: {"size_bytes": e.size_bytes, "digest": e.digest} for n, e in self.files.items()},
             "aliases": {file: dict(table) for file, table in self.aliases.items()},
             "progress": dict(self.progress),
+            **({"shards": shards} if shards else {}),
         }
 
 
@@ -173,20 +179,30 @@ def _not_json(error: Exception) -> ManifestError:
 
 
 def _read(raw: dict[str, Any]) -> Manifest:
-    raw = {"progress": {}, **raw}  # Old manifests have none.
+    raw = {"progress": {}, "shards": {}, **raw}  # Old manifests have none of the first, one process none of the second.
     if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
         raise ManifestError(f"the manifest lacks, or does not know: {one_line(', '.join(sorted(wrong))[:200])}")
     for name, allowed in _FIELDS.items():
         if not allowed(raw[name]):
             raise ManifestError(f"the manifest's {name} cannot be {one_line(str(raw[name])[:200])}")
-    if unknown := set(raw["aliases"]) - set(raw["files"]):
-        raise ManifestError(f"the manifest has aliases of {min(unknown)[:80]!r}, which is none of its files")
+    for of_files in ("aliases", "shards"):
+        if unknown := set(raw[of_files]) - set(raw["files"]):
+            raise ManifestError(f"the manifest has {of_files} of {min(unknown)[:80]!r}, which is none of its files")
+    try:
+        shards = {
+            file: {name: Shard.parse(part) for name, part in parts.items()} for file, parts in raw["shards"].items()
+        }
+    except ValueError as error:
+        raise ManifestError(f"the manifest's shards cannot be read: {one_line(str(error))}") from None
     return Manifest(
-        **{name: raw[name] for name in _FIELDS if name not in ("kind", "metrics", "target_packages", "files")},
+        **{
+            name: raw[name] for name in _FIELDS if name not in ("kind", "metrics", "target_packages", "files", "shards")
+        },
         kind=Kind(raw["kind"]),
         metrics={name: float(value) for name, value in raw["metrics"].items()},
         target_packages=tuple(raw["target_packages"]),
         files={name: FileEntry(**entry) for name, entry in raw["files"].items()},
+        shards=shards,
     )
 
 
@@ -248,6 +264,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "format": _is_text,
     "files": lambda value: isinstance(value, dict) and all(_is_file(*item) for item in value.items()),
     "aliases": _maps_to(_is_table),
+    "shards": _maps_to(_is_table),
     "progress": _maps_to(_is_counted),
 }
 """Field of a manifest -> check of its value."""

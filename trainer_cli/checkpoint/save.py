@@ -2,7 +2,7 @@
 
     stage    the state as it will be written: a copy of it, made at the step's boundary
     write    its files in a hidden folder, each digested and fsynced
-    gather   what every rank wrote; with one process, what it wrote itself
+    gather   what every rank wrote, if there are several (in group_save.py)
     commit   the manifest, the folder fsynced and renamed, its parent fsynced
 
 A process that dies before the rename leaves a hidden folder, which no load looks at and the run's next start removes.
@@ -23,10 +23,12 @@ import numpy as np
 import torch
 
 from trainer_cli.checkpoint.catalog import examine
+from trainer_cli.checkpoint.format.header import tensor_file
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest
 from trainer_cli.checkpoint.naming import MANIFEST_FILE, step_within
 from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.checkpoint.shards import Shard
 from trainer_cli.checkpoint.snapshot_buffer import Snapshot
 from trainer_cli.checkpoint.storage.interfaces import UnsyncedError
 from trainer_cli.config.schema import DigestAlgorithm
@@ -74,10 +76,11 @@ def metadata_of(name: str) -> CheckpointMetadata:
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """The files of one rank, and the names under which their tied tensors are stored."""
+    """The files of one rank, the names under which their tied tensors are stored, and the parts of tensors in them."""
 
     files: Mapping[str, FileEntry]
     aliases: Mapping[str, Mapping[str, str]]
+    shards: Mapping[str, Mapping[str, Shard]] = field(default_factory=dict)
 
 
 def write(folder: WritableFolder, snapshot: Snapshot, files: Mapping[str, bytes]) -> RankFiles:
@@ -87,12 +90,8 @@ def write(folder: WritableFolder, snapshot: Snapshot, files: Mapping[str, bytes]
     for file, content in files.items():
         with folder.create(file) as writer:
             writer.write(content)
-    return RankFiles(dict(folder.files), aliases)
-
-
-def gather(own: RankFiles) -> Sequence[RankFiles]:
-    """The files of all ranks, on each rank. Called by the main thread if there are several."""
-    return [own]
+    layout = snapshot.layout
+    return RankFiles(dict(folder.files), aliases, {tensor_file(layout.rank): layout.parts} if layout.parts else {})
 
 
 def commit(
@@ -105,12 +104,14 @@ def commit(
     """
     files: dict[str, FileEntry] = {}
     aliases: dict[str, Mapping[str, str]] = {}
+    shards: dict[str, Mapping[str, Shard]] = {}
     for rank in ranks:
         files |= rank.files
         aliases |= rank.aliases
+        shards |= rank.shards
     said = {one.name: getattr(metadata, one.name) for one in fields(metadata) if one.name not in ("files", "versions")}
     versions = {**_versions(), **metadata.versions}
-    manifest = Manifest(**said, versions=versions, format=format, files=files, aliases=aliases)
+    manifest = Manifest(**said, versions=versions, format=format, files=files, aliases=aliases, shards=shards)
     with folder.create(MANIFEST_FILE) as writer:
         writer.write(manifest.to_bytes())
     folder.publish()
@@ -130,7 +131,7 @@ class CommitHook(Protocol):
 
 
 class Writer(Protocol):
-    """The last three calls of a save."""
+    """Writes and commits a save of one process."""
 
     def write(
         self,
@@ -157,9 +158,9 @@ class Writer(Protocol):
 
 
 class CheckpointWriter:
-    """Writes, gathers and commits in the calling thread.
+    """Writes and commits in the calling thread.
 
-    With one process all three run in the writer thread: a commit that waited for the training's thread would come at
+    With one process both run in the writer thread: a commit that waited for the training's thread would come at
     the end of a step or of an evaluation, and a crash in between would lose what is already on the disk.
     """
 
@@ -181,19 +182,19 @@ class CheckpointWriter:
     ) -> None:
         where = storage.location(name)
         try:
-            if _is_saved(storage, name, metadata):
+            if is_saved(storage, name, metadata):
                 storage.fsync_names()
                 logger.info("%s is there already, and is not written again", where)
                 return
             with storage.writing(name, digest=self.digest) as folder:
-                ranks = gather(write(folder, snapshot, metadata.files))
+                own = write(folder, snapshot, metadata.files)
                 before_commit()
                 if self.commit_hook is not None:
                     self.commit_hook.pre_commit(where)
                 finite = metadata.finite and snapshot.is_finite()
                 if not finite:
                     logger.warning("the weights of step %d are not finite: no resume takes %s", metadata.step, name)
-                commit(folder, ranks, replace(metadata, finite=finite), format=format)
+                commit(folder, [own], replace(metadata, finite=finite), format=format)
         except OSError as error:
             size_bytes = snapshot.layout.total_bytes + sum(len(content) for content in metadata.files.values())
             raise disk_error(error, where, size_bytes, storage.free_bytes()) from error
@@ -202,7 +203,7 @@ class CheckpointWriter:
         logger.debug("saved %s (%s)", where, metadata.reason)
 
 
-def _is_saved(storage: Storage, name: str, metadata: CheckpointMetadata) -> bool:
+def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata) -> bool:
     """Whether an intact checkpoint of the same run and step is there; a damaged one is quarantined."""
     if storage.peek(name, MANIFEST_FILE) is None:
         return False

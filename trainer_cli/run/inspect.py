@@ -6,16 +6,24 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
-from trainer_cli.checkpoint.format.header import TensorEntry, parsed_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.header import (
+    ELEMENT_BYTES,
+    TensorEntry,
+    own_file,
+    parsed_header,
+    state_file,
+    tensor_file,
+)
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile, read_verified
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.naming import CONFIG_FILE
+from trainer_cli.checkpoint.shards import Shard, why_incomplete
 from trainer_cli.checkpoint.storage.interfaces import ReadableFolder
 from trainer_cli.errors import CheckpointError, TrainError
 
@@ -35,33 +43,62 @@ _FLOAT8 = {"F8_E4M3": "e4m3fn", "F8_E5M2": "e5m2", "F8_E4M3FNUZ": "e4m3fnuz", "F
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part of a tensor, or all of it, and where its bytes are."""
+
+    shard: Shard
+    file: Path
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """One tensor of a checkpoint: where its bytes are."""
 
     entry: TensorEntry
-    file: Path
-    offset: int
+    parts: list[StoredPart]
 
-    def blocks(self) -> Iterator[Array]:
-        """Its elements as 64-bit floats (complex ones as 128 bits), some at a time, straight from the file."""
+    def stored(self) -> Iterator[Array]:
+        """Its elements as they are stored, some rows at a time, straight from the files. Tensors of one shape and type
+        come in the same pieces."""
         import numpy as np
 
-        code, size = self.entry.code, math.prod(self.entry.shape)
-        if not size:
+        code, shape = self.entry.code, self.entry.shape or (1,)
+        if not math.prod(shape):
             return
-        stored = "u2" if code == "BF16" else _NUMPY.get(code, "u1")
-        raw = np.memmap(
-            self.file, dtype=np.dtype(stored).newbyteorder("<"), mode="r", offset=self.offset, shape=(size,)
-        )
+        dtype = np.dtype("u2" if code == "BF16" else _NUMPY.get(code, "u1")).newbyteorder("<")
+        maps = [
+            np.memmap(part.file, dtype=dtype, mode="r", offset=part.offset, shape=part.shard.sizes or (1,))
+            for part in self.parts
+        ]
+        rows = max(_BLOCK // math.prod(shape[1:]), 1)
+        for start in range(0, shape[0], rows):
+            stop = min(start + rows, shape[0])
+            if len(maps) == 1:
+                yield maps[0][start:stop].reshape(-1)
+                continue
+            block = np.empty((stop - start, *shape[1:]), dtype)
+            for part, raw in zip(self.parts, maps, strict=True):
+                (first, *begins), (size, *sizes) = part.shard.offsets, part.shard.sizes
+                low, high = max(start, first), min(stop, first + size)
+                if low < high:
+                    inner = (slice(begin, begin + count) for begin, count in zip(begins, sizes, strict=True))
+                    block[slice(low - start, high - start), *inner] = raw[low - first : high - first]
+            yield block.reshape(-1)
+
+    def blocks(self) -> Iterator[Array]:
+        """Its elements as 64-bit floats (complex ones as 128 bits), some at a time."""
+        import numpy as np
+
+        code = self.entry.code
         table = _float8(code) if code in _FLOAT8 else None
-        for start in range(0, size, _BLOCK):
-            block = raw[start : start + _BLOCK]
+        for block in self.stored():
             if table is not None:
                 yield table[block]
-                continue
-            if code == "BF16":
-                block = (block.astype("<u4") << 16).view("<f4")
-            yield block.astype(np.complex128 if code == "C64" else np.float64)
+            elif code == "BF16":
+                yield (block.astype("<u4") << 16).view("<f4").astype(np.float64)
+            else:
+                yield block.astype(np.complex128 if code == "C64" else np.float64)
 
     def norm(self) -> float:
         """The Euclidean norm over all elements."""
@@ -76,18 +113,20 @@ class Content:
     entry: Entry
     manifest: Manifest
     tensors: dict[str, Tensor]
-    """By name, in the order of the files; where several ranks have one of a name, `NAME@rank1` is the second's."""
+    """By name, in the order of the files. Of what every rank saves for itself, `NAME@rank1` is the second's."""
     aliases: dict[str, str]
     """Names of tied tensors, and the name under which each is stored."""
     folder: ReadableFolder
 
     def states(self) -> dict[str, Any]:
         """The small states of each rank, as they are written; what is no plain JSON is tagged with `$`."""
-        found = {}
+        found: dict[str, Any] = {}
         for rank in range(self.manifest.world_size):
-            if state_file(rank) in self.manifest.files:
-                raw = json.loads(read_verified(self.folder, self.manifest, state_file(rank)))
-                found[f"rank{rank}"] = raw["state"] if isinstance(raw, dict) and "state" in raw else raw
+            for file in (state_file(rank), own_file(rank)):
+                if file in self.manifest.files:
+                    raw = json.loads(read_verified(self.folder, self.manifest, file))
+                    raw = json.loads(raw["state"]) if file == own_file(rank) else raw
+                    found.setdefault(f"rank{rank}", {}).update(raw["state"])
         return found
 
     def config(self) -> str | None:
@@ -123,7 +162,13 @@ def opened(path: Path) -> Iterator[Content]:
                 aliases |= manifest.aliases.get(file, {})
                 for tensor in _tensors(folder, manifest, file):
                     name = tensor.entry.name
-                    tensors[f"{name}@rank{rank}" if name in tensors else name] = tensor
+                    if name in manifest.shards.get(file, {}):
+                        _add_parts(tensors.setdefault(name, tensor), tensor)
+                    else:
+                        tensors[f"{name}@rank{rank}" if name in tensors else name] = tensor
+            for name, tensor in tensors.items():
+                if problem := why_incomplete(part.shard for part in tensor.parts):
+                    raise CheckpointError(f"{path} is not valid: {name}: {problem}")
             yield Content(path, entry, manifest, tensors, aliases, folder)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is just being removed") from None
@@ -205,11 +250,8 @@ def _squares(block: Array) -> float:
 def _bytes_equal(one: Tensor, other: Tensor) -> bool:
     import numpy as np
 
-    size = one.entry.size_bytes
-    if not size:
-        return True
-    a, b = (np.memmap(t.file, dtype="u1", mode="r", offset=t.offset, shape=(size,)) for t in (one, other))
-    return all(np.array_equal(a[at : at + 8 * _BLOCK], b[at : at + 8 * _BLOCK]) for at in range(0, size, 8 * _BLOCK))
+    pairs = zip(one.stored(), other.stored(), strict=True)
+    return all(np.array_equal(a.view("u1"), b.view("u1")) for a, b in pairs)
 
 
 def _float8(code: str) -> Array:
@@ -237,10 +279,22 @@ def _config_changes(first: Content, second: Content) -> tuple[list[Change], str 
 
 
 def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[Tensor]:
+    """What a file has of each tensor, described as the whole tensor."""
     checked = VerifiedFile(folder, manifest, file)
     with checked.peeked():
         layout = parsed_header(checked)
         offset = checked.size_bytes - checked.left_bytes
+    parts = manifest.shards.get(file, {})
     for entry in layout:
-        yield Tensor(entry, folder.path / file, offset)
+        part = parts.get(entry.name, Shard.all_of(entry.shape))
+        if part.sizes != entry.shape:
+            raise checked.damaged(f"{entry.name[:80]!r} is not the part of the tensor that the manifest says")
+        whole = replace(entry, shape=part.shape, size_bytes=math.prod(part.shape) * ELEMENT_BYTES[entry.code])
+        yield Tensor(whole, [StoredPart(part, folder.path / file, offset)])
         offset += entry.size_bytes
+
+
+def _add_parts(tensor: Tensor, more: Tensor) -> None:
+    """Add another file's part; a copy of one that is there already is left out."""
+    there = {part.shard for part in tensor.parts}
+    tensor.parts.extend(part for part in more.parts if part.shard not in there)

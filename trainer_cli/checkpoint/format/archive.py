@@ -29,15 +29,13 @@ class ArchiveLayout(FileLayout):
 
     compression: Compression = Compression.none
 
-    def write(
-        self, folder: WritableFolder, image: memoryview | None = None, rank: int = 0
-    ) -> dict[str, Mapping[str, str]]:
-        sizes = {tensor_file(rank): self.tensor_bytes, state_file(rank): len(self.text)}
-        name = f"rank{rank}{SUFFIX[self.compression]}"
+    def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
+        sizes = {tensor_file(self.rank): self.tensor_bytes, state_file(self.rank): len(self.text)}
+        name = f"rank{self.rank}{SUFFIX[self.compression]}"
         with folder.create(name) as file:
             archive = ArchiveWriter(file, self.compression, sizes)
             # Not `super()`: a dataclass with slots is another class than the one that was written here.
-            FileLayout.write(self, archive, image, rank)
+            FileLayout.write(self, archive, image)
             archive.finish()
         return {name: self.aliases} if self.aliases else {}
 

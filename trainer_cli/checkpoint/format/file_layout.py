@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
-from trainer_cli.checkpoint.format.header import LINE, TensorEntry, rendered_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.dtensor import undistributed
+from trainer_cli.checkpoint.format.header import LINE, TensorEntry, own_file, rendered_header, state_file, tensor_file
+from trainer_cli.checkpoint.shards import Shard
 
 if TYPE_CHECKING:
+    from trainer_cli.checkpoint.format.verified_file import VerifiedFile
     from trainer_cli.checkpoint.storage.interfaces import WritableFolder
 
 DTYPES: dict[str, torch.dtype] = {
@@ -43,6 +47,8 @@ _NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _ARRAY_CODES = {
     np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in DTYPES.items() if code not in _NOT_ARRAYS
 }
+_HUGE_BYTES = 1 << 22
+"""Tensors of this size and more are read into huge pages: the kernel provides these in less than half the time."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -67,6 +73,11 @@ class FileLayout:
     """The rest of it, in order and without holes."""
     aliases: dict[str, str]
     """Names of tied tensors, and the name under which each is stored."""
+    rank: int = field(default=0, kw_only=True)
+    parts: Mapping[str, Shard] = field(default_factory=dict, kw_only=True)
+    """If several ranks write: which part of each tensor the file has."""
+    own: bytes = field(default=b"", kw_only=True)
+    """If several ranks write: the file of what this rank saves for itself."""
 
     @property
     def tensor_bytes(self) -> int:
@@ -75,26 +86,26 @@ class FileLayout:
 
     @property
     def total_bytes(self) -> int:
-        """The size of both files."""
-        return len(self.text) + self.tensor_bytes
+        """The size of all files."""
+        return len(self.text) + len(self.own) + self.tensor_bytes
 
-    def write(
-        self, folder: WritableFolder, image: memoryview | None = None, rank: int = 0
-    ) -> dict[str, Mapping[str, str]]:
-        """Write both files: the tensor file from `image`, a copy of all of it, or else from the tensors themselves.
+    def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
+        """Write the files: the tensor file from `image`, a copy of all of it, or else from the tensors themselves.
 
         Returns the aliases of the tensor file under its name, for the manifest.
         """
-        with folder.create(tensor_file(rank)) as file:
+        with folder.create(tensor_file(self.rank)) as file:
             if image is not None:
                 file.write(image)
             else:
                 file.write(self.header)
                 for span in self.spans:
                     file.write(bytes_of(span.leaf).data)
-        with folder.create(state_file(rank)) as file:
-            file.write(self.text)
-        return {tensor_file(rank): self.aliases} if self.aliases else {}
+        for name, content in ((state_file(self.rank), self.text), (own_file(self.rank), self.own)):
+            if content:
+                with folder.create(name) as file:
+                    file.write(content)
+        return {tensor_file(self.rank): self.aliases} if self.aliases else {}
 
 
 def lay_out(text: bytes, tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> FileLayout:
@@ -109,6 +120,7 @@ def lay_out(text: bytes, tensors: Mapping[str, Leaf], *, shapes_only: bool = Fal
     Raises:
         UnsavableState: naming what a file cannot hold.
     """
+    tensors = undistributed(tensors)
     of_size: dict[tuple[bool, int], list[TensorEntry]] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
@@ -177,3 +189,23 @@ def identity(leaf: Leaf) -> tuple[Any, ...] | None:
     # Without memory there is no address, but tied tensors still share the storage that would have one.
     address = (leaf.untyped_storage()._cdata, leaf.storage_offset()) if leaf.is_meta else leaf.data_ptr()
     return address, leaf.device, leaf.dtype, leaf.shape, leaf.stride(), leaf.is_conj(), leaf.is_neg()
+
+
+def new_tensor(file: VerifiedFile, entry: TensorEntry, shape: Sequence[int]) -> torch.Tensor:
+    """Memory for a tensor of a file, or for a part of it of this shape."""
+    try:
+        tensor = torch.empty(shape, dtype=DTYPES[entry.code])
+    except RuntimeError as error:
+        raise file.damaged(f"{entry.name[:80]!r} has a shape that cannot be: {error}") from None
+    if tensor.nbytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        begin = tensor.data_ptr() + -tensor.data_ptr() % mmap.PAGESIZE
+        size_bytes = tensor.data_ptr() + tensor.nbytes - begin
+        # A kernel that refuses the advice provides ordinary pages.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size_bytes), mmap.MADV_HUGEPAGE)
+    return tensor
+
+
+def check_booleans(file: VerifiedFile, name: str, tensor: torch.Tensor | None) -> None:
+    """Refuse booleans of other bytes than 0 and 1."""
+    if tensor is not None and tensor.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+        raise file.damaged(f"{name[:80]!r} holds booleans that are neither true nor false")

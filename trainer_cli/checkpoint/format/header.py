@@ -35,6 +35,11 @@ def state_file(rank: int) -> str:
     return f"rank{rank}.json"
 
 
+def own_file(rank: int) -> str:
+    """The name of the file of what a rank of several saves for itself."""
+    return f"rank{rank}.own.json"
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """One tensor of a file."""

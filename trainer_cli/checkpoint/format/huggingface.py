@@ -52,9 +52,7 @@ class HuggingFaceLayout(FileLayout):
                 size_bytes += one.entry.size_bytes
         return [shard for shard in shards if shard]
 
-    def write(
-        self, folder: WritableFolder, image: memoryview | None = None, rank: int = 0
-    ) -> dict[str, Mapping[str, str]]:
+    def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
         shards = self.shards
         weight_map: dict[str, str] = {}
         for number, shard in enumerate(shards, 1):
@@ -68,10 +66,10 @@ class HuggingFaceLayout(FileLayout):
             with folder.create(INDEX_FILE) as file:
                 file.write(json.dumps(index, indent=2).encode() + b"\n")
         rest = [one for one in self._placed() if not one.entry.name.startswith(_MODEL)]
-        self._write_tensors(folder, tensor_file(rank), rest, image)
-        with folder.create(state_file(rank)) as file:
+        self._write_tensors(folder, tensor_file(self.rank), rest, image)
+        with folder.create(state_file(self.rank)) as file:
             file.write(self.text)
-        return {tensor_file(rank): self.aliases} if self.aliases else {}
+        return {tensor_file(self.rank): self.aliases} if self.aliases else {}
 
     def _placed(self) -> Iterator[_Placed]:
         offset = len(self.header)

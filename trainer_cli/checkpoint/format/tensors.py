@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer_cli.checkpoint.format import codec
-from trainer_cli.checkpoint.format.file_layout import DTYPES, FileLayout, lay_out, memory_of
-from trainer_cli.checkpoint.format.header import TensorEntry, parsed_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.dtensor import Targets
+from trainer_cli.checkpoint.format.file_layout import FileLayout, check_booleans, lay_out, memory_of, new_tensor
+from trainer_cli.checkpoint.format.header import parsed_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.sharded import is_sharded, read_sharded
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.interfaces import ReadableFolder
-
-_HUGE_BYTES = 1 << 22
-"""Tensors of this size and more are read into huge pages: the kernel provides these in less than half the time."""
 
 
 class TensorsFormat:
@@ -39,8 +36,15 @@ class TensorsFormat:
         return lay_out(*codec.encode(tree), shapes_only=True).total_bytes
 
     def read(
-        self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None, rank: int = 0
+        self,
+        folder: ReadableFolder,
+        manifest: Manifest,
+        only: Collection[str] | None = None,
+        rank: int = 0,
+        targets: Targets | None = None,
     ) -> dict[str, Any]:
+        if is_sharded(manifest) or targets is not None:
+            return read_sharded(folder, manifest, only, targets)
         with VerifiedFile(folder, manifest, state_file(rank)) as file:
             text = file.rest()
         try:
@@ -70,22 +74,8 @@ def read_file(
     """Those of these tensors that a file has. The whole file is digested."""
     with VerifiedFile(folder, manifest, file_name) as file:
         layout = parsed_header(file)
-        found = {entry.name: _new_tensor(file, entry) for entry in layout if entry.name in kept}
+        found = {entry.name: new_tensor(file, entry, entry.shape) for entry in layout if entry.name in kept}
         file.read(memory_of(found[e.name]) if e.name in kept else e.size_bytes for e in layout if e.size_bytes)
     for name, tensor in found.items():
-        if tensor.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
-            raise file.damaged(f"{name[:80]!r} holds booleans that are neither true nor false")
+        check_booleans(file, name, tensor)
     return found
-
-
-def _new_tensor(file: VerifiedFile, entry: TensorEntry) -> torch.Tensor:
-    try:
-        tensor = torch.empty(entry.shape, dtype=DTYPES[entry.code])
-    except RuntimeError as error:
-        raise file.damaged(f"{entry.name[:80]!r} has a shape that cannot be: {error}") from None
-    if tensor.nbytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        begin = tensor.data_ptr() + -tensor.data_ptr() % mmap.PAGESIZE
-        size_bytes = tensor.data_ptr() + tensor.nbytes - begin
-        # A kernel that refuses the advice provides ordinary pages.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size_bytes), mmap.MADV_HUGEPAGE)
-    return tensor

@@ -39,9 +39,7 @@ class _Stream:
 class TorchLayout(FileLayout):
     """A layout that is written by torch.save."""
 
-    def write(
-        self, folder: WritableFolder, image: memoryview | None = None, rank: int = 0
-    ) -> dict[str, Mapping[str, str]]:
+    def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
         entries = read_entries(io.BytesIO(self.header).read, self.tensor_bytes)
         tensors: dict[str, torch.Tensor] = {}
         at = {span.offset: span for span in self.spans}
@@ -54,7 +52,7 @@ class TorchLayout(FileLayout):
             tensors[entry.name] = _typed(flat, entry)
             offset += entry.size_bytes
         tensors |= {alias: tensors[name] for alias, name in self.aliases.items()}
-        with folder.create(_file_of(rank)) as file:
+        with folder.create(_file_of(self.rank)) as file:
             torch.save({"tensors": tensors, "state": self.text.decode("utf-8")}, _Stream(file))  # type: ignore[arg-type]
         return {}
 

@@ -49,6 +49,11 @@ class LocalWritableFolder:
             _being_written.discard(fd)
             self._disk.close(fd)
 
+    @property
+    def place(self) -> str:
+        """Its hidden name."""
+        return self.path.name
+
     def publish(self) -> None:
         self._publish()
 

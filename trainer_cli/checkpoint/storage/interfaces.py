@@ -42,6 +42,15 @@ class WritableFolder(Protocol):
         ...
 
 
+class StagedFolder(WritableFolder, Protocol):
+    """A folder being written, in which other ranks can write too."""
+
+    @property
+    def place(self) -> str:
+        """What `Storage.joining` of another rank takes."""
+        ...
+
+
 class Source(Protocol):
     """One file being read, from several threads at once if need be."""
 
@@ -81,12 +90,16 @@ class Storage(Protocol):
 
     def writing(
         self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
-    ) -> AbstractContextManager[WritableFolder]:
+    ) -> AbstractContextManager[StagedFolder]:
         """A new hidden folder, which is removed on exit unless it was published.
 
         A folder of that name with a manifest is never replaced (FileExistsError); one without is partial, and
         quarantined.
         """
+        ...
+
+    def joining(self, place: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> WritableFolder:
+        """The folder that rank 0 is writing, for this rank's files. Rank 0 publishes it, or removes it."""
         ...
 
     def reading(self, name: str) -> AbstractContextManager[ReadableFolder]:

@@ -94,6 +94,12 @@ class LocalStorage:
                 self._discard_quietly(staging)
                 self._staged.discard(staging.name)
 
+    def joining(self, place: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> LocalWritableFolder:
+        hidden = parse_hidden(place)
+        if hidden is None or hidden.kind is not Hidden.tmp:
+            raise ValueError(f"{place!r} is not the name of a folder that is being written")
+        return LocalWritableFolder(self.root / place, self.disk, digest)
+
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
         path = self._path(name)

@@ -110,6 +110,9 @@ class ObjectStorage:
             folder._publish = publish_and_send
             yield folder
 
+    def joining(self, place: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> LocalWritableFolder:
+        return self.local.joining(place, digest=digest)
+
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
         if not self._is_unsent(name):

@@ -1,0 +1,205 @@
+"""Saves of several ranks: all or none commit, each rank hears of a failure, and a dead rank costs only the new one."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from states import same
+from thread_ranks import ThreadGroup, on_ranks
+
+from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
+from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer, make_sync_checkpointer
+from trainer_cli.checkpoint.format.sharded import SMALL_BYTES
+from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.errors import NotDurableError, SaveError, UserError
+from trainer_cli.testing.faults import FaultyDisk
+
+LARGE = SMALL_BYTES // 4 + 1
+FACTS = CheckpointMetadata(run_id="run", step=2, files={"config.yaml": b"seed: 1\n"})
+
+
+def state(rank: int, step: int = 2) -> dict[str, Any]:
+    return {
+        "model": {"a": torch.full((LARGE,), 1.0), "b": torch.full((LARGE,), float(step))},
+        "progress": {"step": step},
+        "rng": torch.arange(rank, rank + 3),
+    }
+
+
+def disk_of(disks: dict[int, FaultyDisk] | None, group: ThreadGroup) -> Any:
+    disk = (disks or {}).get(group.rank) or FaultyDisk()
+    return lambda root: LocalStorage(root, disk=disk, run_id="run", attempt=1)
+
+
+def save(
+    root: Path, *, background: bool = False, disks: dict[int, FaultyDisk] | None = None, deadly: bool = False
+) -> list[Any]:
+    """Two ranks save step 2; what each rank raised, or None."""
+
+    def act(group: ThreadGroup) -> None:
+        storage = disk_of(disks, group)
+        if deadly and disks and group.rank in disks:
+            group.is_dead = lambda: disks[group.rank].struck
+        if not background:
+            checkpointer = SyncCheckpointer(storage=storage)
+            checkpointer.join(group)
+            checkpointer.save(state(group.rank), root / "step2", metadata=FACTS)
+            return
+        behind = AsyncCheckpointer(storage=storage)
+        behind.join(group)
+        live = state(group.rank)
+        try:
+            saving = behind.save(live, root / "step2", metadata=FACTS)
+            live["model"]["a"].zero_()
+            saving.raise_failure()
+        finally:
+            behind.close()
+
+    return on_ranks(2, act)
+
+
+def save_alone(root: Path) -> None:
+    make_sync_checkpointer().save(state(0, 1), root / "step1", metadata=CheckpointMetadata(run_id="run", step=1))
+
+
+def steps(root: Path) -> list[int]:
+    """The valid checkpoints, each of which is read."""
+    found = [entry.step for entry in Catalog(LocalStorage(root)).entries() if entry.valid]
+    for step in found:
+        make_sync_checkpointer().verify(root / f"step{step}")
+    return found
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "async"])
+def test_ranks_save_together_what_one_process_reads(memory_path: Path, background: bool) -> None:
+    assert save(memory_path, background=background) == [None, None]
+    loaded = make_sync_checkpointer().read(memory_path / "step2")
+    assert same(loaded.pop("ranks"), [{"rng": state(rank)["rng"]} for rank in range(2)])
+    assert same(loaded, state(0))
+    manifest = make_sync_checkpointer().manifest(memory_path / "step2")
+    assert manifest.world_size == 2
+    assert sorted(manifest.files) == [
+        "config.yaml",
+        "rank0.json",
+        "rank0.own.json",
+        "rank0.safetensors",
+        "rank1.own.json",
+        "rank1.safetensors",
+    ]
+    assert {file: list(parts) for file, parts in manifest.shards.items()} == {
+        "rank0.safetensors": ["model/a"],
+        "rank1.safetensors": ["model/b"],
+    }
+
+
+def operations(root: Path, background: bool) -> list[FaultyDisk]:
+    """What a save that succeeds asks of each rank's disk."""
+    root.mkdir()
+    disks = {0: FaultyDisk(), 1: FaultyDisk()}
+    assert save(root, background=background, disks=disks) == [None, None]
+    return [disks[0], disks[1]]
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "async"])
+def test_an_operation_that_fails_on_one_rank_fails_the_save_on_both(memory_path: Path, background: bool) -> None:
+    tried = 0
+    for rank, counting in enumerate(operations(memory_path / "whole", background)):
+        for at in range(1, len(counting.operations) + 1):
+            root = memory_path / f"{rank}-{at}"
+            root.mkdir()
+            save_alone(root)
+            disk = FaultyDisk(at, number=errno.ENOSPC)
+            found = save(root, background=background, disks={rank: disk})
+            if found == [None, None]:
+                # Where the system may fail without harm: a hidden name that cannot be looked at.
+                assert steps(root) == [1, 2], counting.operations[at - 1]
+                continue
+            tried += 1
+            assert all(isinstance(one, SaveError) for one in found), counting.operations[at - 1]
+            assert "No space left" in str(found[rank])
+            assert str(found[1 - rank]).startswith(f"rank {rank}: ")
+            durable = isinstance(found[0], NotDurableError)
+            assert isinstance(found[1], NotDurableError) is durable
+            assert steps(root) == ([1, 2] if durable else [1])
+            assert [one.name for one in root.iterdir() if one.name.startswith(".")] == []
+            assert save(root, background=background) == [None, None]
+            assert steps(root) == [1, 2]
+    assert tried > 10
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "async"])
+def test_a_rank_that_dies_in_any_operation_leaves_the_older_checkpoint(memory_path: Path, background: bool) -> None:
+    """From that operation on it does nothing more, also not on the disk, and the other waits in vain."""
+    for rank, counting in enumerate(operations(memory_path / "whole", background)):
+        for at in range(1, len(counting.operations) + 1):
+            root = memory_path / f"{rank}-{at}"
+            root.mkdir()
+            save_alone(root)
+            found = save(root, background=background, disks={rank: FaultyDisk(at, persistent=True)}, deadly=True)
+            assert any(isinstance(one, threading.BrokenBarrierError | SaveError) for one in found)
+            assert steps(root) in ([1], [1, 2]), counting.operations[at - 1]
+            LocalStorage(root, run_id="run", attempt=2).sweep()
+            assert [one.name for one in root.iterdir() if one.name.startswith(".tmp")] == []
+            assert save(root) == [None, None]
+            assert steps(root) == [1, 2]
+
+
+def test_a_step_that_is_there_is_not_written_again(memory_path: Path) -> None:
+    assert save(memory_path) == [None, None]
+    before = (memory_path / "step2/manifest.json").stat().st_mtime_ns
+    assert save(memory_path) == [None, None]
+    assert save(memory_path, background=True) == [None, None]
+    assert (memory_path / "step2/manifest.json").stat().st_mtime_ns == before
+
+
+def test_a_state_that_one_rank_cannot_save_is_refused_on_both(memory_path: Path) -> None:
+    def act(group: ThreadGroup) -> None:
+        checkpointer = SyncCheckpointer()
+        checkpointer.join(group)
+        checkpointer.save({**state(group.rank), "data": {1, 2} if group.rank else []}, memory_path / "step2")
+
+    found = on_ranks(2, act)
+    assert isinstance(found[1], UserError)
+    assert "data is a set" in str(found[1])
+    assert isinstance(found[0], SaveError)
+    assert "rank 1: UnsavableState: data is a set" in str(found[0])
+    assert list(memory_path.iterdir()) == []
+
+
+def test_states_that_differ_between_the_ranks_are_not_committed(memory_path: Path) -> None:
+    def act(group: ThreadGroup) -> None:
+        checkpointer = SyncCheckpointer()
+        checkpointer.join(group)
+        model = {"a": torch.ones(LARGE), **({"b": torch.ones(LARGE + 1)} if group.rank == 0 else {})}
+        checkpointer.save({"model": model}, memory_path / "step2")
+
+    found = on_ranks(2, act)
+    assert all(isinstance(one, SaveError) for one in found)
+    assert "the ranks have different states: no rank has written model/a" in str(found[0])
+    assert list(memory_path.iterdir()) == []
+
+
+def test_weights_that_are_not_finite_on_one_rank_are_not_finite(memory_path: Path) -> None:
+    def act(group: ThreadGroup) -> None:
+        checkpointer = SyncCheckpointer()
+        checkpointer.join(group)
+        trained = [torch.tensor([1.0, float("nan") if group.rank else 2.0])]
+        checkpointer.save(state(group.rank), memory_path / "step2", metadata=FACTS, trained=trained)
+
+    assert on_ranks(2, act) == [None, None]
+    assert not make_sync_checkpointer().manifest(memory_path / "step2").finite
+
+
+def test_a_format_of_one_process_is_refused_for_several() -> None:
+    def act(group: ThreadGroup) -> None:
+        SyncCheckpointer(format="torch_file").join(group)
+
+    for error in on_ranks(2, act):
+        assert isinstance(error, UserError)
+        assert "checkpoint.format=torch_file saves the state of one process, and this training has 2" in str(error)

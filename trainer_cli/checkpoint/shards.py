@@ -1,0 +1,141 @@
+"""Parts of tensors: what two of them have in common, whether they make a whole, and which rank writes what.
+
+torch.distributed.checkpoint plans the same with objects that hold live tensors, and gathers the plans of all ranks for
+every save. Here each rank finds its part of the plan from what it knows; `commit` checks that nothing is missing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise, product
+
+PER_RANK = ("rng", "loop", "data")
+"""Top-level keys of a state that every rank saves for itself; all else is saved once."""
+_RANGE = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,18})")
+_TEXT = re.compile(r"\[([0-9:, ]*)\] of \[([0-9, ]*)\]")
+_LARGEST = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A box of a tensor: `shape` is that of the whole tensor; the box begins at `offsets` and has the shape `sizes`."""
+
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def all_of(cls, shape: Sequence[int]) -> Shard:
+        """The whole tensor."""
+        return cls(tuple(shape), (0,) * len(shape), tuple(shape))
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read what `str` writes.
+
+        Raises:
+            ValueError: it is no box within a shape.
+        """
+        found = _TEXT.fullmatch(text)
+        ranges = [] if found is None or not found[1] else [_RANGE.fullmatch(one) for one in found[1].split(", ")]
+        sizes = [] if found is None or not found[2] else found[2].split(", ")
+        if found is None or None in ranges or len(ranges) != len(sizes) or not all(map(str.isdecimal, sizes)):
+            raise ValueError(f"{text[:80]!r} is not a part of a tensor")
+        shape = tuple(map(int, sizes))
+        ends = [(int(one[1]), int(one[2])) for one in ranges if one is not None]
+        part = cls(shape, tuple(begin for begin, _ in ends), tuple(end - begin for begin, end in ends))
+        inside = all(begin <= end <= size for (begin, end), size in zip(ends, shape, strict=True))
+        if not inside or math.prod(size for size in shape if size) >= _LARGEST or str(part) != text:
+            raise ValueError(f"{text[:80]!r} is not a part of a tensor")
+        return part
+
+    def __str__(self) -> str:
+        """As Python's slices, such as `[4:8, 0:2] of [8, 2]`."""
+        ranges = (f"{begin}:{begin + size}" for begin, size in zip(self.offsets, self.sizes, strict=True))
+        return f"[{', '.join(ranges)}] of {list(self.shape)}"
+
+    @property
+    def count(self) -> int:
+        """Its elements."""
+        return math.prod(self.sizes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole tensor."""
+        return self.sizes == self.shape
+
+
+def runs(source: Shard, target: Shard) -> Iterator[tuple[int, int, int]]:
+    """The elements that two parts of one tensor have in common, as runs (place in source, place in target, count) in
+    the order of the source. Both parts are stored in C order.
+
+    Raises:
+        ValueError: they are parts of tensors of different shapes.
+    """
+    if source.shape != target.shape:
+        raise ValueError(f"{source} and {target} are parts of different tensors")
+    boxes = zip(source.offsets, source.sizes, target.offsets, target.sizes, strict=True)
+    begins, sizes = [], []
+    for source_offset, source_size, target_offset, target_size in boxes:
+        begins.append(max(source_offset, target_offset))
+        sizes.append(min(source_offset + source_size, target_offset + target_size) - begins[-1])
+        if sizes[-1] <= 0:
+            return
+    # Inner dimensions that both have as a whole are one run, together with the dimension around them.
+    inner = len(sizes)
+    while inner > 0 and sizes[inner - 1] == source.sizes[inner - 1] == target.sizes[inner - 1]:
+        inner -= 1
+    outer = max(inner - 1, 0)
+    count = math.prod(sizes[outer:])
+    for steps in product(*(range(size) for size in sizes[:outer])):
+        at = [begin + step for begin, step in zip(begins[:outer], steps, strict=True)] + begins[outer:]
+        yield _place(at, source), _place(at, target), count
+
+
+def _place(at: Sequence[int], part: Shard) -> int:
+    """Where an element of the whole tensor lies in a part, in C order."""
+    place = 0
+    for index, offset, size in zip(at, part.offsets, part.sizes, strict=True):
+        place = place * size + index - offset
+    return place
+
+
+def why_incomplete(parts: Iterable[Shard]) -> str | None:
+    """Why parts do not make one whole tensor, each element in one part; None if they do. Equal parts are copies."""
+    boxes = list(dict.fromkeys(parts))
+    if len(shapes := {box.shape for box in boxes}) != 1:
+        return f"its parts are of {len(shapes)} different shapes"
+    found, wanted = sum(box.count for box in boxes), math.prod(boxes[0].shape)
+    if found < wanted:
+        return f"its parts have {found:,} of its {wanted:,} elements"
+    if found > wanted or (not _is_grid(boxes) and any(list(runs(*pair)) for pair in combinations(boxes, 2))):
+        return "its parts overlap"
+    return None
+
+
+def _is_grid(boxes: Sequence[Shard]) -> bool:
+    """Whether each box is one cell of the grid of all borders, so that different boxes have nothing in common."""
+    for dimension in range(len(boxes[0].shape)):
+        ranges = {(box.offsets[dimension], box.offsets[dimension] + box.sizes[dimension]) for box in boxes}
+        ends = sorted(ranges)
+        if any(end > begin for (_, end), (begin, _) in pairwise(ends)):
+            return False
+    return True
+
+
+def spread(sizes: Mapping[str, int], ranks: Sequence[int]) -> dict[str, int]:
+    """Which of the ranks, all of which have all of these tensors, writes each: the largest first, each to the rank
+    with the fewest bytes so far. Every rank that is asked with the same arguments gives the same answer.
+
+    Args:
+        sizes: name -> size in bytes.
+    """
+    load = dict.fromkeys(ranks, 0)
+    writer: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        writer[name] = min(load, key=lambda rank: (load[rank], rank))
+        load[writer[name]] += sizes[name]
+    return writer
