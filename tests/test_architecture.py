@@ -197,3 +197,8 @@ def test_a_greeting_loads_neither_torch_nor_hydra(arguments: list[str], tmp_path
 @pytest.mark.parametrize("arguments", [["config", "+experiment=digits_mlp"], ["list"]], ids=" ".join)
 def test_a_fast_verb_loads_no_torch(arguments: list[str], tmp_path: Path) -> None:
     assert "torch" not in _loaded_after(_verb(*arguments), tmp_path)
+
+
+def test_a_report_loads_neither_torch_nor_plotly_nor_hydra(tmp_path: Path) -> None:
+    made = f"from {ROOT}.run.run_dir import RunDir\nRunDir('x').create('name: x', [], {{}}).release()\n"
+    assert not _loaded_after(made + _verb("report", "x"), tmp_path) & {"torch", "plotly", "hydra", "omegaconf"}

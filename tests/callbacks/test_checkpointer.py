@@ -15,6 +15,7 @@ from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, tr
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
+from trainer_cli.checkpoint.history import lives
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.errors import CheckpointError, ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
@@ -129,6 +130,23 @@ def test_a_stop_is_saved_as_ephemeral_unless_a_permanent_rule_names_the_step(tmp
     assert manifest(tmp_path, 4)["reason"] == "every 2 steps"
     assert manifest(tmp_path, 5)["reason"] == "fixed step 5"
     assert steps(tmp_path) == [0, 2, 4, 5]
+
+
+@pytest.mark.parametrize("save_async", [False, True])
+def test_each_save_and_removal_is_recorded_with_its_reason(tmp_path: Path, save_async: bool) -> None:
+    file = tmp_path / "checkpoints.jsonl"
+    identity = RunIdentity(run_id="abc", history_file=file)
+    rules = {"identity": identity, "save_async": save_async, "save_interval": 4, "ephemeral_save_interval": 3}
+    attempt(tmp_path / "checkpoints", 9, **rules)
+    found = [(one.name, one.kind, one.reason, one.removed_reason) for one in lives(file.read_bytes().splitlines())]
+    assert found == [
+        ("step0", "permanent", "before the first step", None),
+        ("step3", "ephemeral", "every 3 steps, ephemeral", "ephemeral, and step4 is newer"),
+        ("step4", "permanent", "every 4 steps", None),
+        ("step6", "ephemeral", "every 3 steps, ephemeral", "ephemeral, and step8 is newer"),
+        ("step8", "permanent", "every 4 steps", None),
+        ("step9", "permanent", "end of training", None),
+    ]
 
 
 def test_only_the_final_checkpoint_says_that_the_run_is_finished(tmp_path: Path) -> None:

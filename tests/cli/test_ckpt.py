@@ -19,6 +19,7 @@ import torch
 
 from trainer_cli.checkpoint import integrity
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.history import lives
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -560,6 +561,13 @@ def test_one_that_is_being_read_stays_and_the_others_go(ckpt: Ckpt, root: Path) 
     assert said.code == 1
     assert said.json == {"removed": [f"{FINE}/step20"], "left": {f"{FINE}/step10": "it is being read"}}
     assert there(FINE) == ["step10", "step30"]
+    assert recorded(root) == {"step20": "train ckpt rm"}
+
+
+def recorded(root: Path) -> dict[str, str | None]:
+    """The removals that the run records, and why."""
+    file = root / "runs" / "fine" / "checkpoints.jsonl"
+    return {one.name: one.removed_reason for one in lives(file.read_bytes().splitlines())}
 
 
 def with_rules(root: Path, name: str, text: str) -> None:
@@ -576,6 +584,8 @@ def test_prune_applies_the_rules_of_the_run_as_they_are_now(ckpt: Ckpt, root: Pa
     assert said.code == 0
     assert there(FINE) == ["step30"]
     assert [f"{FINE}/step30", "stays", "final"] in said.words
+    why = "train ckpt prune: beyond the 1 newest permanent"
+    assert recorded(root) == {"step10": why, "step20": why}
 
 
 @pytest.mark.parametrize(

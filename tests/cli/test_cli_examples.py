@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -58,17 +59,21 @@ def test_an_example_can_be_run(
         (made / "new").mkdir()
         if verb == "new":
             monkeypatch.chdir(made / "new")
-        if verb in ("ckpt", "top", "tail"):
+        if verb in ("ckpt", "top", "tail", "report"):
             save_some(made)
         assert main([verb, *arguments]) == 0
         assert capsys.readouterr().err == ""
 
 
 def save_some(project: Path) -> None:
-    """The run `digits`, with checkpoints as an example names them."""
+    """The run `digits`, with checkpoints and results as an example names them, and two others."""
     from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 
-    RunDir(project / "runs/digits").create("run_dir: runs/digits\n", [], {"run_id": "digits"}).release()
+    for name in ("runs/digits", "runs/other", "runs/digits/sweep/lr=1"):
+        RunDir(project / name).create(f"run_dir: {name}\n", [], {"run_id": "digits"}).release()
+    validated = {"checkpoint": "runs/digits/checkpoints/step180", "step": 180, "loader": "val", "val/loss": 1}
+    (project / "runs/digits/validation").mkdir()
+    (project / "runs/digits/validation/validation.jsonl").write_text(f"{json.dumps(validated)}\n")
     for step in (180, 360, 900):
         make_sync_checkpointer().save(
             {"model": {"weight": torch.full((2,), float(step))}, "progress": {"step": step}},

@@ -13,6 +13,7 @@ from command import SMALL, hold, make_project, names, running
 from compare import assert_same_state, metrics
 from forks import Forks
 
+from trainer_cli.checkpoint.history import lives
 from trainer_cli.checkpoint.integrity import catalog_of
 
 RUN = (*SMALL, "loop.max_duration=40", "run_dir=run", "+callbacks.interrupt._target_=interrupts.Interrupt")
@@ -33,6 +34,12 @@ def test_going_back_is_asked_about_done_and_not_done_again_by_the_same_command(f
     assert stopped.code == 75
     assert "went back to step 20: removed step30, step40" in stopped.err
     assert names(folder) == ["step0", "step10", "step20", "step30", "step35"]
+    history = lives((tmp_path / "run/checkpoints.jsonl").read_bytes().splitlines())
+    removed = {one.step: one.removed_reason for one in history if one.removed_reason}
+    assert removed == dict.fromkeys((30, 40), "the training went back to step 20")
+    places = json.loads((tmp_path / "run/provenance.json").read_text())
+    assert places["loop.max_duration"] == places["checkpoint.newer"] == "command line"
+    assert re.fullmatch(r".*configs/experiment/digits_mlp\.yaml:\d+", places["optimizer.lr"])
     again = forks.fit(tmp_path, *gone)
     assert again.code == 0
     assert "the start before this one went back to run/checkpoints/step20, and saved since" in again.err

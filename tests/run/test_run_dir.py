@@ -69,6 +69,17 @@ def test_the_config_of_a_resume_takes_the_place_of_the_old_one(tmp_path: Path) -
     assert (run.read_config(), run.run_id) == ("name: y\n", before)
 
 
+def test_a_value_keeps_its_place_when_its_own_config_is_composed_again(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "x")
+    run.create(CONFIG, [], {}, places={"seed": "configs/mine.yaml:3", "name": "command line"}).release()
+    own = dict.fromkeys(("seed", "device"), f"{run.config_file}:7")
+    run.write_config("name: y\n", ["name=y"], {**own, "name": "other.yaml:1"})
+    assert run.read_provenance() == {"seed": "configs/mine.yaml:3", "name": "other.yaml:1"}
+    run.provenance_file.write_text("[")
+    run.write_config("name: y\n", [], own)
+    assert run.read_provenance() == own
+
+
 def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
     run = created(tmp_path / "x")
     before = tree(run.path)
@@ -91,7 +102,7 @@ def test_files_that_are_no_part_of_a_run_do_not_hinder_it(tmp_path: Path) -> Non
     assert created(tmp_path).exists_as_run()
 
 
-@pytest.mark.parametrize("nth", range(1, 13))
+@pytest.mark.parametrize("nth", range(1, 17))
 def test_a_creation_that_dies_anywhere_leaves_no_run_or_a_whole_one(
     nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.checkpointer import InFlightSave, make_sync_checkpointer
 from trainer_cli.checkpoint.format.registry import format_of
+from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.checkpoint.integrity import catalog_of, newest_intact
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import (
@@ -74,6 +75,8 @@ class RunIdentity:
     extra_files: Mapping[str, bytes] = field(default_factory=dict)
     local_folder: Path | None = None
     """Where copies of checkpoints are kept that are saved to an object store; None: in the user's cache."""
+    history_file: Path | None = None
+    """To which each save and removal is appended, with its reason (`checkpoint/history.py`)."""
 
 
 class CheckpointerCallback(Callback):
@@ -147,7 +150,8 @@ class CheckpointerCallback(Callback):
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
         self.thread = thread or WriterThread("checkpoint-writer")
         self.storage = self._new_storage(self.folder)
-        self.retention = Retention(self.folder, self.storage, self.identity.run_id)
+        self.history = CheckpointHistory(self.identity.history_file)
+        self.retention = Retention(self.folder, self.storage, self.identity.run_id, self.history)
         form = format_of(self.settings.format, self.settings.compression)
         self.checkpointer = make_sync_checkpointer(format=form, storage=self._storage_at, digest=self.settings.digest)
         self.background: AsyncCheckpointer | None = None
@@ -376,7 +380,7 @@ class CheckpointerCallback(Callback):
             self._has_failed(step, error)
             raise
         self.save_requested = False
-        log.info("committed step %d (%s)", step, decision.reason)
+        self._is_committed(step, path.name, decision)
         self._has_saved(trainer, step, path)
         self.retention.retire(step)
         return path
@@ -396,7 +400,7 @@ class CheckpointerCallback(Callback):
                     trained=_trained(trainer),
                     before_commit=trainer.metric_logger.make_durable,
                     # In the writer thread, before the save is done: nothing else reads the disk meanwhile.
-                    after_commit=partial(self._is_committed, step, decision),
+                    after_commit=partial(self._retire_after_commit, step, path.name, decision),
                 )
         except SaveError as error:
             self._has_failed(step, error)
@@ -442,9 +446,13 @@ class CheckpointerCallback(Callback):
         else:
             self._failed_step = step
 
-    def _is_committed(self, step: int, decision: Decision) -> None:
-        """Log the commit, and remove what may go after it; in the thread that committed."""
+    def _is_committed(self, step: int, name: str, decision: Decision) -> None:
         log.info("committed step %d (%s)", step, decision.reason)
+        self.history.saved(name, step, decision.kind.value, decision.reason)
+
+    def _retire_after_commit(self, step: int, name: str, decision: Decision) -> None:
+        """Report the commit, and remove what may go after it; in the thread that committed."""
+        self._is_committed(step, name, decision)
         self.retention.retire(step)
 
     def kept(self) -> dict[str, str]:
@@ -527,6 +535,8 @@ class CheckpointerCallback(Callback):
                 cure=f"It is intact as it was. {disk_cure(error)}",
             ) from error
         log.info("completed step %d (its evaluation is made)", entry.step)
+        if whole.kind is not entry.manifest.kind:
+            self.history.saved(entry.name, entry.step, whole.kind.value, whole.reason)
         self.retention.retire(self._last_saved_step)
 
     def _fsync_names(self, name: str) -> None:

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.checkpoint.integrity import is_intact
 from trainer_cli.checkpoint.policy import RetentionRules, Saved, why_keep, why_remove
 from trainer_cli.checkpoint.storage.interfaces import Storage
@@ -18,8 +19,9 @@ log = logging.getLogger(__name__)
 class Retention:
     """Applies the rules of one run to its folder of checkpoints."""
 
-    def __init__(self, folder: Path, storage: Storage, run_id: str) -> None:
+    def __init__(self, folder: Path, storage: Storage, run_id: str, history: CheckpointHistory | None = None) -> None:
         self.folder, self.storage, self.run_id = folder, storage, run_id
+        self._history = history or CheckpointHistory(None)
         self.catalog = Catalog(storage)
         self.rules = RetentionRules()
         self._reported: set[str] = set()
@@ -56,6 +58,7 @@ class Retention:
             if removed:
                 self._reported.discard(name)
                 log.info("removed %s (%s)", name, reason)
+                self._history.removed(name, reason)
 
     def leave_branch(self, step: int, newer: Newer) -> None:
         """The training resumes an older step: refuse if there are newer checkpoints, or remove or quarantine them, so
@@ -80,10 +83,12 @@ class Retention:
                 where="checkpoint.newer",
                 cure="Unpin them, or copy them to another place.",
             )
+        reason = f"the training went back to step {step}"
         for entry in reversed(left):
             if self.rules.remove is Removal.never:
                 # Nothing is deleted then; under its hidden name no resume chooses it.
-                self.storage.quarantine(entry.name, f"the training went back to step {step}")
+                self.storage.quarantine(entry.name, reason)
             elif not self.storage.remove(entry.name):
                 raise UserError(f"{entry.name} is being read, so it cannot be removed now", cure="Try again later.")
+            self._history.removed(entry.name, reason)
         log.warning("went back to step %d: removed %s", step, names)

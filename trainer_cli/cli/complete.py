@@ -186,7 +186,7 @@ def _positional(parser: argparse.ArgumentParser, before: Sequence[str], current:
             continue
         if action.dest == "overrides":
             yield from _overrides(_choices(before, cwd), before, current, cwd)
-        elif given:
+        elif given and action.nargs not in ("+", "*"):
             given.pop(0)
             continue
         elif action.dest == "group":

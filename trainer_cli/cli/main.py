@@ -34,6 +34,7 @@ VERBS: Mapping[str, Verb] = {
     "plan": Verb("trainer_cli.cli.plan", "show what a fit would do: steps, evaluations, checkpoints, disk"),
     "top": Verb("trainer_cli.cli.top", "show all runs below a folder, live: state, step, rate, loss, time left"),
     "tail": Verb("trainer_cli.cli.tail", "show the last log lines and metrics of a run, and follow them"),
+    "report": Verb("trainer_cli.cli.report", "write runs into one HTML file: curves, checkpoints, config, sweeps"),
     "check": Verb("trainer_cli.cli.check", "check that a stopped and resumed training equals one without a stop"),
     "config": Verb("trainer_cli.cli.config", "print the composed config, and where each value comes from"),
     "ckpt": Verb("trainer_cli.cli.ckpt", "list, show, verify, compare, pin, remove, prune and export checkpoints"),

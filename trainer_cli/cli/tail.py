@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if args.lines < 0:
         raise UserError(f"--lines is {args.lines}, but it cannot be negative")
     if not RunDir(args.run_dir).exists_as_run():
-        raise _no_run(args.run_dir)
+        raise no_run(args.run_dir)
     try:
         _print(args.run_dir, args.lines, follow=args.follow)
     except KeyboardInterrupt:
@@ -60,7 +60,7 @@ def _print(path: Path, most: int, *, follow: bool) -> None:
         print(f"{view.state}{step}" + (f": {view.reason}" if view.reason else ""))
 
 
-def _no_run(path: Path) -> UserError:
+def no_run(path: Path) -> UserError:
     """No run is there: with the nearest of those below `runs`."""
     known = [str(one.path) for one in RunFinder(_RUNS).find()]
     inside = str(_RUNS / path)

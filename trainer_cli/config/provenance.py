@@ -101,6 +101,11 @@ class Provenance:
         choice = self.choices.get(key)
         return choice.origin if choice is not None else Origin(DEFAULT)
 
+    def places(self, values: Mapping[Any, Any]) -> dict[str, str]:
+        """The place of each value that is no default, by its dotted key."""
+        found = {".".join(path): self.exact(path).place for path, _ in whole_values(values)}
+        return {key: place for key, place in found.items() if place != DEFAULT}
+
     def written(self, key: KeyPath, number: float) -> str:
         """A number as it is written where it was set: `1_0` for 10. Plainly where its text is not known."""
         settings, plain = self._read(), str(number).lower()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.checkpoint.integrity import catalog_of, why_damaged
 from trainer_cli.checkpoint.naming import MANIFEST_FILE, is_run_id
 from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.errors import CheckpointError
+from trainer_cli.run.run_dir import RunDir
 from trainer_cli.run.select import Named, all_of, best_of, id_of
 
 _READERS = 4
@@ -160,8 +162,11 @@ def why_not_remove(items: Sequence[Item]) -> dict[Path, str]:
     return reasons
 
 
-def remove(items: Iterable[Item]) -> tuple[list[Path], dict[Path, str]]:
-    """Remove checkpoints, or what is left of them: those that are gone, and why others are not."""
+def remove(items: Iterable[Item], reasons: Mapping[Path, str] | None = None) -> tuple[list[Path], dict[Path, str]]:
+    """Remove checkpoints, or what is left of them: those that are gone, and why others are not.
+
+    Their runs record the removal, with the reason of each; without one it is `train ckpt rm`.
+    """
     gone: list[Path] = []
     left: dict[Path, str] = {}
     for item in items:
@@ -169,6 +174,9 @@ def remove(items: Iterable[Item]) -> tuple[list[Path], dict[Path, str]]:
         done = storage.clear(name) if item.entry.partial else storage.remove(name)
         if done or not item.path.exists():
             gone.append(item.path)
+            if item.run is not None and not item.entry.partial:
+                reason = (reasons or {}).get(item.path, "train ckpt rm")
+                CheckpointHistory(RunDir(item.run).history_file).removed(name, reason)
         else:
             left[item.path] = "it is a link" if item.path.is_symlink() else "it is being read"
     return gone, left

@@ -33,6 +33,7 @@ from trainer_cli.config.compose import Composed
 from trainer_cli.config.garbage import uncollected
 from trainer_cli.config.hparams import hparams
 from trainer_cli.config.targets import import_from
+from trainer_cli.config.validation import contents
 from trainer_cli.errors import ExitCode
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment
@@ -95,6 +96,7 @@ def fit(composed: Composed, *, allow_pickle: bool = False) -> int:
                     frozen(composed, start.run_id),
                     composed.overrides,
                     {"run_id": start.run_id, **facts},
+                    places=composed.provenance.places(contents(composed.raw)),
                     with_checkpoints=start.entry is not None,
                 )
             )
@@ -112,7 +114,8 @@ def fit(composed: Composed, *, allow_pickle: bool = False) -> int:
         if not start.is_new:
             stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))
             # After the summary says `running`: with a longer config the run must not be read as finished.
-            run.write_config(frozen(composed, start.run_id), composed.overrides)
+            places = composed.provenance.places(contents(composed.raw))
+            run.write_config(frozen(composed, start.run_id), composed.overrides, places)
         if start.finished is not None:
             trainer.stop(start.finished)
         signals.listen(lambda reason: trainer.stop(reason, finished=False))
@@ -189,6 +192,7 @@ def _build(composed: Composed, start: Start) -> tuple[Trainer, Data]:
         target_packages=target_packages(composed.config),
         extra_files={CONFIG_FILE: text},
         local_folder=start.run.checkpoints_folder,
+        history_file=start.run.history_file,
     )
     return builder.trainer(data, identity=identity, run_dir=start.run.path, hparams=hparams(composed.raw)), data
 

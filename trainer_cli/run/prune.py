@@ -63,8 +63,8 @@ def apply_pruning(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], 
     """
     with pruning.run.lock():
         own = [item for item in items if item.path in pruning.keep or item.path in pruning.go]
-        still = {path for now in prunings(own) for path in now.go} if own else set()
-        return remove(item for item in own if item.path in pruning.go and item.path in still)
+        still = {path: f"train ckpt prune: {why}" for now in prunings(own) for path, why in now.go.items()}
+        return remove([item for item in own if item.path in pruning.go and item.path in still], still)
 
 
 def steps_per_epoch(entries: Sequence[Entry]) -> int | None:

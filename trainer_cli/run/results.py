@@ -98,7 +98,7 @@ def show_table(results: Results) -> None:
     """Print a row for each checkpoint and loader; the smallest loss of each loader is marked."""
     rows = results.rows
     names = _names(rows)
-    best = _best(rows)
+    best = best_rows(rows)
     cells = []
     for index, row in enumerate(rows):
         numbers = [f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names]
@@ -109,7 +109,7 @@ def show_table(results: Results) -> None:
     print(f"results: {results.folder}/validation.jsonl, {results.folder}/validation.csv")
 
 
-def _best(rows: Sequence[Row]) -> set[int]:
+def best_rows(rows: Sequence[Row]) -> set[int]:
     """The row with the smallest finite loss of each loader; of equal ones the newest."""
     best: dict[str, int] = {}
     for index, row in enumerate(rows):

@@ -2,9 +2,11 @@
 
     runs/NAME/
       config.yaml  overrides.yaml     as trained
+      provenance.json                 where the values of config.yaml were set
       environment.json                written once: the run's id, versions, git, argv, host
       train.log  metrics.jsonl  tensorboard/  validation/  checkpoints/
       summary.json                    how it ended, and the list of attempts
+      checkpoints.jsonl               each save and removal, and why
       .lock                           held while a process trains here
 
 `config.yaml` is written last when a directory is made, so one without it was never a run.
@@ -35,7 +37,7 @@ from trainer_cli.run.environment import timestamp
 
 _READERS_S = 0.1
 """For so long a lock that is held may be a reader's, which asks whether it is and lets go at once."""
-_CREATED_FIRST = frozenset({".lock", "overrides.yaml", "environment.json"})
+_CREATED_FIRST = frozenset({".lock", "overrides.yaml", "environment.json", "provenance.json"})
 
 
 class RunStatus(StrEnum):
@@ -102,6 +104,7 @@ class RunDir:
         self.path = Path(path)
         self.config_file = self.path / "config.yaml"
         self.overrides_file = self.path / "overrides.yaml"
+        self.provenance_file = self.path / "provenance.json"
         self.environment_file = self.path / "environment.json"
         self.log_file = self.path / "train.log"
         self.metrics_file = self.path / "metrics.jsonl"
@@ -109,6 +112,7 @@ class RunDir:
         self.tensorboard_folder = self.path / "tensorboard"
         self.validation_folder = self.path / "validation"
         self.checkpoints_folder = self.path / "checkpoints"
+        self.history_file = self.path / "checkpoints.jsonl"
         self.lock_file = self.path / ".lock"
 
     def folder_for(self, configured: str | None) -> Path:
@@ -175,11 +179,13 @@ class RunDir:
         overrides: Sequence[str],
         environment: Mapping[str, Any],
         *,
+        places: Mapping[str, str] | None = None,
         with_checkpoints: bool = False,
     ) -> RunLock:
         """Create a new run here and return its lock, held. `environment` may hold its `run_id`.
 
         Args:
+            places: where the values of the config were set, by dotted key.
             with_checkpoints: its folder of checkpoints may exist, as that of a run whose directory was lost.
 
         Files of an earlier `create` that crashed are overwritten. Files of any other run are never touched.
@@ -202,6 +208,7 @@ class RunDir:
             self._refuse_foreign_directory(allowed | _CREATED_FIRST)
             lock.name_holder()
             replace(self.overrides_file, [_yaml_list(overrides).encode()])
+            write_json(self.provenance_file, places or {})
             write_json(self.environment_file, {"run_id": secrets.token_hex(8), **environment})
             replace(self.config_file, [config_yaml.encode()])
             sync_folder(self.path.parent)
@@ -217,14 +224,28 @@ class RunDir:
         except (OSError, UnicodeDecodeError) as error:
             raise RunDirectoryError(f"{self.config_file} cannot be read: {error}") from error
 
-    def write_config(self, config_yaml: str, overrides: Sequence[str]) -> None:
-        """Replace the config of a resumed run."""
+    def write_config(self, config_yaml: str, overrides: Sequence[str], places: Mapping[str, str] | None = None) -> None:
+        """Replace the config of a resumed run. Values that come from its own config keep the place they had."""
+        before, own, now = self.read_provenance(), os.path.realpath(self.config_file), {}
+        for key, place in (places or {}).items():
+            if not before or os.path.realpath(place.rpartition(":")[0]) != own:
+                now[key] = place
+            elif key in before:
+                now[key] = before[key]
         replace(self.overrides_file, [_yaml_list(overrides).encode()])
+        write_json(self.provenance_file, now)
         replace(self.config_file, [config_yaml.encode()])
 
     def config_files(self) -> dict[Path, bytes]:
         """The files that `write_config` replaces."""
-        return {file: file.read_bytes() for file in (self.overrides_file, self.config_file) if file.exists()}
+        files = (self.overrides_file, self.provenance_file, self.config_file)
+        return {file: file.read_bytes() for file in files if file.exists()}
+
+    def read_provenance(self) -> dict[str, str]:
+        """Where the values of the config were set, by dotted key: `file:line` or `command line`. Defaults are not
+        named; it is empty if the file is missing or damaged."""
+        found = _read_json(self.provenance_file) or {}
+        return {key: place for key, place in found.items() if isinstance(place, str)}
 
     @staticmethod
     def restore_config(files: Mapping[Path, bytes]) -> None:
@@ -328,6 +349,7 @@ class RunDir:
         ours = (
             self.config_file, self.overrides_file, self.environment_file, self.log_file, self.metrics_file,
             self.summary_file, self.tensorboard_folder, self.validation_folder, self.checkpoints_folder,
+            self.history_file,
         )  # fmt: skip
         found = [entry.name for entry in ours if entry.exists() and entry.name not in allowed]
         if self.exists_as_run():

@@ -1,0 +1,104 @@
+"""`checkpoints.jsonl`: a line for each save and each removal, so that a reason outlives its checkpoint.
+
+    {"time": unix seconds, "event": "saved", "name": …, "step": …, "kind": …, "reason": …}
+    {"time": unix seconds, "event": "removed", "name": …, "reason": …}
+
+It is only a report: nothing that saves, loads or removes reads it. A line that cannot be written is reported once.
+After a crash the line of the last commit or removal may be missing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.loggers.files import AppendedFile
+
+log = logging.getLogger(__name__)
+
+SAVED, REMOVED = "saved", "removed"
+
+
+@dataclass(slots=True)
+class Life:
+    """A checkpoint from its save to its removal. None or empty: not recorded."""
+
+    name: str
+    step: int | None = None
+    kind: str = ""
+    reason: str = ""
+    """Why it was saved."""
+    saved_at: float | None = None
+    """Unix seconds."""
+    removed_at: float | None = None
+    removed_reason: str | None = None
+    """None: its removal is not recorded."""
+
+
+class CheckpointHistory:
+    """Appends to the file of a run. Without a file it does nothing."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._failed = False
+
+    def saved(self, name: str, step: int, kind: str, reason: str) -> None:
+        """Record a commit, or that a committed checkpoint has another kind and reason now."""
+        self._append({"event": SAVED, "name": name, "step": step, "kind": kind, "reason": reason})
+
+    def removed(self, name: str, reason: str) -> None:
+        """Record a removal."""
+        self._append({"event": REMOVED, "name": name, "reason": reason})
+
+    def _append(self, facts: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        line = f"{json.dumps({'time': round(time.time(), 3), **facts}, ensure_ascii=False)}\n"
+        try:
+            with closing(AppendedFile(self._file)) as file:
+                file.append(b"\n" * _is_torn(self._file) + line.encode(errors="replace"))
+                file.sync()
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                log.warning("%s could not be written: %s. The run continues without it.", self._file, error.strerror)
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether a power cut left the last line without its end."""
+    with open(path, "rb") as file:
+        if file.seek(0, 2) == 0:
+            return False
+        file.seek(-1, 2)
+        return file.read() != b"\n"
+
+
+def lives(lines: Iterable[bytes]) -> list[Life]:
+    """The checkpoints in the order of their saves; one that was removed and saved again is there twice."""
+    found: list[Life] = []
+    alive: dict[str, Life] = {}
+    for line in lines:
+        try:
+            event = json.loads(line)
+            kind, name, at = event["event"], str(event["name"]), float(event["time"])
+            reason = str(event["reason"])
+            step = int(event["step"]) if kind == SAVED else None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue  # Cut off by a power failure, or not written by this package.
+        life = alive.get(name)
+        if life is None:
+            life = alive[name] = Life(name)
+            found.append(life)
+        if kind == SAVED:
+            life.step, life.kind, life.reason = step, str(event.get("kind", "")), reason
+            life.saved_at = at if life.saved_at is None else life.saved_at
+        else:
+            life.removed_at, life.removed_reason = at, reason
+            del alive[name]
+    return found

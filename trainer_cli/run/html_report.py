@@ -1,0 +1,149 @@
+"""Write the report of runs as one HTML file that needs no network: the page, its data, and plotly's JavaScript."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from trainer_cli.errors import UserError
+from trainer_cli.loggers.files import replace
+from trainer_cli.run.environment import versions
+from trainer_cli.run.find_runs import RunFinder
+from trainer_cli.run.report_blocks import Block, clock_time
+from trainer_cli.run.report_sections import sections
+from trainer_cli.run.results import Row
+from trainer_cli.run.run_dir import RunDir
+from trainer_cli.run.run_record import RunRecord, SweepJob, read_run, read_sweep, read_validation, short_keys
+
+_PAGE = Path(__file__).with_name("report_page.html")
+_SCRIPT = Path(__file__).with_name("report_page.js")
+_MARK = '<meta name="generator" content="train report">'
+"""In the head of the page: a file without it is not replaced."""
+_HEAD_BYTES = 1000
+_LONGEST_NAME = 60
+
+
+class Report(NamedTuple):
+    """What a report holds."""
+
+    runs: int
+    charts: int
+    size_bytes: int
+
+
+def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
+    """Read the runs that the paths name, and write the report.
+
+    Args:
+        paths: run directories, folders with runs below them, such as that of a sweep, and folders with the results of
+            `train validate`.
+
+    Raises:
+        UserError: a path holds nothing to report, plotly is missing, or the output is a file of another kind.
+        OSError: a file cannot be read or written.
+    """
+    plotly = _plotly()
+    _refuse_other_file(output)
+    records: list[RunRecord] = []
+    validated: list[Row] = []
+    sweep: dict[str, SweepJob] = {}
+    for path in paths:
+        found, rows = _runs_at(path), read_validation(path)
+        for folder in dict.fromkeys([path, *(one.parent for one in found)]):
+            sweep |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
+        if not found and not rows and not sweep:
+            raise UserError(f"{path} holds no run", cure="Name run directories, or a folder that holds some.")
+        validated += rows
+        known = {os.path.realpath(record.path) for record in records}
+        new = [one for one in found if os.path.realpath(one) not in known]
+        records += [record for one in new if (record := read_run(one, now)) is not None]
+    names = short_names(records, sweep)
+    title = records[0].path.name if len(records) == 1 else f"{len(records)} runs" if records else str(paths[0])
+    data: Block = {
+        "title": title,
+        "made": f"{clock_time(now)} UTC by trainer-cli {versions(['trainer-cli'])['trainer-cli'] or ''}".strip(),
+        "runs": names,
+        "sections": sections(records, names, validated, list(sweep.values())),
+    }
+    page = _page(data, plotly)
+    try:
+        replace(output, [page])
+    except OSError as error:
+        cure = "Name another file with -o."
+        raise UserError(f"{output} cannot be written: {error.strerror}", cure=cure) from error
+    charts = sum(block["kind"] not in ("table", "facts") for one in data["sections"] for block in one["blocks"])
+    return Report(len(records), charts, len(page))
+
+
+def _runs_at(path: Path) -> list[Path]:
+    if RunDir(path).exists_as_run():
+        return [path]
+    found = RunFinder(path).find()
+    return sorted(one.path for one in found if one.unreadable is None)
+
+
+def short_names(records: Sequence[RunRecord], sweep: Mapping[str, SweepJob]) -> list[str]:
+    """A name for each run: the swept values of a sweep's job, else what differs between the paths.
+
+    Args:
+        sweep: real path of a run's directory -> its job.
+    """
+    paths = [os.path.realpath(record.path) for record in records]
+    if len(paths) == 1:
+        return [records[0].path.name]
+    common = os.path.commonpath(paths) if paths else ""
+    jobs = [sweep.get(path) for path in paths]
+    short = short_keys({key for job in jobs if job is not None for key in job.swept})
+    names = []
+    for path, job in zip(paths, jobs, strict=True):
+        name = os.path.relpath(path, common)
+        if job is not None and job.swept:
+            above = name.rpartition("sweep/")[0].rstrip("/")
+            name = f"{above} {', '.join(f'{short[key]}={text}' for key, text in job.swept.items())}".strip()
+        names.append(name)
+    cut = [name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}" for name in names]
+    return cut if len(set(cut)) == len(cut) else names
+
+
+def _plotly() -> str:
+    """The JavaScript that plotly's package brings; the package itself, which takes a second, is not imported."""
+    spec = find_spec("plotly")
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        file = Path(folder) / "package_data" / "plotly.min.js"
+        if file.is_file():
+            return file.read_text("utf-8").replace("</script", "<\\/script")
+    raise UserError(
+        "the report is drawn by plotly, which is not installed", cure="Type: pip install 'trainer-cli[report]'"
+    )
+
+
+def _refuse_other_file(output: Path) -> None:
+    if not output.parent.is_dir():
+        raise UserError(f"there is no folder {output.parent}", where="-o")
+    try:
+        with open(output, "rb") as file:
+            if _MARK.encode() in file.read(_HEAD_BYTES):
+                return
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        raise UserError(f"{output} is a folder", where="-o", cure=f"Name a file: -o {output / 'report.html'}") from None
+    raise UserError(f"{output} exists, and is no report", where="-o", cure="Name another file, or remove this one.")
+
+
+def _page(data: Block, plotly: str) -> bytes:
+    # Within a script element `<` may begin its end, or a comment.
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    before, rest = _PAGE.read_text("utf-8").split("<!--PLOTLY-->")
+    middle, after = rest.split("<!--DATA-->")
+    script = _SCRIPT.read_text("utf-8")
+    assert _MARK in before[:_HEAD_BYTES]
+    page = (
+        f"{before}<script>{plotly}</script>{middle}"
+        f'<script type="application/json" id="data">{text}</script>\n<script>\n{script}</script>{after}'
+    )
+    return page.encode(errors="replace")

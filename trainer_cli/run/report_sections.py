@@ -1,0 +1,365 @@
+"""What a report says of runs: which facts, tables and charts, in which order. Sections without content are left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer_cli.run.curves import Series, by_last_part, pace, pauses
+from trainer_cli.run.report_blocks import (
+    Block,
+    clock_time,
+    curve,
+    number,
+    parallel,
+    points,
+    restarts,
+    table,
+    timeline,
+    what_became,
+    when_saved,
+)
+from trainer_cli.run.results import Row, best_rows
+from trainer_cli.run.run_record import RunRecord, SweepJob, as_text, short_keys, unix
+
+_BUCKETS = 2000
+"""Parts of the x axis, each with up to two points of a curve; fewer with many runs, so that the file stays small."""
+_FEWEST_BUCKETS = 150
+_PAUSES = 10
+_OPEN_ROWS = 12
+"""A longer table of checkpoints or attempts is shown only after a click."""
+_MOST_CONFIGS = 8
+"""Runs whose whole configs are shown; of more only what differs."""
+_OF_ONE_RUN = ("name", "run_dir", "resume", "logging.console", "logging.level")
+"""Keys that do not count as differences between runs."""
+_SWEPT = 6
+"""Parameters in the table of runs and in parallel coordinates."""
+_RATES = ("samples_per_s", "tokens_per_s", "steps_per_s")
+
+
+def sections(
+    records: Sequence[RunRecord], names: Sequence[str], validated: Sequence[Row] = (), sweep: Sequence[SweepJob] = ()
+) -> list[Block]:
+    """All sections of a report.
+
+    Args:
+        names: a short name for each run.
+        validated: rows of a `train validate` over several runs.
+        sweep: the jobs of sweeps, also those that have no run.
+    """
+    swept = _swept(records, sweep)
+    found = [
+        ("Summary", _summary(records, names, swept, sweep)),
+        ("Metrics", _metrics(records, lambda name: not _is_rate(name) and not _is_setting(name))),
+        ("Validation of checkpoints", _validation(records, names, validated)),
+        ("Checkpoints", _checkpoints(records, names)),
+        ("Learning rates and norms", _metrics(records, _is_setting)),
+        ("Throughput and pauses", _throughput(records, names)),
+        ("Config", _config(records, names)),
+        ("Attempts", _attempts(records, names)),
+        ("Environment", _environment(records, names)),
+    ]
+    return [{"title": title, "blocks": blocks} for title, content in found if (blocks := list(content))]
+
+
+def _is_rate(name: str) -> bool:
+    return name.startswith("train/") and name.rpartition("/")[2] in _RATES
+
+
+def _is_setting(name: str) -> bool:
+    last = name.partition("/")[2].lower()
+    return name.startswith("train/") and (last.startswith("lr") or last.endswith("/lr") or "norm" in last)
+
+
+def _swept(records: Sequence[RunRecord], sweep: Sequence[SweepJob]) -> list[str]:
+    """The keys of the config that differ between the runs; those that a sweep names come first."""
+    named = list(dict.fromkeys(key for job in sweep for key in job.swept))
+    keys = dict.fromkeys(key for record in records for key in record.config if key not in _OF_ONE_RUN)
+    different = [key for key in keys if len({record.config.get(key) for record in records}) > 1]
+    return sorted(different, key=lambda key: named.index(key) if key in named else len(named))
+
+
+def _summary(
+    records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str], sweep: Sequence[SweepJob]
+) -> Iterator[Block]:
+    if len(records) == 1:
+        yield {"kind": "facts", "items": list(_facts(records[0]))}
+    elif records:
+        yield _runs(records, names, swept)
+    begun = {record.path.resolve() for record in records}
+    if never := [job for job in sweep if job.run_dir.resolve() not in begun]:
+        keys = list(dict.fromkeys(key for job in never for key in job.swept))
+        rows = [[*(job.swept.get(key, "") for key in keys), job.status, job.reason] for job in never]
+        yield table([*keys, "status", "reason"], rows, title="Jobs of the sweep without a run")
+    ranked = list(dict.fromkeys(name for record in records for name in record.best))
+    if len(records) > 2 and ranked and swept:
+        values = {name: [record.best.get(name, (math.nan, 0))[0] for record in records] for name in ranked[:4]}
+        modes = {name: mode for record in records for name, mode in record.modes.items()}
+        labels = short_keys(swept[:_SWEPT])
+        texts = {labels[key]: [record.config.get(key, "(not set)") for record in records] for key in swept[:_SWEPT]}
+        yield parallel(texts, values, modes)
+
+
+def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
+    view, summary, environment = record.view, record.summary, record.environment
+    yield "status", f"{view.state}: {view.reason}" if view.reason else view.state
+    total = f" of {view.total_steps:,}" if view.total_steps is not None else ""
+    if view.step is not None:
+        yield "step", f"{view.step:,}{total}"
+    for name, (value, step) in record.best.items():
+        yield f"best {name}", f"{number(value)} at step {step:,}"
+    seconds = summary.get("wall_time_s")
+    if isinstance(seconds, int | float):
+        yield "training time", _duration(float(seconds))
+    rate = summary.get("throughput")
+    if isinstance(rate, dict) and isinstance(rate.get("samples_per_s"), int | float):
+        yield "throughput", f"{rate['samples_per_s']:,.0f} samples/s in the last attempt"
+    yield "attempts", str(len(record.attempts))
+    yield "device", environment.get("device_name") or environment.get("device", "unknown")
+    yield "began", f"{clock_time(record.began)} UTC"
+    yield "directory", str(record.path)
+
+
+def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str]) -> Block:
+    """A row for each run; the best of the first metric that all rank by comes first."""
+    metrics = list(dict.fromkeys(name for record in records for name in record.best))
+    order = list(range(len(records)))
+    if metrics:
+        sign = -1 if any(record.modes.get(metrics[0]) == "max" for record in records) else 1
+        order.sort(key=lambda at: sign * records[at].best.get(metrics[0], (sign * math.inf, 0))[0])
+    columns = [
+        "run",
+        *swept[:_SWEPT],
+        "status",
+        "step",
+        *(f"best {name}" for name in metrics),
+        "time",
+        "attempts",
+        "reason",
+    ]
+    rows = []
+    for at in order:
+        record = records[at]
+        best = [number(record.best[name][0]) if name in record.best else "" for name in metrics]
+        seconds = record.summary.get("wall_time_s")
+        view = record.view
+        rows.append([
+            names[at],
+            *(record.config.get(key, "") for key in swept[:_SWEPT]),
+            view.state,
+            "" if view.step is None else f"{view.step:,}",
+            *best,
+            _duration(float(seconds)) if isinstance(seconds, int | float) else "",
+            str(len(record.attempts)),
+            "" if view.state == "finished" else view.reason,
+        ])  # fmt: skip
+    right = ["step", "time", "attempts", *(f"best {name}" for name in metrics)]
+    title = f"Runs, the best {metrics[0]} first" if metrics else "Runs"
+    return table(columns, rows, right=right, title=title, runs=order, marked=[0] if metrics else [], choose=True)
+
+
+def _buckets(records: Sequence[RunRecord]) -> int:
+    return max(_FEWEST_BUCKETS, _BUCKETS // max(1, len(records)))
+
+
+def _metrics(records: Sequence[RunRecord], wanted: Callable[[str], bool]) -> Iterator[Block]:
+    names = list(dict.fromkeys(name for record in records for name in record.columns.metrics if wanted(name)))
+    marks = [mark for run, record in enumerate(records) for mark in restarts(run, record)]
+    for title, members in by_last_part(names):
+        curves = [
+            curve(
+                run,
+                record,
+                name,
+                record.columns.metrics[name],
+                buckets=_buckets(records),
+                role="train" if name.startswith("train/") and not _is_setting(name) else "",
+            )
+            for name in members
+            for run, record in enumerate(records)
+            if name in record.columns.metrics
+        ]
+        yield {"kind": "chart", "title": title, "curves": curves, "restarts": marks}
+
+
+def _validation(records: Sequence[RunRecord], names: Sequence[str], validated: Sequence[Row]) -> Iterator[Block]:
+    """Charts and a table of what `train validate` measured."""
+    sources = [(names[run], run, record.validation) for run, record in enumerate(records)]
+    by_run: dict[str, list[Row]] = {}
+    for row in validated:
+        by_run.setdefault(str(Path(row.checkpoint).parent.parent), []).append(row)
+    sources += [(name, len(records) + at, rows) for at, (name, rows) in enumerate(by_run.items())]
+    sources = [source for source in sources if source[2]]
+    everything = [row for _, _, rows in sources for row in rows]
+    charts: dict[str, list[Block]] = {}
+    for name, run, rows in sources:
+        for metric in dict.fromkeys(key for row in rows for key in row.metrics):
+            for loader in dict.fromkeys(row.loader for row in rows if metric in row.metrics):
+                own = [row for row in rows if row.loader == loader and metric in row.metrics]
+                shown = f"{loader}/{metric}" if run < len(records) else f"{loader}/{metric} {name}"
+                steps, values = [row.step for row in own], [row.metrics[metric] for row in own]
+                charts.setdefault(metric, []).append(points(run, shown, steps, values, f"{loader}/{metric}"))
+    for run, record in enumerate(records):
+        measured = when_saved(record)
+        for name in dict.fromkeys(name for values in measured.values() for name in values):
+            steps = [step for step, values in measured.items() if name in values]
+            values = [measured[step][name] for step in steps]
+            shown = f"{name} in training"
+            charts.setdefault(name.partition("/")[2], []).append(points(run, shown, steps, values, shown))
+    for metric, curves in charts.items():
+        yield {"kind": "chart", "title": metric, "curves": curves, "restarts": []}
+    if everything:
+        metrics = list(dict.fromkeys(key for row in everything for key in row.metrics))
+        cells = [
+            [row.checkpoint, f"{row.step:,}", row.loader, *(number(row.metrics.get(name)) for name in metrics)]
+            for row in everything
+        ]
+        marked: list[int] = []
+        start = 0
+        for _, _, part in sources:
+            marked += sorted(start + at for at in best_rows(part))
+            start += len(part)
+        yield table(
+            ["checkpoint", "step", "loader", *metrics],
+            cells,
+            right=["step", *metrics],
+            title="Results of train validate; the smallest loss of each loader is marked",
+            marked=marked,
+            **_fold(cells),
+        )
+
+
+def _checkpoints(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+    if (drawn := timeline(records, names)) is not None:
+        yield drawn
+    measured = [when_saved(record) for record in records]
+    metrics = list(dict.fromkeys(name for steps in measured for values in steps.values() for name in values))[:4]
+    rows = [
+        [
+            names[run],
+            one.life.name,
+            "" if one.life.step is None else f"{one.life.step:,}",
+            one.life.kind,
+            one.life.reason,
+            clock_time(one.life.saved_at),
+            what_became(one),
+            clock_time(one.life.removed_at),
+            *(number(measured[run].get(one.life.step or 0, {}).get(name)) for name in metrics),
+        ]
+        for run, record in enumerate(records)
+        for one in record.checkpoints
+    ]
+    columns = ["run", "checkpoint", "step", "kind", "saved because", "saved (UTC)", "then", "removed (UTC)", *metrics]
+    if rows:
+        yield _of_runs(records, columns, rows, right=["step", *metrics], title="Saves and removals")
+
+
+def _throughput(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+    yield from _metrics(records, _is_rate)
+    marks = [mark for run, record in enumerate(records) for mark in restarts(run, record)]
+    curves, rows = [], []
+    for run, record in enumerate(records):
+        began = [at for attempt in record.attempts if (at := unix(attempt.get("started"))) is not None]
+        per_step = pace(record.columns, began)
+        if len(per_step.rows):
+            spaced = Series(per_step.rows, per_step.values)
+            curves.append(curve(run, record, "seconds per step", spaced, buckets=_buckets(records), role="train"))
+        for pause in pauses(record.columns, per_step, most=_PAUSES):
+            step = record.columns.step
+            rows.append([
+                names[run],
+                f"{step[pause.row - 1]:,} to {step[pause.row]:,}",
+                f"{pause.seconds:.1f}",
+                f"{pause.usual_s:.1f}",
+                _meanwhile(record, pause.row),
+            ])  # fmt: skip
+    if curves:
+        title = "seconds per step, with evaluations and saves"
+        yield {"kind": "chart", "title": title, "curves": curves, "restarts": marks}
+    if rows:
+        columns = ["run", "steps", "seconds", "usual", "meanwhile"]
+        title = "The longest pauses between two records"
+        yield _of_runs(records, columns, rows, right=["seconds", "usual"], title=title)
+
+
+def _meanwhile(record: RunRecord, row: int) -> str:
+    """What is known to have happened between a record and the one before it."""
+    columns = record.columns
+    since, until = columns.time[row - 1], columns.time[row]
+    found = [f"saved {one.life.name}" for one in record.checkpoints if since < (one.life.saved_at or 0) <= until]
+    validated = [series.rows for name, series in columns.metrics.items() if not name.startswith("train/")]
+    # An evaluation ends with the record of its step, or follows it.
+    if any(np.isin((row - 1, row), rows).any() for rows in validated):
+        found.insert(0, "evaluation")
+    return ", ".join(found) or "nothing that is recorded"
+
+
+def _config(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+    if len(records) > 1:
+        keys = _swept(records, ())
+        rows = [[key, *(record.config.get(key, "(not set)") for record in records)] for key in keys]
+        if rows:
+            yield table(["key", *names], rows, title="What differs between the runs", filter=True)
+        if not rows or len(records) > _MOST_CONFIGS:
+            return
+    for record, name in zip(records, names, strict=True):
+        rows = [[key, value, record.places.get(key, "default")] for key, value in record.config.items()]
+        if rows:
+            title = "" if len(records) == 1 else f"Config of {name}"
+            fold: dict[str, Any] = {} if len(records) == 1 else {"fold": True}
+            yield table(["key", "value", "set by"], rows, title=title, filter=True, **fold)
+
+
+def _attempts(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+    rows = [
+        [
+            names[run],
+            *(as_text(attempt[key]) if attempt.get(key) is not None else "" for key in ("attempt", "status", "reason")),
+            *(as_text(attempt[key]) if attempt.get(key) is not None else "" for key in ("start_step", "step")),
+            clock_time(unix(attempt.get("started"))),
+            clock_time(unix(attempt.get("ended"))),
+            _duration(float(attempt["wall_time_s"])) if isinstance(attempt.get("wall_time_s"), int | float) else "",
+            ", ".join(sorted(map(str, attempt.get("changed_environment") or ()))),
+        ]
+        for run, record in enumerate(records)
+        for attempt in record.attempts
+    ]
+    columns = [
+        "run", "attempt", "status", "reason", "from step", "to step", "began (UTC)", "ended (UTC)", "time", "changed",
+    ]  # fmt: skip
+    if rows:
+        yield _of_runs(records, columns, rows, right=["attempt", "from step", "to step", "time"])
+
+
+def _environment(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+    keys = list(dict.fromkeys(key for record in records for key in record.environment))
+    values = {key: [record.environment.get(key, "") for record in records] for key in keys}
+    same = [[key, texts[0]] for key, texts in values.items() if len(set(texts)) == 1]
+    if same:
+        yield table(["", "value"], same, title="" if len(records) == 1 else "The same in all runs")
+    different = [[key, *texts] for key, texts in values.items() if len(set(texts)) > 1]
+    if different:
+        yield table(["", *names], different, title="What differs", **_fold(different))
+
+
+def _of_runs(records: Sequence[RunRecord], columns: Sequence[str], rows: Sequence[Sequence[str]], **more: Any) -> Block:
+    """A table whose first column is the run, which one run does not need."""
+    if len(records) == 1:
+        columns, rows = columns[1:], [row[1:] for row in rows]
+    return table(columns, rows, **more, **_fold(rows))
+
+
+def _fold(rows: Sequence[Any]) -> dict[str, Any]:
+    return {"fold": True} if len(rows) > _OPEN_ROWS else {}
+
+
+def _duration(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    if not minutes:
+        return f"{seconds:.1f} s"
+    return f"{hours}:{minute:02}:{second:02} h" if hours else f"{minute}:{second:02} min"
