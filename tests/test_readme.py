@@ -84,7 +84,15 @@ PAGES = {
     ),
     "docs/models.md": Page(shows=(r"finished at step 40", r"exported: gpt2")),
     "docs/own-project.md": Page(shows=(r"finished at step", r"exact")),
-    "docs/python.md": Page(shows=(r"^90 0\.[5-9]\d*$",)),
+    "docs/python.md": Page(
+        shows=(
+            r"^90 0\.[5-9]\d*$",
+            r"^True 45 .*val/accuracy",
+            "^from step 45 on",
+            "validate_1.*accuracy",
+            r"^80 val 0\.[5-9]",
+        )
+    ),
     "docs/resume.md": Page(
         shows=(
             r"resuming at step 300",

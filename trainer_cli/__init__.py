@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.dump_activations import DumpActivations
     from trainer_cli.callbacks.duration_profiler import DurationProfiler
     from trainer_cli.callbacks.early_exit import EarlyExit
+    from trainer_cli.callbacks.early_stopping import EarlyStopping
+    from trainer_cli.callbacks.ema import EMA
     from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
     from trainer_cli.callbacks.memory_monitor import MemoryMonitor
     from trainer_cli.callbacks.norms import Norms
@@ -30,21 +32,35 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
     from trainer_cli.data.datasets import Datasets
     from trainer_cli.data.loader import Loader
-    from trainer_cli.loggers.base import Logger
+    from trainer_cli.errors import (
+        CheckpointError,
+        ConfigError,
+        NotFiniteError,
+        RunDirectoryError,
+        SaveError,
+        TrainError,
+        UserError,
+    )
+    from trainer_cli.loggers.base import Logger, Record, RunFacts
+    from trainer_cli.loggers.console import ConsoleLogger
+    from trainer_cli.loggers.jsonl import JsonlLogger
+    from trainer_cli.loggers.tensorboard import TensorBoardLogger
     from trainer_cli.trainer.duration import Duration
-    from trainer_cli.trainer.hooks import Callback
+    from trainer_cli.trainer.hooks import Callback, add_global_callback
+    from trainer_cli.trainer.messages import Logging
     from trainer_cli.trainer.observe import observe
     from trainer_cli.trainer.optimizers import optimizer_factory
     from trainer_cli.trainer.precision import Precision
     from trainer_cli.trainer.scheduler_intervals import Scheduled
     from trainer_cli.trainer.schedulers import WarmupCosine, scheduler_factory
     from trainer_cli.trainer.train_step import TrainStep
-    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.trainer import Evaluation, FitResult, Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
     from trainer_cli.trainer.validation_loop import ValidationLoop
 
 _MODULES = {
     "ActivationStatistics": "trainer_cli.callbacks.activation_statistics",
+    "add_global_callback": "trainer_cli.trainer.hooks",
     "AsyncCheckpointer": "trainer_cli.checkpoint.async_checkpointer",
     "Callback": "trainer_cli.trainer.hooks",
     "CheckFinite": "trainer_cli.callbacks.check_finite",
@@ -52,76 +68,111 @@ _MODULES = {
     "checkpoint_pattern": "trainer_cli.checkpoint.find",
     "Checkpointer": "trainer_cli.checkpoint.checkpointer",
     "CheckpointerCallback": "trainer_cli.callbacks.checkpointer",
+    "CheckpointError": "trainer_cli.errors",
+    "ConfigError": "trainer_cli.errors",
+    "ConsoleLogger": "trainer_cli.loggers.console",
     "Datasets": "trainer_cli.data.datasets",
     "DumpActivations": "trainer_cli.callbacks.dump_activations",
     "Duration": "trainer_cli.trainer.duration",
     "DurationProfiler": "trainer_cli.callbacks.duration_profiler",
     "EarlyExit": "trainer_cli.callbacks.early_exit",
+    "EarlyStopping": "trainer_cli.callbacks.early_stopping",
+    "EMA": "trainer_cli.callbacks.ema",
+    "Evaluation": "trainer_cli.trainer.trainer",
+    "FitResult": "trainer_cli.trainer.trainer",
+    "JsonlLogger": "trainer_cli.loggers.jsonl",
     "latest_checkpoint": "trainer_cli.checkpoint.find",
     "LearningRateMonitor": "trainer_cli.callbacks.learning_rate_monitor",
     "load_checkpoint": "trainer_cli.checkpoint.without_trainer",
     "Loader": "trainer_cli.data.loader",
     "LoadOptions": "trainer_cli.checkpoint.load_options",
     "Logger": "trainer_cli.loggers.base",
+    "Logging": "trainer_cli.trainer.messages",
     "make_async_checkpointer": "trainer_cli.checkpoint.async_checkpointer",
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
     "MemoryMonitor": "trainer_cli.callbacks.memory_monitor",
     "Norms": "trainer_cli.callbacks.norms",
+    "NotFiniteError": "trainer_cli.errors",
     "observe": "trainer_cli.trainer.observe",
     "optimizer_factory": "trainer_cli.trainer.optimizers",
     "ParameterTable": "trainer_cli.callbacks.parameter_table",
     "Precision": "trainer_cli.trainer.precision",
+    "Record": "trainer_cli.loggers.base",
+    "RunDirectoryError": "trainer_cli.errors",
+    "RunFacts": "trainer_cli.loggers.base",
     "save_checkpoint": "trainer_cli.checkpoint.without_trainer",
+    "SaveError": "trainer_cli.errors",
     "Scheduled": "trainer_cli.trainer.scheduler_intervals",
     "scheduler_factory": "trainer_cli.trainer.schedulers",
     "ScopedFlags": "trainer_cli.callbacks.scoped_flags",
     "SkipSamples": "trainer_cli.callbacks.skip_samples",
     "SWA": "trainer_cli.callbacks.swa",
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
+    "TensorBoardLogger": "trainer_cli.loggers.tensorboard",
     "TensorListener": "trainer_cli.callbacks.tensor_listener",
     "ThresholdStopper": "trainer_cli.callbacks.threshold_stopper",
     "Throughput": "trainer_cli.callbacks.throughput",
     "TorchProfiler": "trainer_cli.callbacks.torch_profiler",
     "Trainer": "trainer_cli.trainer.trainer",
+    "TrainError": "trainer_cli.errors",
     "TrainingLoop": "trainer_cli.trainer.training_loop",
     "TrainStep": "trainer_cli.trainer.train_step",
+    "UserError": "trainer_cli.errors",
     "ValidationLoop": "trainer_cli.trainer.validation_loop",
     "WarmupCosine": "trainer_cli.trainer.schedulers",
 }
 __all__ = [
+    "EMA",
     "SWA",
     "ActivationStatistics",
     "AsyncCheckpointer",
     "Callback",
     "CheckFinite",
+    "CheckpointError",
     "Checkpointer",
     "CheckpointerCallback",
+    "ConfigError",
+    "ConsoleLogger",
     "Datasets",
     "DumpActivations",
     "Duration",
     "DurationProfiler",
     "EarlyExit",
+    "EarlyStopping",
+    "Evaluation",
+    "FitResult",
+    "JsonlLogger",
     "LearningRateMonitor",
     "LoadOptions",
     "Loader",
     "Logger",
+    "Logging",
     "MemoryMonitor",
     "Norms",
+    "NotFiniteError",
     "ParameterTable",
     "Precision",
+    "Record",
+    "RunDirectoryError",
+    "RunFacts",
+    "SaveError",
     "Scheduled",
     "ScopedFlags",
     "SkipSamples",
     "SyncCheckpointer",
+    "TensorBoardLogger",
     "TensorListener",
     "ThresholdStopper",
     "Throughput",
     "TorchProfiler",
+    "TrainError",
     "TrainStep",
     "Trainer",
     "TrainingLoop",
+    "UserError",
     "ValidationLoop",
     "WarmupCosine",
+    "add_global_callback",
     "checkpoint_path",
     "checkpoint_pattern",
     "latest_checkpoint",

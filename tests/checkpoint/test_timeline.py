@@ -59,7 +59,7 @@ def naive(setting: Simulation, step_counts: StepCounts) -> dict[str, Any]:
         process_s = (now.step - step_counts.start.step) * (step_counts.step_time_s or 0.0)
         stop = why_stop(setting.limits, now, process_s=process_s, stop_request=None)
         done = stop is not None and stop.finished
-        due = setting.eval_interval is not None and setting.eval_interval.due(now)
+        due = any(one.due(now) for one in setting.eval_intervals)
         evaluated = done or (due and stop is None)
         if evaluated:
             planned.evaluations.append(now.step)
@@ -159,7 +159,7 @@ def anything(seed: int) -> tuple[Simulation, StepCounts]:
             fixed_steps=fixed,
             save_interval=save_interval,
         ),
-        eval_interval=cadence(*every),
+        eval_intervals=[*filter(None, [cadence(*every), cadence("7st", "40sp")])],
     )
     if chance.random() < 0.5:
         return setting, whole
@@ -232,7 +232,7 @@ def test_a_rule_that_cannot_be_reported_is_left_out_and_the_others_are_not() -> 
         save=SaveRules(
             save_interval=Interval(Duration.parse("90s")), ephemeral_save_interval=Interval(Duration.parse(4))
         ),
-        eval_interval=Interval(Duration.parse("3sp")),
+        eval_intervals=[Interval(Duration.parse("3sp"))],
     )
     planned = simulate(setting, StepCounts())
     assert [(one.step, one.reason) for one in planned.saves] == [
@@ -251,7 +251,7 @@ def test_a_run_of_a_million_steps_asks_only_where_something_happens() -> None:
             ephemeral_save_interval=Interval(Duration.parse("19200sp"), 1000),
         ),
         retention=RetentionRules(max_checkpoints=5, keep_every=Interval(Duration.parse("10ep"), 1000)),
-        eval_interval=Interval(Duration.parse("1ep"), 1000),
+        eval_intervals=[Interval(Duration.parse("1ep"), 1000)],
     )
     step_counts = StepCounts(epoch_batches=1000, steps_per_epoch=1000, batch_size=64, epoch_samples=64000)
     planned = simulate(setting, step_counts, name=lambda at: asked.append(at.step) or f"step{at.step}")  # type: ignore[func-returns-value]
@@ -267,7 +267,6 @@ def test_more_saves_than_are_to_be_foreseen_end_the_foresight() -> None:
         setting,
         limits=Limits(Interval(Duration.parse(1000))),
         save=SaveRules(save_interval=Interval(Duration.parse(1))),
-        eval_interval=None,
         stop_request=None,
     )
     step_counts = replace(step_counts, start=Progress())

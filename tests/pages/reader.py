@@ -15,6 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ERROR = "train: error: "
+NOTEBOOK = "python.md"
+"""The page whose Python blocks are the cells of one notebook: one program."""
 SERVER = Path(__file__).with_name("command_server.py")
 BLOCK = re.compile(r"(?:`([\w/.]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -61,6 +63,9 @@ class Reader:
     def page(self, page: Path) -> None:
         """Run every block of a page; commands of this project's own `scripts/` are left out."""
         parts = blocks(page)
+        if page.name == NOTEBOOK:
+            cells = [text for _, language, text in parts if language == "python"]
+            parts = [("", "python", "\n".join(cells))]
         for (file, language, text), (_, following, shown) in zip(parts, [*parts[1:], ("", "", "")], strict=True):
             if language == "sh" and not text.startswith("scripts/"):
                 printed = self.sh(text, code=2 if shown.startswith(ERROR) else 0)

@@ -12,6 +12,7 @@ from torch import nn
 from trainer_cli import Trainer, TrainingLoop
 from trainer_cli.config.schema import ModelCall
 from trainer_cli.errors import UserError
+from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.model_call import arguments, described, explained
 
 PAIR = [torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)]
@@ -150,7 +151,7 @@ def test_training_and_evaluation_call_the_model_alike(how: str, data: str) -> No
         model_call=how,
         seed=0,
         device="cpu",
-        console="off",
+        logging=Logging(console="off"),
     )
     result = trainer.fit(loader, loader)
     assert result.step == 2

@@ -392,7 +392,6 @@ class CheckpointerCallback(Callback):
         step, path = trainer.progress.step, self.folder / self._name(trainer)
         try:
             with errors_of_save(step, path):
-                trainer.metric_logger.write_out()
                 self._in_flight = self.background.save(
                     trainer.checkpoint_state(),
                     path,
@@ -488,6 +487,8 @@ class CheckpointerCallback(Callback):
 
     def _metadata_of(self, trainer: Trainer, decision: Decision, finished: str | None) -> CheckpointMetadata:
         progress, identity = trainer.progress, self.identity
+        with errors_of_save(progress.step, self.folder / self._name(trainer)):
+            trainer.metric_logger.write_out()
         return CheckpointMetadata(
             run_id=identity.run_id,
             attempt=identity.attempt,

@@ -64,7 +64,9 @@ class EarlyStopping(Callback):
             self._stop(trainer, stopped["reason"])
 
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        value, now = metrics.get(self.metric, math.nan), trainer.progress
+        if self.metric not in metrics:
+            return  # Its loader has an interval of its own, and is not due.
+        value, now = metrics[self.metric], trainer.progress
         better = self._is_better(value)
         if better:
             self.best = value

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.naming import numbers_within, parse_step, with_ranks
 from trainer_cli.checkpoint.storage.url_path import as_path, is_url
+from trainer_cli.config.globs import alternatives
 
 
 def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
@@ -50,6 +53,26 @@ def checkpoint_path(
 def checkpoint_pattern(suffix: str | None = None) -> str:
     """The glob of the default names, for `train validate ckpt=…`: without a suffix, or with this one."""
     return "step*[0-9]" if suffix is None else f"step*-{suffix}"
+
+
+def expanded(pattern: str | Path) -> list[Path]:
+    """The checkpoints that a glob matches, in the order of their steps; a path without `*`, `?`, `[` or `{` itself.
+
+    `**` matches any folders, `{a,b}` either. Half-written and damaged ones are left out.
+
+    Raises:
+        FileNotFoundError: it matches none.
+    """
+    text = str(pattern)
+    if is_url(text) or not (any(sign in text for sign in "*?[{") and not os.path.exists(text)):
+        return [as_path(pattern)]
+    matched = {Path(one) for each in alternatives(text) for one in glob.glob(each, recursive=True)}
+    foreign = sorted((numbers_within(path.name), str(path)) for path in matched if kind_of(path) is not None)
+    entries = [(path, catalog_of(path.parent).entry(path.name)) for path in matched if kind_of(path) is None]
+    own = sorted((_order(entry), str(path)) for path, entry in entries if entry.problem is None)
+    if not foreign and not own:
+        raise FileNotFoundError(f"{text} matches no valid checkpoint (from {Path.cwd()})")
+    return [Path(path) for _, path in (*foreign, *own)]
 
 
 def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool], what: str) -> Path:

@@ -34,7 +34,7 @@ class Simulation:
     limits: Limits
     save: SaveRules = field(default_factory=SaveRules)
     retention: RetentionRules = field(default_factory=RetentionRules)
-    eval_interval: Interval | None = None
+    eval_intervals: Sequence[Interval] = ()
     eval_at_start: bool = False
     evaluates: bool = True
     """Whether there is something to evaluate."""
@@ -112,7 +112,7 @@ def known(setting: Simulation, step_counts: StepCounts) -> Simulation:
             hard_stop=if_known(setting.limits.hard_stop),
             max_time_s=setting.limits.max_time_s if step_counts.step_time_s is not None else None,
         ),
-        eval_interval=if_known(setting.eval_interval),
+        eval_intervals=[one for one in setting.eval_intervals if step_counts.knows(one)],
         save=replace(
             setting.save,
             save_interval=if_known(setting.save.save_interval),
@@ -200,7 +200,8 @@ class _Run:
         start = self.step_counts.start.step
         save = self.setting.save
         fixed = sorted(step for step in save.fixed_steps if step > start) if self.setting.enabled else []
-        intervals = [self.setting.eval_interval]
+        intervals: list[Interval | None] = [*self.setting.eval_intervals]
+        evaluating = range(len(intervals))
         if self.setting.enabled:
             intervals += [save.save_interval, save.ephemeral_save_interval]
         coming = [None if one is None else self.step_counts.next_due(one, start) for one in intervals]
@@ -208,9 +209,9 @@ class _Run:
             steps = [step for step in (*coming, *fixed[:1]) if step is not None]
             step = min(steps, default=end)
             if step >= end:
-                yield end, coming[0] == end
+                yield end, any(coming[index] == end for index in evaluating)
                 return
-            yield step, coming[0] == step
+            yield step, any(coming[index] == step for index in evaluating)
             if fixed and fixed[0] == step:
                 fixed.pop(0)
             for index, interval in enumerate(intervals):

@@ -7,7 +7,7 @@ part is off when its key field is null. A rule for one value is declared with it
 
 # No `from __future__ import annotations` here: the annotations are read as types.
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
 from functools import partial
@@ -169,6 +169,20 @@ def _check_steps(key: str, value: list[int]) -> None:
         check_at_least(key, step, 0)
 
 
+def _check_eval_loaders(key: str, value: dict[str, Any]) -> None:
+    known = "interval (a duration, or null), steps (a number, or null) and hook (a name)"
+    for name, own in value.items():
+        where = f"{key}.{name}"
+        if not isinstance(own, Mapping) or not set(own) <= {"interval", "steps", "hook"}:
+            raise ConfigError(f"{where} is {own!r}, but it may have {known}", location=where)
+        check_duration(f"{where}.interval", own.get("interval"))
+        steps, hook = own.get("steps"), own.get("hook", "validate")
+        if steps is not None and (type(steps) is not int or steps < 1):
+            raise ConfigError(f"{where}.steps is {steps!r}, but it is a number of batches", location=f"{where}.steps")
+        if not (isinstance(hook, str) and hook.isidentifier()):
+            raise ConfigError(f"{where}.hook is {hook!r}, but it is a name", location=f"{where}.hook")
+
+
 def _check_names(key: str, value: list[str]) -> None:
     for pattern in value:
         if (fault := why_no_pattern(pattern)) is not None:
@@ -246,6 +260,9 @@ class LoopConfig:
     """Batches of each validation loader to use; null: all."""
     eval_at_start: bool = False
     """Evaluate once before the first step."""
+    eval_loaders: dict[str, Any] = checked(_check_eval_loaders, {})
+    """Validation loader -> its own `interval` and `steps` in place of eval_interval and eval_steps, and the base name
+    of its hooks, `hook`."""
     log_interval: Any = duration(50)
     """How often training metrics are logged."""
     limit_train_batches: Any = checked(_check_limit)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainer_cli.data.loader import Loader
@@ -44,7 +46,7 @@ def as_loader(
     """
     if isinstance(data, Loader | StreamLoader | UserLoader):
         return data
-    if isinstance(data, list | tuple) and data and all(_is_loader(one) for one in data):
+    if isinstance(data, list | tuple) and data and all(is_loader(one) for one in data):
         raise UserError(
             f"there is a {type(data).__name__} of {len(data)} loaders or datasets where one is expected",
             where=where,
@@ -92,5 +94,9 @@ def as_loader(
     return UserLoader(data, seed=seed)
 
 
-def _is_loader(one: Any) -> bool:
-    return isinstance(one, Loader | StreamLoader | UserLoader | DataLoader | Dataset)
+def is_loader(one: Any) -> bool:
+    """Whether it is a dataset or a loader, and no sample: a class of its own with samples, or one of torch or ours."""
+    if isinstance(one, Loader | StreamLoader | UserLoader | DataLoader | Dataset):
+        return True
+    sample = isinstance(one, Tensor | np.ndarray | str | bytes | list | tuple | Mapping)
+    return not sample and hasattr(one, "__getitem__") and hasattr(one, "__len__")

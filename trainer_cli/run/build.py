@@ -32,6 +32,7 @@ from trainer_cli.config.targets import Trust, component
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError, raise_all
 from trainer_cli.parallel.single import Single
+from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.optimizers import make_optimizer, parameters_of
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.scheduler_intervals import Scheduled, natural_interval
@@ -206,7 +207,7 @@ class Builder:
             strategy=STRATEGIES[config.parallel.strategy](),
             run_dir=run_dir,
             name=config.name or "default",
-            console=config.logging.console,
+            logging=Logging(console=config.logging.console),
             config=identity.extra_files.get(CONFIG_FILE, b"").decode(),
             hparams=hparams,
         )

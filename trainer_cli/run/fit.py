@@ -44,6 +44,7 @@ from trainer_cli.run.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.start import Done, Start, fork_of, load_options, of_existing, of_new, refuse_no_optimizer
 from trainer_cli.run.trigger_files import TriggerFiles
+from trainer_cli.trainer.messages import to_console, to_file
 
 if TYPE_CHECKING:
     from trainer_cli.run.build import Data
@@ -69,10 +70,10 @@ def fit(composed: Composed, *, allow_pickle: bool = False) -> int:
     run = RunDir(config.run_dir)
     import_from(composed.project_root)
     with StopSignals() as signals, composed.placing(), ExitStack() as stack:
-        report.to_console(config.logging.level)
+        to_console(config.logging.level)
         if run.exists_as_run():
             lock = stack.enter_context(run.lock())
-            stack.enter_context(report.to_file(run.log_file))
+            stack.enter_context(to_file(run.log_file))
             begun = of_existing(run, composed, meanwhile=_import_torch)
             if isinstance(begun, Done):
                 report.already_done(run, begun.step, begun.reason)
@@ -100,7 +101,7 @@ def fit(composed: Composed, *, allow_pickle: bool = False) -> int:
                     with_checkpoints=start.entry is not None,
                 )
             )
-            stack.enter_context(report.to_file(run.log_file))
+            stack.enter_context(to_file(run.log_file))
             if start.entry is not None:
                 _log_start(start)
         step = start.entry.step if start.entry is not None else 0
@@ -217,8 +218,8 @@ def _log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed
     start_point = start_point_of(start, fork, checkpoint.folder, composed)
     loop.learn_lengths(data.train, start_point.progress)
     loop.start_at(data.train, start_point.progress)
-    evaluates = bool(data.val) or bool(trainer.hooks["run_validation"])
-    setting = simulation_of(loop, checkpoint.settings, start, start_point, evaluates=evaluates)
+    callbacks = bool(trainer.hooks["run_validation"])
+    setting = simulation_of(loop, checkpoint.settings, start, start_point, evaluated=data.val, callbacks=callbacks)
     timeline = simulate(setting, step_counts_of(loop, data.train, start_point.progress), most_saves=_MOST_FORESEEN)
     for line in schedule_lines(timeline, start_point.progress.step, loop.steps_per_epoch):
         log.info("%s", line)

@@ -9,7 +9,7 @@ make model and optimizer without values, for the size of a checkpoint
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,10 @@ from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml
 from trainer_cli.config.schema import CheckpointConfig, CheckpointFormat, Compression, Newer, Removal
 from trainer_cli.config.targets import component, import_from
-from trainer_cli.run import report
 from trainer_cli.run.run_dir import RunDir, RunStatus
 from trainer_cli.run.start import Done, Start, fork_of, load_options, of_existing, of_new, refuse_no_optimizer
 from trainer_cli.trainer.intervals import StepCounts
+from trainer_cli.trainer.messages import to_console
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.stopping import Stop
 
@@ -82,7 +82,7 @@ def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: f
     """
     refuse_no_optimizer(composed)
     import_from(composed.project_root)
-    report.to_console(composed.config.logging.level)
+    to_console(composed.config.logging.level)
     with composed.placing():
         run = RunDir(composed.config.run_dir)
         start = (
@@ -128,8 +128,8 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
     step_counts = step_counts_of(
         loop, data.train, start_point.progress, step_time_s=step_time_s, step_tokens=step_tokens
     )
-    evaluates = bool(data.val) or any(_overrides(kind, "run_validation") for kind in kinds.values())
-    setting = simulation_of(loop, checkpoint, start, start_point, evaluates=evaluates)
+    callbacks = any(_overrides(kind, "run_validation") for kind in kinds.values())
+    setting = simulation_of(loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks)
     end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
     size = checkpoint_size(builder, data, end, beside=len(to_yaml(composed).encode()))
     timeline = simulate(setting, step_counts, name=_name(composed, checkpoint), size=size.at, sizes=start_point.sizes)
@@ -147,16 +147,29 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
 
 
 def simulation_of(
-    loop: TrainingLoop, checkpoint: CheckpointConfig, start: Start, start_point: StartPoint, *, evaluates: bool
+    loop: TrainingLoop,
+    checkpoint: CheckpointConfig,
+    start: Start,
+    start_point: StartPoint,
+    *,
+    evaluated: Iterable[str],
+    callbacks: bool,
 ) -> Simulation:
-    """The settings of the simulation, for a loop that knows its lengths."""
+    """The settings of the simulation, for a loop that knows its lengths.
+
+    Args:
+        evaluated: the names of the validation loaders.
+        callbacks: whether a callback makes evaluations of its own.
+    """
+    names = list(evaluated)
+    loop.evaluations.check(names)
     return Simulation(
         limits=loop.limits,
         save=save_rules(checkpoint, loop.checkpoint_interval),
         retention=retention_rules(checkpoint, loop.checkpoint_interval),
-        eval_interval=loop.eval_interval,
+        eval_intervals=loop.evaluations.intervals(names, callbacks=callbacks),
         eval_at_start=loop.settings.eval_at_start,
-        evaluates=evaluates,
+        evaluates=bool(names) or callbacks,
         pending_evaluation=start_point.pending_evaluation,
         enabled=checkpoint.enabled,
         loaded=start_point.path is not None,
@@ -263,7 +276,8 @@ def _at_most(setting: Simulation, timeline: Timeline, size: CheckpointSize) -> t
 def _rules(setting: Simulation) -> Iterator[tuple[str, Any]]:
     yield "loop.max_duration", setting.limits.max_duration
     yield "loop.hard_stop", setting.limits.hard_stop
-    yield "loop.eval_interval", setting.eval_interval
+    for interval in setting.eval_intervals:
+        yield "loop.eval_interval", interval
     if setting.enabled:
         yield "checkpoint.save_interval", setting.save.save_interval
         yield "checkpoint.ephemeral_save_interval", setting.save.ephemeral_save_interval

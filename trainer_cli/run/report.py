@@ -8,13 +8,11 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.naming import parse_step
 from trainer_cli.config.schema import KeepBestConfig, Mode
-from trainer_cli.loggers.files import AppendedFile
 from trainer_cli.run.run_dir import Outcome, RunDir
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ROOT = "trainer_cli"
 BEST: Mapping[str, Mode] = {
     **dict.fromkeys(
         (
@@ -44,79 +41,6 @@ BEST: Mapping[str, Mode] = {
 }  # fmt: skip
 """Whether the smallest or the largest value of a metric is its best, by the whole name after the loader's. Of a metric
 that is not listed, `checkpoint.keep_best` gives the mode."""
-
-
-class _StderrHandler(logging.Handler):
-    """Write messages to the present sys.stderr, so that a live display stays below them."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        prefix = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        try:
-            sys.stderr.write(f"{prefix}{record.getMessage()}\n")
-        except OSError:
-            self.handleError(record)
-
-
-class _FileHandler(logging.Handler):
-    """Write messages to a file. If that fails, report it once and continue without."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-        self._file: AppendedFile | None = None
-        self._failed = False
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self._failed:
-            return
-        try:
-            line = f"{self.format(record)}\n".encode(errors="backslashreplace")
-            self._file = self._file or AppendedFile(self._path)
-            self._file.append(line)
-        except OSError as error:
-            self._fail(error)
-        except Exception:
-            self.handleError(record)
-
-    def close(self) -> None:
-        file, self._file = self._file, None
-        try:
-            if file is not None:
-                file.close()
-        except OSError as error:
-            self._fail(error)
-        super().close()
-
-    def _fail(self, error: OSError) -> None:
-        if not self._failed:
-            self._failed = True
-            log.error("%s could not be written: %s. The run continues without it.", self._path, error.strerror)
-
-
-def to_console(level: str) -> None:
-    """Print messages of this package from `level` on to stderr; other packages' logging is unchanged."""
-    logger = logging.getLogger(ROOT)
-    for earlier in [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]:
-        logger.removeHandler(earlier)
-    handler = _StderrHandler()
-    handler.setLevel(level.upper())
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    logger.propagate = False
-
-
-@contextmanager
-def to_file(path: Path) -> Iterator[None]:
-    """Write all messages of this package to the run's log as well; the file is made for the first."""
-    handler = _FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-    logger = logging.getLogger(ROOT)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        handler.close()
 
 
 def best_metrics(metrics_file: Path, keep_best: KeepBestConfig) -> dict[str, dict[str, Any]]:

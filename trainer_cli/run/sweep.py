@@ -24,12 +24,12 @@ from pathlib import Path
 import trainer_cli
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.loggers.files import replace
-from trainer_cli.run import report
 from trainer_cli.run.children import Children
 from trainer_cli.run.run_dir import RunDir
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.sweep_plan import Planned, folder_of, plan
 from trainer_cli.run.sweep_table import ERROR, JobStatus, as_table, job_status, recorded_error, write_csv, write_failure
+from trainer_cli.trainer.messages import to_console
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def sweep(
     if at_once < 1:
         raise UserError(f"--jobs is {at_once}, but it must be at least 1")
     planned = plan(arguments, config_dir=config_dir, config_name=config_name)
-    report.to_console(planned[0].level)
+    to_console(planned[0].level)
     options = ["--config-dir", str(config_dir)] if config_dir is not None else []
 
     def command(one: Planned, frozen: Path) -> list[str]:

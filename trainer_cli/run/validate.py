@@ -29,13 +29,13 @@ from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
-from trainer_cli.run import report
 from trainer_cli.run.recover import config_of
 from trainer_cli.run.results import Results, Row, show_table
 from trainer_cli.run.select import Selection, select
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.start import load_options
 from trainer_cli.run.watch import watched
+from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:
     from trainer_cli.run.build import Builder, Data
@@ -60,7 +60,7 @@ def validate(
     """
     ours = [one for one in overrides if one.lstrip("+").startswith(("ckpt=", "load.", "logging.", "validate."))]
     command = compose(ours, config_dir=config_dir, config_name=config_name, missing_ok=True, sections=())
-    report.to_console(command.config.logging.level)
+    to_console(command.config.logging.level)
     ckpt = command.config.ckpt
     if ckpt is None:
         raise UserError(

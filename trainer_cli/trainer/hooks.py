@@ -53,7 +53,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from trainer_cli.errors import UserError
 
@@ -73,13 +73,25 @@ class Callback:
 
     Hooks run in the order of the callbacks, teardowns (`…_end`, `…_exception`, `finalize`) in reverse. An
     exception keeps its type and gets a note which hook of which callback it came from.
+
+    `with MyCallback():` adds it to every trainer that is made, or begins to fit or evaluate, inside the block.
     """
 
+    validation_hooks: tuple[str, ...] = ()
+    """Base names of further hooks: with `("probe",)` it may have `on_probe_start`, which `ValidationLoop(hook="probe")`
+    calls."""
     save_requested: bool = False
     """Set when a save is requested; read by the checkpointer."""
     evaluates: bool = False
     """Whether the state changes the result of an evaluation. It is then loaded with the weights for an evaluation, as
     {} if the checkpoint has none."""
+
+    def __enter__(self) -> Self:
+        self._handles = [*getattr(self, "_handles", ()), add_global_callback(self)]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._handles.pop().remove()
 
     def state_dict(self) -> dict[str, Any]:
         """The state to save in checkpoints. Empty: none."""
@@ -269,7 +281,9 @@ class CheckpointSaver(Protocol):
         """The newest checkpoint to go back to during a training; later ones are no longer the newest."""
 
 
-_NO_HOOKS = ("state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics")
+_NO_HOOKS = (
+    "state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics", "validation_hooks",
+)  # fmt: skip
 VOCABULARY: tuple[str, ...] = tuple(
     name for name in vars(Callback) if not name.startswith("_") and name not in _NO_HOOKS
 )
@@ -280,12 +294,46 @@ _INNER = re.compile(r"on_.*_(batch|step)_end")
 Hook = tuple[Callable[..., Any], ...]
 
 
+_global: list[Callback] = []
+
+
+class GlobalHandle:
+    """Removes a global callback."""
+
+    def __init__(self, callback: Callback) -> None:
+        self._callback: Callback | None = callback
+
+    def remove(self) -> None:
+        """Remove it: trainers no longer call it from their next fit or evaluation on. May be called twice."""
+        if self._callback is not None:
+            _global.remove(self._callback)
+            self._callback = None
+
+
+def add_global_callback(callback: Callback) -> GlobalHandle:
+    """Add a callback to every trainer from its construction, or its next fit or evaluation, on.
+
+    It is called after a trainer's own callbacks, but before the one that saves, and has a state of its own. Its
+    `pre_setup` is called only by trainers made later.
+    """
+    if not isinstance(callback, Callback):
+        raise UserError(f"expected Callback, got {type(callback).__name__}")
+    _global.append(callback)
+    return GlobalHandle(callback)
+
+
+def global_callbacks() -> list[Callback]:
+    """Those that are added now, each once."""
+    return list(dict.fromkeys(_global))
+
+
 class Hooks:
     """For each hook the methods of the callbacks that override it, in calling order."""
 
     def __init__(self, callbacks: Mapping[str, Callback], families: Iterable[str] = ()) -> None:
         self._callbacks = dict(callbacks)
-        self._family_names = {pattern.format(base) for base in families for pattern in _FAMILY}
+        self.families = {*families, *(base for one in callbacks.values() for base in one.validation_hooks)}
+        self._family_names = {pattern.format(base) for base in self.families for pattern in _FAMILY}
         for name, callback in self._callbacks.items():
             self._refuse_misspelt(name, callback)
         self._hooks = {hook: self._bind(hook) for hook in {*VOCABULARY, *self._family_names}}

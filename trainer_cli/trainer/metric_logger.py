@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 
 from torch import Tensor
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.trainer.media import Kind, Medium
 from trainer_cli.trainer.progress import Progress
+
+_MOST_WAITING = 1000
+"""Records that are kept at most, so that their memory is bounded."""
 
 
 class MetricLogger:
@@ -22,6 +26,8 @@ class MetricLogger:
         """What was logged for the current step, by name."""
         self.last: dict[str, float] = {}
         """The last record; empty if there is none."""
+        self._waiting: list[tuple[Progress, float, float, dict[str, float | Tensor | Medium]]] = []
+        """Records with metrics on a device that was not waited for: counts, epoch, time and content."""
         self._last_step = -1
         self._began, self._seconds_before = time.monotonic(), 0.0
         self._rate_mark = (time.monotonic(), 0)
@@ -46,22 +52,49 @@ class MetricLogger:
         """Add a text, an image or a histogram to the record of the current step, in place of one of its name."""
         self.record[medium.key] = medium
 
-    def flush(self, progress: Progress, epoch: float) -> dict[str, float]:
-        """Pass the record of this step to every logger, and return its metrics."""
-        record = metrics_in(self.record)
-        media = [value for value in self.record.values() if isinstance(value, Medium)]
+    def flush(self, progress: Progress, epoch: float, *, wait: bool = True) -> dict[str, float]:
+        """Pass the record of this step to every logger, and return its metrics.
+
+        Args:
+            wait: False: a record with metrics on a device other than the CPU is kept, and those after it, until a
+                later call waits. They are returned and in `last` only then.
+        """
+        given = dict(self.record)
         self.record.clear()
-        self.last = {**self.last, **record} if progress.step == self._last_step else record
-        self._last_step = progress.step
+        if not wait and (self._waiting or any(map(_is_away, given.values()))) and len(self._waiting) < _MOST_WAITING:
+            if given:
+                self._waiting.append((replace(progress), epoch, time.time(), given))
+            return self._noted(progress, {key: value for key, value in given.items() if not _is_away(value)})
+        self.settle()
+        return self._pass_on(progress, epoch, time.time(), given)
+
+    def settle(self) -> None:
+        """Wait for the metrics of kept records, and pass these on."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            self._pass_on(*one)
+
+    def _pass_on(
+        self, progress: Progress, epoch: float, at: float, given: Mapping[str, float | Tensor | Medium]
+    ) -> dict[str, float]:
+        media = [value for value in given.values() if isinstance(value, Medium)]
+        record = self._noted(progress, given)
         if record or media:
             kinds = {kind: {one.name: one.value for one in media if one.kind is kind} for kind in Kind} if media else {}
-            entry = Record(progress.step, epoch, time.time(), record, progress.samples, **kinds)
+            entry = Record(progress.step, epoch, at, record, progress.samples, **kinds)
             for logger in self.loggers.values():
                 logger.log(entry)
         return record
 
+    def _noted(self, progress: Progress, given: Mapping[str, float | Tensor | Medium]) -> dict[str, float]:
+        record = metrics_in(given)
+        self.last = {**self.last, **record} if progress.step == self._last_step else record
+        self._last_step = progress.step
+        return record
+
     def write_out(self) -> None:
         """Write everything logged so far to the operating system, so that `make_durable` may follow later."""
+        self.settle()
         for logger in self.loggers.values():
             logger.flush()
 
@@ -93,6 +126,12 @@ class MetricLogger:
         with ExitStack() as stack:
             for logger in self.loggers.values():
                 stack.callback(logger.close)
+            self.settle()
+
+
+def _is_away(value: float | Tensor | Medium) -> bool:
+    """Whether reading a value waits for a device."""
+    return isinstance(value, Tensor) and value.device.type != "cpu"
 
 
 def metrics_in(record: Mapping[str, float | Tensor | Medium]) -> dict[str, float]:

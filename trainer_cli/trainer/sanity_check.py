@@ -58,12 +58,14 @@ def _wanted(trainer: Trainer) -> dict[str, str]:
 
 
 def _reported(trainer: Trainer, val_loaders: Mapping[str, Any], wanted: set[str]) -> set[str]:
-    hooks, loop = trainer.hooks, ValidationLoop(1, hook=trainer.loop.validation.hook)
+    hooks = trainer.hooks
     reported = set()
     with ExitStack() as stack:
         hooks.call("on_enter_validate_all", trainer, stack, val_loaders)
         for name, loader in val_loaders.items():
-            reported |= {f"{name}/{key}" for key in loop.run(trainer, loader, name)}
+            loop = ValidationLoop(1, hook=trainer.loop.validation_of(name).hook)
+            with trainer.name_scope(name):
+                reported |= {f"{name}/{key}" for key in loop.run(trainer, loader, name)}
         if not wanted <= reported | set(trainer.metric_logger.record):
             hooks.call("run_validation", trainer, False)
         reported |= set(trainer.metric_logger.record)
@@ -96,7 +98,7 @@ def _without_a_trace(trainer: Trainer) -> Iterator[None]:
 
 def _hears_of_it(trainer: Trainer, callback: Callback) -> bool:
     """Whether an evaluation calls a callback, so that its state may change; not one whose state is evaluated itself."""
-    own, family = type(callback), f"on_{trainer.loop.validation.hook}_"
-    hooks = (*_EVALUATION, *(name for name in dir(own) if name.startswith(family)))
+    own, families = type(callback), tuple(f"on_{hook}_" for hook in trainer.hooks.families)
+    hooks = (*_EVALUATION, *(name for name in dir(own) if name.startswith(families)))
     overridden = (getattr(own, hook, None) is not getattr(Callback, hook, None) for hook in hooks)
     return not callback.evaluates and any(overridden)

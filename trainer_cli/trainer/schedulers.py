@@ -168,11 +168,19 @@ class Schedulers:
         """Setting -> metric that an evaluation must report."""
         return {f"the metric of {name}": one.metric for name, one in self._timing.items() if one.metric is not None}
 
-    def step(self, trainer: Trainer, interval: str, metrics: Mapping[str, float] | None = None) -> None:
+    def step(
+        self,
+        trainer: Trainer,
+        interval: str,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        all_metrics: bool = True,
+    ) -> None:
         """Step those with this interval, the hooks around each.
 
         Args:
             metrics: of the evaluation that was made just now.
+            all_metrics: False: of some loaders alone; one whose metric is not among them does not step.
 
         Raises:
             UserError: a scheduler's metric is not among them.
@@ -183,6 +191,8 @@ class Schedulers:
             scheduler, optimizer = self.live[name], self._optimizers[self._optimizer_of[name]]
             values: list[float] = []
             if timing.metric is not None:
+                if not all_metrics and timing.metric not in (metrics or {}):
+                    continue
                 if metrics is None or timing.metric not in metrics:
                     raise UserError(f"the metric of {name} is '{timing.metric}', which was not reported")
                 values = [metrics[timing.metric]]

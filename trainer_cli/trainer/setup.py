@@ -80,12 +80,7 @@ def named(slot: str, given: Any, kind: type) -> dict[str, Any]:
             if value is not None and found.setdefault(str(name), value) is not value:
                 raise UserError(f"{slot}: two are called '{name}'", cure="Name each of them in a mapping.")
     else:
-        for value in given:
-            name, count = type(value).__name__, 1
-            while name in found:
-                count += 1
-                name = f"{type(value).__name__}_{count}"
-            found[name] = value
+        add_by_class(found, given)
     return {name: typed(f"{slot}.{name}", value, kind) for name, value in found.items()}
 
 
@@ -95,6 +90,16 @@ def leave_out_frozen(optimizers: Iterable[torch.optim.Optimizer]) -> None:
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
         optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+
+
+def add_by_class(found: dict[str, Any], given: Iterable[Any]) -> None:
+    """Add each under the name of its class, with a number behind it where the name is taken."""
+    for value in given:
+        name, count = type(value).__name__, 1
+        while name in found:
+            count += 1
+            name = f"{type(value).__name__}_{count}"
+        found[name] = value
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -56,6 +56,8 @@ class TrainStep:
     model: nn.Module
     device: torch.device
     batch_size: int = 0
+    step_idx: int = -1
+    """The optimizer step that is being made, or was made last, counted from 0 at the run's beginning; -1: none yet."""
     _updated: tuple[_Updated, ...] = ()
     _unit: Number | Tensor | None = None
     _before_backward: Sequence[Callable[..., Any]]

@@ -6,22 +6,23 @@ import copy
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.find import expanded
 from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.schema import ModelCall, SchedulerInterval
-from trainer_cli.data.adapt import as_loader
+from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, RunFacts
 from trainer_cli.parallel.single import Single
@@ -30,7 +31,8 @@ from trainer_cli.trainer import media
 from trainer_cli.trainer.compiling import compile_model
 from trainer_cli.trainer.finite import check_end
 from trainer_cli.trainer.freezing import freeze as freeze_parameters
-from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, second_to
+from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, global_callbacks, second_to
+from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.metric_logger import MetricLogger, metrics_in
 from trainer_cli.trainer.optimizers import made_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
@@ -38,6 +40,7 @@ from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.sanity_check import sanity_check
 from trainer_cli.trainer.schedulers import Schedulers, by_name
 from trainer_cli.trainer.setup import (
+    add_by_class,
     be_deterministic,
     leave_out_frozen,
     made,
@@ -53,9 +56,10 @@ from trainer_cli.trainer.stopping import Stop
 from trainer_cli.trainer.torch_compat import leave_compiler_out, step_lightly
 from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.training_loop import TrainingLoop
-from trainer_cli.trainer.validation_loop import EvaluationInterruptedError, ValidationLoop
+from trainer_cli.trainer.validation_loop import Due, EvaluationInterruptedError, ValidationLoop
 
 Factory = Callable[..., Any]
+C = TypeVar("C", bound=Callback)
 
 log = logging.getLogger(__name__)
 
@@ -116,13 +120,17 @@ class Trainer:
         loop: lengths and intervals of the training.
         checkpoint: the CheckpointerCallback (or a subclass); it is called after all other callbacks.
         callbacks, loggers: sequences, or mappings by name. The name is the key of a callback's saved state.
+        logging: what is printed, and how the console shows metrics.
         seed: seeds python, numpy and torch before the model is made.
         deterministic: only deterministic kernels, for the whole process.
         device: `auto`, or a torch device's name.
         strategy: how many processes train the model; None: this one alone.
-        run_dir, name, console: where loggers write, the run's name, and the console's style.
+        run_dir, name: where loggers write, and the run's name.
         config, hparams: for loggers: the run's config as YAML, and the values that tell it from other runs.
     """
+
+    callbacks: dict[str, Callback]
+    hooks: Hooks
 
     def __init__(
         self,
@@ -145,7 +153,7 @@ class Trainer:
         strategy: Strategy | None = None,
         run_dir: str | Path | None = None,
         name: str = "default",
-        console: str = "auto",
+        logging: Logging | None = None,
         config: str = "",
         hparams: Mapping[str, bool | int | float | str] | None = None,
     ) -> None:
@@ -153,21 +161,24 @@ class Trainer:
         self.loop = typed("loop", loop or TrainingLoop(), TrainingLoop)
         self.model_call = _model_call(model_call)
         self.step = typed("step", step or TrainStep(), TrainStep)
-        self.callbacks = named("callbacks", callbacks, Callback)
+        self._own_callbacks = named("callbacks", callbacks, Callback)
         if checkpoint is not None:
-            if "checkpoint" in self.callbacks:
+            if "checkpoint" in self._own_callbacks:
                 raise UserError("two callbacks are called 'checkpoint'", cure="Give it once, as checkpoint=.")
-            self.callbacks["checkpoint"] = typed("checkpoint", checkpoint, Callback)
-            typed("checkpoint", checkpoint, CheckpointSaver)
+            typed("checkpoint", typed("checkpoint", checkpoint, Callback), CheckpointSaver)
         self.checkpoint = checkpoint
+        self._global_callbacks = global_callbacks()
+        self._bind_callbacks()
         self.loggers = named("loggers", loggers, Logger)
         self.metric_logger = MetricLogger(self.loggers)
-        self.hooks = Hooks(self.callbacks, families={"validate", self.loop.validation.hook})
+        self.logging = typed("logging", logging or Logging(), Logging)
+        self._scopes: list[str] = []
+        self._warned = False
         self.device = pick_device(device)
         self.strategy = typed("strategy", strategy or Single(), Strategy)
         self.seed = None if seed is None else typed("seed", seed, int)
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self.name, self.console = name, console
+        self.name = name
         self.config, self.hparams = config, dict(hparams or {})
         if deterministic:
             be_deterministic()
@@ -235,7 +246,8 @@ class Trainer:
 
         Args:
             train_loader: a Dataset, a DataLoader, or a loader of `trainer_cli.data`.
-            val_loader: one of these, or a mapping of names to them.
+            val_loader: one of these, which is called `val`; a list of them, called `validate_0` and so on; or a mapping
+                of names to them.
             ckpt_path: not given: resume the newest valid checkpoint of this run, else continue from the trainer's
                 present state; None: start at step 0 with a new optimizer state, and with new weights if `model` was
                 given as a function; a path: load this checkpoint, and no other.
@@ -251,6 +263,7 @@ class Trainer:
         """
         if not self.optimizers:
             raise UserError("this trainer has no optimizer, so it can only validate", cure="Give it an optimizer.")
+        self._join_global_callbacks()
         train = as_loader(train_loader, shuffle=True, seed=self.seed or 0, pin_memory=self.device.type == "cuda")
         val = self._val_loaders(val_loader)
         self._train_loader = train
@@ -258,6 +271,7 @@ class Trainer:
             log.info(promise)
         loop = self.loop
         self._check_names(val)
+        loop.evaluations.check(val)
         if ckpt_path is None and self._used:
             self._reset()
         self._used = True
@@ -266,6 +280,7 @@ class Trainer:
             optimizer.zero_grad()
         try:
             with ExitStack() as stack:
+                stack.enter_context(self.logging.shown())
                 for loader in (train, *val.values()):
                     if (close := getattr(loader, "close", None)) is not None:
                         stack.callback(close)
@@ -305,24 +320,50 @@ class Trainer:
         return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.metric_logger.last))
 
     def validate(
-        self, val_loader: Any, ckpt_path: str | Path | None = None, *, load: LoadOptions = WEIGHTS
+        self,
+        val_loader: Any,
+        ckpt_path: str | Path | None = None,
+        *,
+        loop: ValidationLoop | None = None,
+        load: LoadOptions = WEIGHTS,
     ) -> dict[str, dict[str, float]]:
-        """Evaluate on each loader, with the weights of a checkpoint if one is given: loader -> metrics."""
-        rows = self.validate_all(val_loader, [None if ckpt_path is None else ckpt_path], load=load)
+        """Evaluate on each loader, with the weights of a checkpoint if one is given: loader -> metrics.
+
+        Args:
+            loop: evaluates each loader; None: those of `TrainingLoop`.
+        """
+        rows = self.validate_all(val_loader, [None if ckpt_path is None else ckpt_path], loop=loop, load=load)
         return {row.loader: row.metrics for row in rows}
 
     def validate_all(
-        self, val_loaders: Any, ckpt_paths: Iterable[str | Path | None], *, load: LoadOptions = WEIGHTS
+        self,
+        val_loaders: Any,
+        ckpt_paths: str | Path | Iterable[str | Path | None],
+        *,
+        loop: ValidationLoop | None = None,
+        load: LoadOptions = WEIGHTS,
     ) -> list[Evaluation]:
         """Evaluate every checkpoint on every loader; each checkpoint is loaded once, over the whole model.
 
         Args:
+            ckpt_paths: paths, and globs such as `runs/x/checkpoints/step*`, which are expanded before any work, in the
+                order of steps; None: the present weights.
+            loop: evaluates each loader; None: those of `TrainingLoop`.
             load: the rules for names; of the states the weights are loaded, and callbacks that evaluate.
+
+        Raises:
+            FileNotFoundError: a glob matches no checkpoint.
         """
+        self._join_global_callbacks()
+        given = [ckpt_paths] if isinstance(ckpt_paths, str | Path) else list(ckpt_paths)
+        paths = [found for one in given for found in ([None] if one is None else expanded(one))]
         loaders = self._val_loaders(val_loaders)
         load = replace(load, states=("model",))
+        if loop is not None and typed("loop", loop, ValidationLoop).hook not in self.hooks.families:
+            self.hooks = Hooks(self.callbacks, {*self.hooks.families, loop.hook})
         try:
-            return [row for path in ckpt_paths for row in self._validate_one(loaders, path, load)]
+            with self.logging.shown():
+                return [row for path in paths for row in self._validate_one(loaders, path, load, loop)]
         finally:
             self._clear_requests()
 
@@ -352,13 +393,38 @@ class Trainer:
         self.interrupt_requested = True
 
     def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
-        """Add metrics to the record of the current step. Tensors are read from the device at the flush."""
-        self.metric_logger.add({**(metrics or {}), **named})
+        """Add metrics to the record of the current step, from anywhere. Tensors on a device are read at the next log
+        step, evaluation or save, so that no step waits for them. Inside a `name_scope` their names begin with it.
+        """
+        if not self.loggers and not self._warned:
+            self._warned = True
+            log.warning("metrics are logged, but there is no logger that writes them: give the trainer `loggers`")
+        self.metric_logger.add({self._scoped(name): value for name, value in {**(metrics or {}), **named}.items()})
+
+    @contextmanager
+    def name_scope(self, name: str) -> Iterator[None]:
+        """Put `name/` before the names of what is logged inside the block, but where a name begins with it already. An
+        evaluation of a loader runs in a scope of its name."""
+        self._scopes.append(name)
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    @property
+    def name_scope_path(self) -> str:
+        """The scopes that hold now, joined by `/`; empty outside of any."""
+        return "/".join(self._scopes)
+
+    def _scoped(self, name: str) -> str:
+        if not self._scopes or name.startswith(scope := f"{self.name_scope_path}/"):
+            return name
+        return f"{scope}{name}"
 
     def log_text(self, name: str, text: str) -> None:
         """Add a text, which may be Markdown, to the record of the current step. Of one name and step the last counts,
         as of images and histograms."""
-        self.metric_logger.add_medium(media.text(name, text))
+        self.metric_logger.add_medium(media.text(self._scoped(name), text))
 
     def log_image(self, name: str, image: Any) -> None:
         """Add an image to the record of the current step: a tensor or array of shape (height, width) or
@@ -368,28 +434,54 @@ class Trainer:
         Raises:
             UserError: it has another shape.
         """
-        self.metric_logger.add_medium(media.image(name, image))
+        self.metric_logger.add_medium(media.image(self._scoped(name), image))
 
     def log_histogram(self, name: str, values: Any) -> None:
         """Add the distribution of the finite ones of some values to the record of the current step. A tensor is
         copied to the host at once."""
-        self.metric_logger.add_medium(media.histogram(name, values))
+        self.metric_logger.add_medium(media.histogram(self._scoped(name), values))
 
-    def flush_record(self) -> dict[str, float]:
-        """Pass the record of this step to every logger, and return its metrics."""
-        return self.metric_logger.flush(self.progress, self._epoch())
+    def flush_record(self, *, wait: bool = True) -> dict[str, float]:
+        """Pass the record of this step to every logger, and return its metrics. Without `wait`, one whose metrics are
+        on a device is passed on later."""
+        return self.metric_logger.flush(self.progress, self._epoch(), wait=wait)
 
-    def evaluate(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> bool:
-        """Evaluate on every loader and log `LOADER/K`. False if a stop was requested meanwhile."""
+    def get_callbacks(self, kind: type[C]) -> dict[str, C]:
+        """The callbacks of a class, or of subclasses, by name."""
+        return {name: one for name, one in self.callbacks.items() if isinstance(one, kind)}
+
+    def get_callback(self, kind: type[C]) -> C | None:
+        """The first callback of a class; None if there is none."""
+        return next(iter(self.get_callbacks(kind).values()), None)
+
+    @property
+    def is_log_step(self) -> bool:
+        """Whether the training metrics of the step that is being made, or was made last, are logged. An interval in
+        samples, tokens or time is known only at the end of the step."""
+        return bool(self.loop.logs(self))
+
+    @property
+    def is_first_iteration(self) -> bool:
+        """Whether the step that is being made, or was made last, is the first of this fit."""
+        return bool(self.loop.is_first(self))
+
+    @property
+    def is_final_iteration(self) -> bool:
+        """Whether the training ends after the step that is being made, or was made last, as far as is known: at
+        `max_duration` or `hard_stop` in steps or epochs, or because a stop was requested."""
+        return bool(self.loop.is_final(self))
+
+    def evaluate(self, due: Due, *, is_last: bool) -> bool:
+        """Evaluate on the loaders that are due and log `LOADER/K`. False if a stop was requested meanwhile."""
         before = dict(self.metric_logger.record)
         began = time.monotonic()
         try:
-            self._evaluate_all(val_loaders, loop, is_last=is_last)
+            self._evaluate_all(due, is_last=is_last)
             if self.hooks["on_after_evaluation"] or self.schedulers.has(SchedulerInterval.evaluation):
                 found = {key: value for key, value in self.metric_logger.record.items() if before.get(key) is not value}
                 metrics = metrics_in(found)
                 self.hooks.call("on_after_evaluation", self, metrics)
-                self.schedulers.step(self, SchedulerInterval.evaluation, metrics)
+                self.schedulers.step(self, SchedulerInterval.evaluation, metrics, all_metrics=due.is_all)
         except EvaluationInterruptedError:
             self.metric_logger.record.clear()
             self.metric_logger.record.update(before)
@@ -399,18 +491,31 @@ class Trainer:
         self.progress.evaluated_step = self.progress.step
         return True
 
-    def _evaluate_all(self, val_loaders: Mapping[str, Any], loop: ValidationLoop, *, is_last: bool) -> None:
+    def evaluate_rest(self, due: Due) -> None:
+        """At an end that the last evaluation caused: evaluate on the loaders that were not due, and let callbacks make
+        their last evaluations."""
+        began = time.monotonic()
+        try:
+            self._evaluate_all(due, is_last=True)
+        except EvaluationInterruptedError:
+            log.warning("the run was stopped before its last evaluation on %s", ", ".join(due.loaders) or "callbacks")
+        finally:
+            self.metric_logger.exclude_time(time.monotonic() - began)
+
+    def _evaluate_all(self, due: Due, *, is_last: bool, loop: ValidationLoop | None = None) -> None:
         rng = model_state.capture_rng()
         if self.rng is not None:
             # A pending evaluation of an earlier attempt: use the random state that it would have had.
             model_state.restore_rng(self.rng)
         try:
             with ExitStack() as stack:
-                self.hooks.call("on_enter_validate_all", self, stack, val_loaders)
-                for name, loader in val_loaders.items():
-                    means = loop.run(self, loader, name)
-                    self.log_metrics({f"{name}/{key}": value for key, value in means.items()})
-                self.hooks.call("run_validation", self, is_last)
+                self.hooks.call("on_enter_validate_all", self, stack, due.loaders)
+                for name, loader in due.loaders.items():
+                    with self.name_scope(name):
+                        means = (loop or self.loop.validation_of(name)).run(self, loader, name)
+                    self.metric_logger.add({f"{name}/{key}": value for key, value in means.items()})
+                if due.callbacks:
+                    self.hooks.call("run_validation", self, is_last)
         finally:
             model_state.restore_rng(rng)
 
@@ -486,6 +591,29 @@ class Trainer:
             self.hooks.call("on_load_checkpoint", self, state)
         self.resumed = load.resumes
 
+    def _bind_callbacks(self) -> None:
+        """The trainer's own callbacks, the global ones, and the one that saves; the hooks of all."""
+        self.callbacks = dict(self._own_callbacks)
+        if self.checkpoint is not None:
+            self.callbacks["checkpoint"] = self.checkpoint  # type: ignore[assignment]
+        add_by_class(self.callbacks, [one for one in self._global_callbacks if one not in self.callbacks.values()])
+        if self.checkpoint is not None:
+            self.callbacks["checkpoint"] = self.callbacks.pop("checkpoint")
+        self.hooks = Hooks(self.callbacks, families={"validate", *self.loop.evaluations.hooks()})
+
+    def _join_global_callbacks(self) -> None:
+        """Take over global callbacks that were added or removed since the last fit or evaluation."""
+        before, now = self._global_callbacks, global_callbacks()
+        if now == before:
+            return
+        self._global_callbacks = now
+        self._bind_callbacks()
+        for name, callback in self.callbacks.items():
+            if callback in now and callback not in before:
+                callback.setup(self)
+                callback.post_setup(self)
+                self._first_states[name] = copy.deepcopy(callback.state_dict())
+
     def _make_schedulers(self) -> None:
         """Make the schedules once: made over a trained optimizer, they would start from its present rates."""
         if not self.schedulers.live:
@@ -502,7 +630,7 @@ class Trainer:
         self.schedulers = Schedulers()
         self.scaler = self.precision.scaler(self.device)
         for name, state in self._first_states.items():
-            if state:
+            if state and name in self.callbacks:
                 self.callbacks[name].load_state_dict(copy.deepcopy(state))
         self.progress = Progress()
         self.metric_logger = MetricLogger(self.loggers)
@@ -553,14 +681,16 @@ class Trainer:
         with second_to(error):
             self.close()
 
-    def _validate_one(self, loaders: Mapping[str, Any], path: str | Path | None, load: LoadOptions) -> list[Evaluation]:
+    def _validate_one(
+        self, loaders: Mapping[str, Any], path: str | Path | None, load: LoadOptions, loop: ValidationLoop | None
+    ) -> list[Evaluation]:
         if path is not None:
             self._used = True
             evaluating = any(callback.evaluates for callback in self.callbacks.values())
             state = self._read(as_path(path), load, *(["callbacks"] if evaluating else []))
             load_for_evaluation(self, state, load, as_path(path))
         self.metric_logger.record.clear()
-        self._evaluate_all(loaders, self.loop.validation, is_last=True)
+        self._evaluate_all(Due(loaders), is_last=True, loop=loop)
         rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
         for key, value in metrics_in(self.metric_logger.record).items():
             name = next((name for name in loaders if key.startswith(f"{name}/")), key.partition("/")[0])
@@ -578,7 +708,7 @@ class Trainer:
             total_steps=self.loop.total_steps,
             start_step=self.progress.step,
             start_samples=self.progress.samples,
-            console=self.console,
+            console=self.logging.console,
             config=self.config,
             hparams=self.hparams,
         )
@@ -594,7 +724,9 @@ class Trainer:
     def _val_loaders(self, val_loader: Any) -> dict[str, Any]:
         if val_loader is None:
             return {}
-        if not isinstance(val_loader, Mapping):
+        if isinstance(val_loader, list | tuple) and val_loader and all(map(is_loader, val_loader)):
+            val_loader = {f"validate_{index}": one for index, one in enumerate(val_loader)}
+        elif not isinstance(val_loader, Mapping):
             val_loader = {"val": val_loader}
         settings: dict[str, Any] = {"seed": self.seed or 0, "pin_memory": self.device.type == "cuda"}
         return {name: as_loader(loader, shuffle=False, **settings) for name, loader in val_loader.items()}

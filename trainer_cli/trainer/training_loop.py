@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.config.schema import LoopConfig, SchedulerInterval, check_duration
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.duration import Duration, Unit
+from trainer_cli.trainer.evaluations import Evaluations
 from trainer_cli.trainer.finite import LossCheck
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.intervals import Interval, epoch_steps, limited_batches, total_steps
@@ -21,7 +23,7 @@ from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.prefetch import TrainBatches, device_prefetcher
 from trainer_cli.trainer.roll_back import roll_back
 from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
-from trainer_cli.trainer.validation_loop import ValidationLoop
+from trainer_cli.trainer.validation_loop import Due, ValidationLoop
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.progress import Progress
@@ -44,6 +46,7 @@ class TrainingLoop:
         eval_interval: int | str | None = "1ep",
         eval_steps: int | None = None,
         eval_at_start: bool = False,
+        eval_loaders: Mapping[str, Mapping[str, Any]] | None = None,
         log_interval: int | str | None = 50,
         limit_train_batches: int | float | None = None,
     ) -> None:
@@ -56,10 +59,11 @@ class TrainingLoop:
             eval_interval=eval_interval,
             eval_steps=eval_steps,
             eval_at_start=eval_at_start,
+            eval_loaders=dict(eval_loaders or {}),
             log_interval=log_interval,
             limit_train_batches=limit_train_batches,
         )
-        self.validation = ValidationLoop(self.settings.eval_steps)
+        self.evaluations = Evaluations(self.settings)
         self.steps_per_epoch: int | None = None
         self.total_steps: int | None = None
         self.pending_eval_record: dict[str, float] | None = None
@@ -76,6 +80,17 @@ class TrainingLoop:
         self._saved_means: dict[str, Any] | None = None
         self._loss_check = LossCheck()
         self._counts_tokens = False
+        self._start_step = 0
+        self._eval_intervals: list[Interval] = []
+
+    @property
+    def validation(self) -> ValidationLoop:
+        """Evaluates the loaders without a loop of their own."""
+        return self.evaluations.validation
+
+    @validation.setter
+    def validation(self, loop: ValidationLoop) -> None:
+        self.evaluations.validation = loop
 
     def prepare(self, trainer: Trainer, train_loader: Any, resumed: Progress | None = None) -> None:
         """Prepare to train on a loader.
@@ -107,7 +122,7 @@ class TrainingLoop:
         self.epoch_offset = 0 if resumed is None else self._offset(train_loader, resumed)
         try:
             self._log = self.interval(settings.log_interval)
-            self.eval_interval = self.interval(settings.eval_interval)
+            self.evaluations.learn(self.interval)
             longest, hard_stop = self.interval(settings.max_duration), self.interval(settings.hard_stop)
         except ValueError as error:
             raise UserError(str(error)) from None
@@ -208,6 +223,8 @@ class TrainingLoop:
 
     def run(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop:
         """Train until there is a reason to stop, and return it."""
+        self._start_step, trainer.step.step_idx = trainer.progress.step, -1
+        self._eval_intervals = self.evaluations.intervals(val_loaders, callbacks=bool(trainer.hooks["run_validation"]))
         stop = self._first_moments(trainer, val_loaders)
         trainer.restore_rng()
         loop_idx = 0
@@ -253,15 +270,15 @@ class TrainingLoop:
         # The record of the resumed step is written already: metrics logged now join the next one.
         written = trainer.resumed and self.pending_eval_record is None and not self._wants_evaluation_at_start(trainer)
         if self.pending_eval_record is not None:
-            trainer.log_metrics(self.pending_eval_record)
+            trainer.metric_logger.add(self.pending_eval_record)
             self.pending_eval_record = None
             end = self.why_stop(trainer)
-            if not trainer.evaluate(val_loaders, self.validation, is_last=end is not None and end.finished):
+            done = end is not None and end.finished
+            due = None if done else self.evaluations.due(trainer.progress, val_loaders)
+            if not trainer.evaluate(due or Due(val_loaders), is_last=done):
                 return self._stop_before_eval(trainer)
             self._log_what_is_left(trainer, self.why_stop(trainer))
-        elif self._wants_evaluation_at_start(trainer) and not trainer.evaluate(
-            val_loaders, self.validation, is_last=False
-        ):
+        elif self._wants_evaluation_at_start(trainer) and not trainer.evaluate(Due(val_loaders), is_last=False):
             trainer.metric_logger.record.clear()
             return trainer.stop_request
         if not written:
@@ -279,7 +296,7 @@ class TrainingLoop:
     def _run_until_eval(self, trainer: Trainer, val_loaders: Mapping[str, Any], loop_idx: int) -> Stop | None:
         """Train up to the next evaluation or the end, with logs and saves on the way; then evaluate."""
         assert self._means_since_log is not None
-        stop = None
+        stop = due = None
         with ExitStack() as stack:
             trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
             try:
@@ -298,25 +315,30 @@ class TrainingLoop:
                     stop = self.why_stop(trainer)
                     done = stop is not None and stop.finished
                     # If a stop was requested between two steps, this step has its record and evaluation already.
-                    if not self._means_since_log.empty and (done or _due(self._log, trainer.progress)):
+                    logs = not self._means_since_log.empty and (done or _due(self._log, trainer.progress))
+                    if logs:
                         self._log_training(trainer)
-                    evaluate = trainer.progress.evaluated_step != trainer.progress.step and (
-                        done or eval_requested or _due(self.eval_interval, trainer.progress)
-                    )
-                    if evaluate or stop is not None:
+                    if trainer.progress.evaluated_step != trainer.progress.step:
+                        everything = Due(val_loaders) if done or eval_requested else None
+                        due = everything or self.evaluations.due(trainer.progress, val_loaders)
+                    if due is not None or stop is not None:
                         break
-                    trainer.flush_record()
+                    trainer.flush_record(wait=logs)
                     trainer.maybe_checkpoint(None)
             except BaseException as error:
                 with second_to(error):
                     trainer.hooks.call_all("on_train_exception", trainer, error)
                 raise
             trainer.hooks.call_all("on_train_end", trainer, trainer.model, self, loop_idx)
-        if evaluate and (val_loaders or trainer.hooks["run_validation"]):
+        if due is not None and (due.loaders or (due.callbacks and trainer.hooks["run_validation"])):
             wanted = stop is not None and not stop.finished
-            if wanted or not trainer.evaluate(val_loaders, self.validation, is_last=done):
+            if wanted or not trainer.evaluate(due, is_last=done):
                 return self._stop_before_eval(trainer)
-            stop = stop or self.why_stop(trainer)
+            if stop is None:
+                stop = self.why_stop(trainer)
+                rest = due.rest(val_loaders)
+                if stop is not None and stop.finished and (rest.loaders or trainer.hooks["run_validation"]):
+                    trainer.evaluate_rest(rest)
             self._log_what_is_left(trainer, stop)
         trainer.flush_record()
         trainer.maybe_checkpoint(stop)
@@ -345,7 +367,7 @@ class TrainingLoop:
         now = trainer.progress
         end = next_stop_step(self.limits, now)
         steps = [end, *trainer.callback_steps()]
-        steps += [interval.next_step(now) for interval in (self._log, self.eval_interval) if interval is not None]
+        steps += [interval.next_step(now) for interval in (self._log, *self._eval_intervals) if interval is not None]
         self.next_log_step = end if self._log is None else min(end, self._log.next_step(now))
         self.next_event = min(steps)
         return self.next_event
@@ -366,6 +388,7 @@ class TrainingLoop:
         tokens: Tensor | None = None
 
         while progress.step < event and not trainer.interrupt_requested:
+            step.step_idx = progress.step
             progress.last_samples, progress.last_tokens, progress.last_epoch = (
                 progress.samples, progress.tokens, progress.epoch,
             )  # fmt: skip
@@ -415,6 +438,26 @@ class TrainingLoop:
             progress.tokens += int(tokens)
             progress.last_tokens = progress.tokens
 
+    def validation_of(self, name: str) -> ValidationLoop:
+        """The loop that evaluates the loader with this name."""
+        return self.evaluations.of(name)
+
+    def logs(self, trainer: Trainer) -> bool:
+        """`Trainer.is_log_step`."""
+        at = _after_step(trainer)
+        return at is not None and (_due(self._log, at) or self.is_final(trainer))
+
+    def is_first(self, trainer: Trainer) -> bool:
+        """`Trainer.is_first_iteration`."""
+        return bool(trainer.step.step_idx == self._start_step)
+
+    def is_final(self, trainer: Trainer) -> bool:
+        """`Trainer.is_final_iteration`."""
+        if (at := _after_step(trainer)) is None:
+            return False
+        ends = (self.limits.max_duration, self.limits.hard_stop)
+        return trainer.stop_request is not None or any(end is not None and end.reached(at) for end in ends)
+
     def _count_time(self, trainer: Trainer) -> None:
         progress = trainer.progress
         progress.last_seconds, progress.seconds = progress.seconds, trainer.metric_logger.seconds()
@@ -438,9 +481,17 @@ class TrainingLoop:
         if trainer.scaler is not None:
             metrics.update({f"train/{name}": value for name, value in trainer.scaler.metrics().items()})
         metrics["train/samples_per_s"] = trainer.metric_logger.samples_per_second(trainer.progress.samples)
-        trainer.log_metrics(metrics)
+        trainer.metric_logger.add(metrics)
         trainer.hooks.call("on_log", trainer, metrics)
         self._loss_check.check(trainer, finite=finite)
+
+
+def _after_step(trainer: Trainer) -> Progress | None:
+    """The counts after the step that is being made, as far as they are known, or was made last; None before any."""
+    idx, progress = trainer.step.step_idx, trainer.progress
+    if idx < 0:
+        return None
+    return progress if progress.step > idx else replace(progress, step=idx + 1)
 
 
 def _due(interval: Interval | None, now: Progress) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +21,21 @@ if TYPE_CHECKING:
 
 class EvaluationInterruptedError(Exception):
     """A stop was requested while an evaluation ran; the next attempt makes the evaluation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What one evaluation is made on."""
+
+    loaders: Mapping[str, Any]
+    callbacks: bool = True
+    """Whether callbacks make their evaluations, too."""
+    is_all: bool = True
+    """Whether these are all loaders."""
+
+    def rest(self, loaders: Mapping[str, Any]) -> Due:
+        """The loaders that are not in it."""
+        return Due({name: one for name, one in loaders.items() if name not in self.loaders}, is_all=False)
 
 
 class ValidationLoop:

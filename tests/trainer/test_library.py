@@ -1,0 +1,317 @@
+"""The library: global callbacks, scopes, what a step knows, several validation loaders, metrics from anywhere."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Line, ListLogger, StopAt, everything, loader, same, trainer
+
+import trainer_cli
+from trainer_cli import CheckpointerCallback, EarlyStopping, Logging, Trainer, ValidationLoop, add_global_callback
+from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.metric_logger import MetricLogger
+from trainer_cli.trainer.progress import Progress
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in trainer_cli.__all__ if getattr(trainer_cli, name, None) is None] == []
+    assert {"EMA", "EarlyStopping", "FitResult", "JsonlLogger", "UserError"} <= set(trainer_cli.__all__)
+
+
+class Steps(Callback):
+    """Counts steps, and keeps the count as its state."""
+
+    def __init__(self, book: list[str] | None = None) -> None:
+        self.book, self.steps = book if book is not None else [], 0
+
+    def setup(self, trainer: Trainer) -> None:
+        self.book.append("setup")
+
+    def on_fit_start(self, *args: Any) -> None:
+        self.book.append("fit")
+
+    def on_after_optimizer_step(self, *args: Any) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+def test_a_callback_is_global_inside_its_block_for_trainers_old_and_new() -> None:
+    old = trainer(settings={"max_duration": 2})
+    with Steps() as outer, Steps() as inner:
+        new = trainer(callbacks=[Steps()], settings={"max_duration": 2})
+        assert list(new.callbacks) == ["Steps", "Steps_2", "Steps_3"]
+        old.fit(loader())
+        new.fit(loader())
+    assert (outer.steps, inner.steps) == (4, 4)
+    assert outer.book == ["setup", "setup", "fit", "fit"]
+    assert {name: one.state_dict()["steps"] for name, one in new.callbacks.items()}["Steps"] == 2
+    new.fit(loader(), ckpt_path=None)
+    assert outer.steps == 4
+    assert list(new.callbacks) == ["Steps"]
+
+
+def test_a_handle_removes_a_global_callback_once(tmp_path: Path) -> None:
+    steps = Steps()
+    handle = add_global_callback(steps)
+    try:
+        saver = CheckpointerCallback(tmp_path, save_interval=1)
+        made = trainer(checkpoint=saver, settings={"max_duration": 1})
+        assert list(made.callbacks) == ["Steps", "checkpoint"]
+        made.fit(loader())
+    finally:
+        handle.remove()
+        handle.remove()
+    assert (steps.steps, list(trainer().callbacks)) == (1, [])
+    with pytest.raises(UserError, match="expected Callback, got int"):
+        add_global_callback(3)  # type: ignore[arg-type]
+
+
+def test_callbacks_are_found_by_their_class() -> None:
+    one, other = Steps(), Steps()
+    made = trainer(callbacks={"a": one, "b": other, "c": Callback()})
+    assert made.get_callbacks(Steps) == {"a": one, "b": other}
+    assert made.get_callback(Steps) is one
+    assert made.get_callback(EarlyStopping) is None
+
+
+def test_a_step_knows_whether_it_is_logged_and_whether_it_is_first_or_last() -> None:
+    seen: list[tuple[str, int, bool, bool, bool]] = []
+
+    class Knows(Callback):
+        def _note(self, where: str, trainer: Trainer) -> None:
+            said = trainer.is_log_step, trainer.is_first_iteration, trainer.is_final_iteration
+            seen.append((where, trainer.step.step_idx, *said))
+
+        def on_before_forward(self, trainer: Trainer, *args: Any) -> None:
+            self._note("during", trainer)
+
+        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+            self._note("after", trainer)
+
+    made = trainer(callbacks=[Knows()], settings={"max_duration": 5, "log_interval": 2})
+    assert (made.is_log_step, made.is_first_iteration, made.is_final_iteration) == (False, False, False)
+    made.fit(loader())
+    expected = [(0, False, True, False), (1, True, False, False), (2, False, False, False), (3, True, False, False)]
+    assert seen == [(where, *one) for one in [*expected, (4, True, False, True)] for where in ("during", "after")]
+
+
+def test_names_begin_with_the_scope_they_are_logged_in() -> None:
+    logger = ListLogger()
+
+    class Logs(Callback):
+        def on_validate_end(self, trainer: Trainer, model: Any, loop: Any) -> None:
+            trainer.log_metrics({"extra": 1.0, "near/named": 2.0})
+            with trainer.name_scope("deep"):
+                assert trainer.name_scope_path == "near/deep"
+                trainer.log_metrics(depth=3.0)
+
+        def run_validation(self, trainer: Trainer, is_last: bool) -> None:
+            assert trainer.name_scope_path == ""
+            trainer.log_text("said", "plain")
+
+    trainer(callbacks=[Logs()], loggers=[logger], settings={"max_duration": 1}).fit(loader(), {"near": loader(4)})
+    (record,) = (one for one in logger.records if "near/loss" in one.metrics)
+    assert {"near/extra", "near/named", "near/deep/depth"} <= set(record.metrics)
+    assert set(record.texts) == {"said"}
+
+
+class Away(torch.Tensor):
+    """A metric on a device: reading it is counted."""
+
+    read: list[int]
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda")
+
+    def detach(self) -> Any:
+        return self
+
+    def __float__(self) -> float:
+        Away.read.append(1)
+        return float(self.as_subclass(torch.Tensor))
+
+
+def test_metrics_of_every_step_are_kept_and_no_step_waits_for_the_device_before_a_log_step() -> None:
+    Away.read, reads = [], []
+
+    class Logs(Callback):
+        def on_after_optimizer_step(self, trainer: Trainer, *args: Any) -> None:
+            trainer.log_metrics({"mine/step": torch.tensor(float(trainer.progress.step)).as_subclass(Away)})
+
+        def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+            reads.append(len(Away.read))
+
+    logger = ListLogger()
+    settings = {"max_duration": 7, "log_interval": 3}
+    trainer(callbacks=[Logs()], loggers=[logger], settings=settings).fit(loader())
+    assert [(one.step, one.metrics["mine/step"]) for one in logger.records] == [(n + 1, float(n)) for n in range(7)]
+    assert reads == [0, 0, 0, 3, 3, 3, 6]
+
+
+def test_kept_records_come_before_a_save_and_after_an_error() -> None:
+    Away.read, logger = [], ListLogger()
+    metrics = MetricLogger({"list": logger})
+    for step in (1, 2):
+        metrics.add({"a": torch.tensor(1.0).as_subclass(Away), "b": 2.0})
+        metrics.flush(Progress(step=step), 0.0, wait=False)
+        assert metrics.last == {"b": 2.0}
+    assert (logger.records, Away.read) == ([], [])
+    metrics.write_out()
+    assert [one.step for one in logger.records] == [1, 2]
+    assert metrics.last == {"a": 1.0, "b": 2.0}
+    metrics.add({"a": torch.tensor(1.0).as_subclass(Away)})
+    metrics.flush(Progress(step=3), 0.0, wait=False)
+    metrics.close()
+    assert [one.step for one in logger.records] == [1, 2, 3]
+
+
+@pytest.mark.gpu
+def test_no_step_waits_for_a_gpu_before_a_log_step() -> None:
+    class Logs(Callback):
+        def on_after_optimizer_step(self, trainer: Trainer, model: Any, *args: Any) -> None:
+            trainer.log_metrics({"mine/norm": model.linear.weight.norm()})
+
+        def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+            torch.cuda.set_sync_debug_mode("default" if trainer.is_log_step else "error")
+
+        def on_train_end(self, *args: Any) -> None:
+            torch.cuda.set_sync_debug_mode("default")
+
+    logger = ListLogger()
+    made = Trainer(
+        model=Line, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[Logs()],
+        loggers=[logger], loop=trainer_cli.TrainingLoop(max_duration=9, log_interval=4, eval_interval=None),
+        device="cuda",
+    )  # fmt: skip
+    made.fit(loader(40))
+    assert logger.steps("mine/norm") == list(range(1, 10))
+
+
+def test_metrics_without_a_logger_are_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Logs(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+            trainer.log_metrics(mine=1.0)
+
+    trainer(callbacks=[Logs()]).fit(loader())
+    assert [record.message for record in caplog.records if "no logger" in record.message] == [
+        "metrics are logged, but there is no logger that writes them: give the trainer `loggers`"
+    ]
+
+
+def test_messages_go_where_logging_says_while_a_trainer_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Says(Callback):
+        def on_fit_start(self, *args: Any) -> None:
+            logging.getLogger("trainer_cli.mine").info("begun")
+
+    shown = Logging(level="info", file=tmp_path / "own.log", console="off")
+    trainer(callbacks=[Says()], logging=shown, settings={"max_duration": 1}).fit(loader())
+    logging.getLogger("trainer_cli.mine").info("after")
+    assert capsys.readouterr().err.count("begun\n") == 1
+    assert "INFO    begun" in (tmp_path / "own.log").read_text()
+    assert logging.getLogger("trainer_cli").propagate
+    with pytest.raises(UserError, match=r"logging\.console is 'loud'"):
+        Logging(console="loud")
+
+
+def test_a_list_of_loaders_is_named_by_number_and_a_loop_may_be_given() -> None:
+    book: list[str] = []
+
+    class Probe(Callback):
+        validation_hooks = ("probe",)
+
+        def on_probe_batch_end(self, trainer: Trainer, *args: Any) -> None:
+            book.append(trainer.name_scope_path)
+
+        def on_validate_start(self, *args: Any) -> None:
+            book.append("not mine")
+
+    made = trainer(callbacks=[Probe()])
+    found = made.validate([loader(8), loader(4)], loop=ValidationLoop(1, hook="probe"))
+    assert list(found) == ["validate_0", "validate_1"]
+    assert book == ["validate_0", "validate_1"]
+    assert set(made.validate([loader(4)], loop=ValidationLoop(hook="quiet"))) == {"validate_0"}
+    with pytest.raises(UserError, match="loop: expected ValidationLoop, got int"):
+        made.validate(loader(), loop=3)  # type: ignore[arg-type]
+
+
+def test_checkpoints_are_evaluated_by_a_glob_in_the_order_of_steps(tmp_path: Path) -> None:
+    saver = CheckpointerCallback(tmp_path, save_interval=3)
+    trainer(checkpoint=saver, settings={"max_duration": 12}).fit(loader())
+    only = trainer(optimizer=None)
+    assert [row.step for row in only.validate_all(loader(4), f"{tmp_path}/step*")] == [0, 3, 6, 9, 12]
+    several = [f"{tmp_path}/step{{12,3}}", tmp_path / "step6", None]
+    assert [row.path and row.path.name for row in only.validate_all(loader(4), several)] == [
+        "step3", "step12", "step6", None,
+    ]  # fmt: skip
+    with pytest.raises(FileNotFoundError, match=r"step9\* matches no valid checkpoint"):
+        only.validate_all(loader(4), f"{tmp_path}/none/step9*")
+
+
+EACH = {"eval_interval": 4, "eval_loaders": {"often": {"interval": 2, "steps": 1}, "end": {"interval": None}}}
+
+
+def _steps(logger: ListLogger) -> dict[str, list[int]]:
+    return {name: logger.steps(f"{name}/loss") for name in ("base", "often", "end")}
+
+
+def _several() -> dict[str, Any]:
+    return {"base": loader(4, shuffle=False), "often": loader(9, shuffle=False), "end": loader(5, shuffle=False)}
+
+
+def test_each_loader_has_its_interval_and_its_loop(tmp_path: Path) -> None:
+    def made(steps: int, folder: str, logger: ListLogger) -> Trainer:
+        saver = CheckpointerCallback(tmp_path / folder, save_interval=5)
+        return trainer(loggers=[logger], checkpoint=saver, settings={"max_duration": steps, **EACH}, run_dir=tmp_path)
+
+    straight, resumed = ListLogger(), ListLogger()
+    one = made(9, "straight", straight)
+    one.fit(loader(), _several())
+    assert _steps(straight) == {"base": [4, 8, 9], "often": [2, 4, 6, 8, 9], "end": [9]}
+    with StopAt(5):
+        made(9, "resumed", resumed).fit(loader(), _several())
+    other = made(9, "resumed", resumed)
+    other.fit(loader(), _several())
+    assert _steps(resumed) == _steps(straight)
+    assert same(everything(one), everything(other)) == []
+
+
+def test_an_end_by_a_callback_evaluates_what_was_not_due() -> None:
+    logger, book = ListLogger(), []
+
+    class Last(Callback):
+        def run_validation(self, trainer: Trainer, is_last: bool) -> None:
+            book.append((trainer.progress.step, is_last))
+
+    stopping = EarlyStopping("often/loss", patience=2, min_delta=1e9)
+    settings = {"max_duration": 99, **EACH}
+    result = trainer(loggers=[logger], callbacks=[stopping, Last()], settings=settings).fit(loader(), _several())
+    assert result.finished
+    assert _steps(logger) == {"base": [4], "often": [2, 4], "end": [4]}
+    assert book == [(4, False), (4, True)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"oftn": {}}, "there is no validation loader 'oftn'.*Did you mean 'often'"),
+        ({"often": {"interval": "x"}}, "loop.eval_loaders.often.interval"),
+        ({"often": {"every": 3}}, "loop.eval_loaders.often is .*it may have interval"),
+        ({"often": {"steps": 0}}, "steps is 0, but it is a number of batches"),
+    ],
+)
+def test_wrong_settings_of_a_loader_are_refused(given: Any, message: str) -> None:
+    with pytest.raises((UserError, ConfigError), match=message):
+        trainer(settings={"eval_loaders": given}).fit(loader(), _several())

@@ -1,0 +1,130 @@
+"""Messages of this package: on stderr, in a file, and what a trainer in Python shows of them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_cli.config.schema import ConsoleStyle, LogLevel
+from trainer_cli.errors import UserError
+from trainer_cli.loggers.files import AppendedFile
+
+log = logging.getLogger(__name__)
+
+ROOT = "trainer_cli"
+
+
+class _StderrHandler(logging.Handler):
+    """Write messages to the present sys.stderr, so that a live display stays below them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        prefix = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        try:
+            sys.stderr.write(f"{prefix}{record.getMessage()}\n")
+        except OSError:
+            self.handleError(record)
+
+
+class _FileHandler(logging.Handler):
+    """Write messages to a file. If that fails, report it once and continue without."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._file: AppendedFile | None = None
+        self._failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._failed:
+            return
+        try:
+            line = f"{self.format(record)}\n".encode(errors="backslashreplace")
+            self._file = self._file or AppendedFile(self._path)
+            self._file.append(line)
+        except OSError as error:
+            self._fail(error)
+        except Exception:
+            self.handleError(record)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                file.close()
+        except OSError as error:
+            self._fail(error)
+        super().close()
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            log.error("%s could not be written: %s. The run continues without it.", self._path, error.strerror)
+
+
+def to_console(level: str) -> None:
+    """Print messages of this package from `level` on to stderr; other packages' logging is unchanged."""
+    logger = logging.getLogger(ROOT)
+    for earlier in [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]:
+        logger.removeHandler(earlier)
+    handler = _StderrHandler()
+    handler.setLevel(level.upper())
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+
+
+@contextmanager
+def to_file(path: Path) -> Iterator[None]:
+    """Write all messages of this package to the run's log as well; the file is made for the first."""
+    handler = _FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    logger = logging.getLogger(ROOT)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Logging:
+    """What is printed while a trainer fits or evaluates.
+
+    Args:
+        level: messages from this level on (debug, info, warning or error) go to stderr; None: as Python's logging is
+            set up.
+        file: where all messages are appended; None: nowhere.
+        console: how the console logger shows metrics: auto, rich, plain or off.
+    """
+
+    level: str | None = None
+    file: str | Path | None = None
+    console: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (("level", self.level, LogLevel), ("console", self.console, ConsoleStyle)):
+            if value is not None and value not in set(choices):
+                raise UserError(f"logging.{name} is {value!r}", cure=f"Choose one of {', '.join(choices)}.")
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the messages while the block runs."""
+        with ExitStack() as stack:
+            if self.level is not None:
+                stack.callback(_restore, logging.getLogger(ROOT))
+                to_console(self.level)
+            if self.file is not None:
+                stack.enter_context(to_file(Path(self.file)))
+            yield
+
+
+def _restore(logger: logging.Logger) -> None:
+    for handler in [one for one in logger.handlers if isinstance(one, _StderrHandler)]:
+        logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
