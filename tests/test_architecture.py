@@ -23,7 +23,7 @@ LAYERS = {
           checkpoint.load_options data.order""",
     3: """parallel checkpoint.storage checkpoint.format trainer.hooks models data loggers""",
     4: "checkpoint trainer",
-    5: "callbacks",
+    5: "callbacks sparsity",
     6: "config run.build",
     7: "run",
     8: "cli testing __main__",

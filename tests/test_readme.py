@@ -102,6 +102,7 @@ PAGES = {
             r"resuming at step 450",
         )
     ),
+    "docs/sparsity.md": Page(shows=(r"finished at step 90\b",)),
     "docs/sweeps.md": Page(shows=(r"(?s)(finished.*){2}",)),
     "docs/training.md": Page(shows=(r"finished at step 180",)),
     "docs/training-step.md": Page(shows=(r"finished at step 8\b", r"^8 \['discriminator', 'generator'\]$")),

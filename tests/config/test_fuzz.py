@@ -195,7 +195,7 @@ KEYS: dict[str, Kind] = {
     "name": TEXT_OR_NULL, "run_dir": TEXT, "seed": whole(0, null=False), "deterministic": TRUTH,
     "device": choice("auto", "cpu", "cuda", "mps"), "model_call": choice("batch", "args", "kwargs"), "resume": TEXT, "resume_allow": KEYS_OF, "ckpt": PATHS,
     "parallel.strategy": choice("single"),
-    "model": NODE, "data": NODE, "optimizer": NODE, "step": NODE, "param_groups": GROUPS,
+    "model": NODE, "data": NODE, "optimizer": NODE, "step": NODE, "sparsity": NODE, "param_groups": GROUPS,
     "loop.max_duration": duration(null=False), "loop.hard_stop": duration(), "loop.max_time": duration("s"),
     "loop.steps_per_epoch": whole(1, null=True), "loop.grad_accum_steps": whole(1, null=False),
     "loop.eval_interval": duration(), "loop.eval_steps": whole(1, null=True), "loop.eval_at_start": TRUTH,
@@ -443,7 +443,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-GROUP_KEYS = {"model", "data", "optimizer", "scheduler", "step", "callbacks", "loggers", "ckpt"}
+GROUP_KEYS = {"model", "data", "optimizer", "scheduler", "step", "sparsity", "callbacks", "loggers", "ckpt"}
 """Left out where targets are looked up; `ckpt=` is not of the grammar."""
 
 

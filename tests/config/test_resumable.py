@@ -25,7 +25,7 @@ _BOUND = """
     seed deterministic model model._target_ model.hidden data data._target_ data.batch_size data.seed data.path
     data.num_workers.deep optimizer optimizer._target_ optimizer.lr optimizer.betas scheduler scheduler.warmup
     step parallel.strategy param_groups param_groups.*bias*.weight_decay loop.steps_per_epoch loop.grad_accum_steps
-    loop.limit_train_batches precision.dtype precision.loss_scale precision.clip_norm precision.clip_value
+    sparsity loop.limit_train_batches precision.dtype precision.loss_scale precision.clip_norm precision.clip_value
     callbacks callbacks.ema callbacks.ema.decay names run_dirs loggerss loop checkpoint
 """
 FREE, BOUND = _FREE.split(), _BOUND.split()

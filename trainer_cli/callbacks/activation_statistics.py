@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from trainer_cli.callbacks.tensor_statistics import STATISTICS, TensorStatistics, matches
+from trainer_cli.callbacks.tensor_statistics import STATISTICS, TensorStatistics
 from trainer_cli.checkpoint.model_state import clean_name, unwrapped
+from trainer_cli.config.globs import matches
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.batch import tensors_of
 from trainer_cli.trainer.hooks import Callback
@@ -66,7 +67,7 @@ def check_statistics(wanted: Sequence[str]) -> list[str]:
 def watched(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     """The modules whose names match. ConfigError if none does."""
     named = {clean_name(name): module for name, module in unwrapped(model).named_modules() if name}
-    found = {name: module for name, module in named.items() if matches(name, patterns)}
+    found = {name: module for name, module in named.items() if any(matches(name, pattern) for pattern in patterns)}
     if not found:
         raise ConfigError(
             f"no module matches {list(patterns)}", location="modules", hint=f"There are: {', '.join(list(named)[:20])}."
@@ -78,7 +79,7 @@ def hooked(modules: Mapping[str, nn.Module], call: Callable[[str, Any], None]) -
     """Forward hooks that call a function with a module's name and the first tensor that it returns."""
 
     def hook(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if (first := next(tensors_of(output), None)) is not None and module.training:
+        if (first := next(tensors_of(output), None)) is not None:
             call(name, first)
 
     return [module.register_forward_hook(partial(hook, name)) for name, module in modules.items()]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from trainer_cli.callbacks.activation_statistics import check_statistics
-from trainer_cli.callbacks.tensor_statistics import TensorStatistics, matches
+from trainer_cli.callbacks.tensor_statistics import TensorStatistics
+from trainer_cli.config.globs import matches
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.observe import observing
 
@@ -49,5 +50,5 @@ class TensorListener(Callback):
         trainer.log_metrics(self._found.read("train/tensors", self.statistics))
 
     def _look(self, name: str, tensor: Tensor) -> None:
-        if matches(name, self.names):
+        if any(matches(name, pattern) for pattern in self.names):
             self._found.add(name, tensor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
@@ -39,8 +38,3 @@ class TensorStatistics:
         }
         self._found.clear()
         return metrics
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of these globs."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -22,7 +22,7 @@ from trainer_cli.config.targets import Trust, absent, check_name, check_path, co
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.trainer.duration import Duration
 
-SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "callbacks", "loggers")
+SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "callbacks", "loggers")
 """Where components stand."""
 EVALUATED = ("model", "data", "step", "callbacks")
 """Those that are made only to evaluate."""
@@ -181,7 +181,7 @@ class _Checker:
             case "optimizer":
                 for where, node in optimizers(value).items():
                     yield from self._optimizer(where, node)
-            case "step":
+            case "step" | "sparsity":
                 yield from self._component(name, value)
             case "scheduler":
                 for where, node in schedules(value):

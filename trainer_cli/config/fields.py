@@ -23,7 +23,7 @@ from trainer_cli.errors import Code, ConfigError
 
 KeyPath = tuple[str, ...]
 
-OPEN = ("model", "data", "optimizer", "scheduler", "step", "param_groups", "callbacks", "loggers")
+OPEN = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "param_groups", "callbacks", "loggers")
 """Keys below which any others may stand."""
 MAY_CHANGE: Mapping[str, str] = {
     "name": "a name, no part of the training",

@@ -13,7 +13,7 @@ from trainer_cli.config.fields import KeyPath, defaults
 from trainer_cli.config.validation import contents
 
 SECTIONS = (
-    "seed", "ckpt", "model", "model_call", "data", "optimizer", "scheduler", "step", "param_groups",
+    "seed", "ckpt", "model", "model_call", "data", "optimizer", "scheduler", "step", "sparsity", "param_groups",
     "freeze", "compile", "loop", "precision", "parallel", "callbacks",
 )  # fmt: skip
 """Where they are. Other keys, such as `checkpoint`, do not change what is trained."""

@@ -501,6 +501,8 @@ class TrainConfig:
     compile: CompileConfig = field(default_factory=CompileConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    sparsity: Any = None
+    """Which weights are held at zero: null, or a node with `_target_`, such as trainer_cli.sparsity.gmp.GMP."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)

@@ -169,6 +169,11 @@ class Builder:
         """The training step; None for the one of this package."""
         return None if self.config.step is None else self.make(_node(self.config.step, "step"), "step")
 
+    def _sparsity(self) -> Any:
+        """What holds weights at zero; None if nothing does."""
+        node = self.config.sparsity
+        return None if node is None else self.make(_node(node, "sparsity"), "sparsity")
+
     def _compile(self) -> dict[str, Any] | None:
         """The arguments of torch.compile; None if the model is not compiled."""
         settings = asdict(self.config.compile)
@@ -197,6 +202,7 @@ class Builder:
             compile=self._compile(),
             step=self.step(),
             precision=Precision(**asdict(config.precision)),
+            sparsity=self._sparsity(),
             loop=loop,
             checkpoint=self._checkpointer(run_dir / "checkpoints" if folder is None else as_path(folder), identity),
             callbacks=self._callbacks(),
@@ -245,6 +251,7 @@ class Builder:
                 optimizer=self.optimizer if config.optimizer is not None else None,
                 freeze=config.freeze,
                 step=self.step(),
+                sparsity=self._sparsity(),
                 loop=TrainingLoop(**asdict(config.loop)),
                 callbacks=self._components("callbacks", own),
                 seed=config.seed,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -85,6 +85,16 @@ def foreach_div_(tensors: list[Tensor], divisor: float | Tensor) -> None:
         return
     for tensor in tensors:
         tensor.div_(divisor)
+
+
+def foreach_mul_(tensors: Sequence[Any], factors: list[Tensor]) -> None:
+    """Multiply each tensor in place by its factors."""
+    if (kernel := getattr(torch, "_foreach_mul_", None)) is not None:
+        if tensors:
+            kernel(tensors, factors)
+        return
+    for tensor, factor in zip(tensors, factors, strict=True):
+        tensor.mul_(factor)
 
 
 def foreach_lerp_(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None:

@@ -117,6 +117,8 @@ class Trainer:
             not compiled.
         step: forward, backward and optimizer steps of one batch; None: one loss, all optimizers stepped together.
         precision: number format, loss scaling and clipping.
+        sparsity: which weights are held at zero, such as `trainer_cli.sparsity.gmp.GMP(0.8)`; None: none. It is called
+            before all callbacks.
         loop: lengths and intervals of the training.
         checkpoint: the CheckpointerCallback (or a subclass); it is called after all other callbacks.
         callbacks, loggers: sequences, or mappings by name. The name is the key of a callback's saved state.
@@ -143,6 +145,7 @@ class Trainer:
         compile: Mapping[str, Any] | None = None,
         step: TrainStep | None = None,
         precision: Precision | None = None,
+        sparsity: Callback | None = None,
         loop: TrainingLoop | None = None,
         checkpoint: CheckpointSaver | None = None,
         callbacks: Mapping[str, Callback] | Sequence[Callback] = (),
@@ -162,6 +165,10 @@ class Trainer:
         self.model_call = _model_call(model_call)
         self.step = typed("step", step or TrainStep(), TrainStep)
         self._own_callbacks = named("callbacks", callbacks, Callback)
+        if sparsity is not None:
+            if "sparsity" in self._own_callbacks:
+                raise UserError("two callbacks are called 'sparsity'", cure="Give it once, as sparsity=.")
+            self._own_callbacks = {"sparsity": typed("sparsity", sparsity, Callback), **self._own_callbacks}
         if checkpoint is not None:
             if "checkpoint" in self._own_callbacks:
                 raise UserError("two callbacks are called 'checkpoint'", cure="Give it once, as checkpoint=.")

@@ -1,0 +1,1 @@
+"""Training with some weights held at zero: which, and when that changes."""

@@ -1,0 +1,243 @@
+"""Sparsity: what all ways of sparse training share. The mask, where it is applied, its state, what is logged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer_cli.checkpoint.model_state import clean_name, plain_name, unwrapped
+from trainer_cli.config.globs import matches
+from trainer_cli.data.order import sample_seed
+from trainer_cli.errors import ConfigError
+from trainer_cli.sparsity.densities import erdos_renyi_kernel, kept
+from trainer_cli.sparsity.masks import largest, random_scores
+from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.torch_compat import foreach_mul_
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.training_loop import TrainingLoop
+
+
+class Init(StrEnum):
+    """Which weights are kept at first."""
+
+    random = "random"
+    magnitude = "magnitude"
+    zeros = "zeros"
+
+
+class Distribution(StrEnum):
+    """How sparse each parameter is."""
+
+    uniform = "uniform"
+    erk = "erk"
+
+
+class Sparsity(Callback):
+    """Holds weights at zero by a mask, which is constant here (static sparse training); subclasses change it.
+
+    Gradients are masked before they are clipped, weights after each optimizer step, and the optimizer's state when
+    the mask changes, so that a weight that grows begins with 0 and no momentum. Masks are in every checkpoint, as
+    booleans. `train/sparsity` is logged: the share of masked weights among those that have a mask.
+
+    Args:
+        sparsity: the share of weights that are zero; or a mapping of globs of names to shares, the first that matches.
+        parameters, exclude: globs of parameter names, or `re:` and a regular expression. Of those that match, trained
+            parameters of at least two dimensions have a mask.
+        init: `magnitude` keeps the largest weights; `random` any; `zeros` those that are not zero already, as in a
+            sparse model that is fine-tuned (`sparsity` is not used then).
+        distribution: `uniform`: each parameter has this sparsity; `erk`: all together have, large ones more (Evci et
+            al., 2020, arXiv:1911.11134).
+        per_layer: log `train/sparsity/NAME` too.
+    """
+
+    def __init__(
+        self,
+        sparsity: float | Mapping[str, float],
+        parameters: Sequence[str] = ("*",),
+        exclude: Sequence[str] = (),
+        init: str = "random",
+        distribution: str = "uniform",
+        per_layer: bool = False,
+    ) -> None:
+        self.sparsity = {"*": sparsity} if not isinstance(sparsity, Mapping) else dict(sparsity)
+        for value in self.sparsity.values():
+            check_share("sparsity", value)
+        if init not in set(Init):
+            raise ConfigError(f"init is {init!r}, but it is {', '.join(Init)}", location="init")
+        if distribution not in set(Distribution):
+            what = f"distribution is {distribution!r}, but it is {', '.join(Distribution)}"
+            raise ConfigError(what, location="distribution")
+        if distribution == Distribution.erk and isinstance(sparsity, Mapping):
+            raise ConfigError("distribution is erk, which needs one number as sparsity", location="distribution")
+        self.parameters = [parameters] if isinstance(parameters, str) else list(parameters)
+        self.exclude = [exclude] if isinstance(exclude, str) else list(exclude)
+        self.init, self.distribution, self.per_layer = Init(init), Distribution(distribution), per_layer
+        self._weights: dict[str, nn.Parameter] = {}
+        self._masks: dict[str, Tensor] = {}
+        self._targets: dict[str, float] = {}
+        self._active: dict[str, int] = {}
+        """How many weights of each are not masked."""
+        self._begun = False
+        self._seed = 0
+        self._of: dict[int, list[str]] = {}
+        """By optimizer: the names of its masked parameters."""
+
+    def setup(self, trainer: Trainer) -> None:
+        self._seed = trainer.seed or 0
+        named = {clean_name(name): one for name, one in unwrapped(trainer.model).named_parameters()}
+        self._weights = {
+            name: one
+            for name, one in named.items()
+            if one.requires_grad and one.ndim >= 2
+            and any(matches(name, glob) for glob in self.parameters)
+            and not any(matches(name, glob) for glob in self.exclude)
+        }  # fmt: skip
+        if not self._weights:
+            fit = [name for name, one in named.items() if one.requires_grad and one.ndim >= 2]
+            raise ConfigError(
+                "no parameter has a mask", location="sparsity.parameters", hint=f"They could be: {fit[:20]}."
+            )
+        if self.distribution is Distribution.erk:
+            shapes = {name: tuple(one.shape) for name, one in self._weights.items()}
+            self._targets = erdos_renyi_kernel(shapes, self.sparsity["*"])
+        else:
+            self._targets = {name: self._share_of(name) for name in self._weights}
+        self._masks = {name: torch.ones_like(one, requires_grad=False) for name, one in self._weights.items()}
+        for optimizer in trainer.optimizers.values():
+            own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+            self._of[id(optimizer)] = [name for name, one in self._weights.items() if id(one) in own]
+
+    def on_fit_start(
+        self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
+    ) -> None:
+        if not self._begun:
+            self._begun = True
+            self.begin()
+        self._active = {name: int(mask.count_nonzero()) for name, mask in self._masks.items()}
+        for optimizer in trainer.optimizers.values():
+            self._apply(optimizer)
+
+    def begin(self) -> None:
+        """Make the first masks, of the weights that the training begins with."""
+        for index, (name, weight) in enumerate(self._weights.items()):
+            count = kept(weight.numel(), self._targets[name])
+            if self.init is Init.zeros:
+                self._masks[name] = (weight.detach() != 0).to(weight.dtype)
+            elif self.init is Init.magnitude:
+                self._masks[name] = largest(weight.detach().abs(), count)
+            else:
+                scores = random_scores(weight, sample_seed(self._seed, 0, index))
+                self._masks[name] = largest(scores, count).to(weight.dtype)
+
+    def change(self, step: int, names: Sequence[str]) -> bool:
+        """Change the masks of these parameters before step `step`; their gradients are those of all weights. True if
+        it did."""
+        return False
+
+    def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        names = [name for name in self._of[id(optimizer)] if self._weights[name].grad is not None]
+        if self.change(trainer.progress.step + 1, names):
+            self._apply(optimizer)
+        foreach_mul_([self._weights[name].grad for name in names], [self._masks[name] for name in names])
+
+    def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        names = self._of[id(optimizer)]
+        with torch.no_grad():
+            foreach_mul_([self._weights[name] for name in names], [self._masks[name] for name in names])
+
+    def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        counts = torch.stack([mask.count_nonzero() for mask in self._masks.values()]).tolist()
+        sizes = [mask.numel() for mask in self._masks.values()]
+        found = {"train/sparsity": 1 - sum(counts) / sum(sizes)}
+        if self.per_layer:
+            rows = zip(self._masks, counts, sizes, strict=True)
+            found |= {f"train/sparsity/{name}": 1 - count / size for name, count, size in rows}
+        trainer.log_metrics(found)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The masks by parameter name, as booleans."""
+        return {"begun": self._begun, "masks": {name: mask.bool() for name, mask in self._masks.items()}}
+
+    def check_state(self, state: dict[str, Any]) -> Iterable[str]:
+        saved = {plain_name(name, self._masks): mask for name, mask in state["masks"].items()}
+        for name, mask in saved.items():
+            if name not in self._masks:
+                yield f"{name}: has a mask in the checkpoint, but none here"
+            elif mask.shape != self._masks[name].shape:
+                yield f"{name}: its mask has shape {tuple(mask.shape)} in the checkpoint"
+        yield from (f"{name}: has no mask in the checkpoint" for name in self._masks if name not in saved)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._begun = bool(state["begun"])
+        for name, mask in state["masks"].items():
+            self._masks[plain_name(name, self._masks)].copy_(mask)
+
+    def _share_of(self, name: str) -> float:
+        found = next((share for glob, share in self.sparsity.items() if matches(name, glob)), None)
+        if found is None:
+            raise ConfigError(
+                f"no glob of sparsity matches {name}", location="sparsity.sparsity", hint="Add '*', or exclude it."
+            )
+        return float(found)
+
+    def _apply(self, optimizer: Optimizer) -> None:
+        """Mask the weights of an optimizer, and its state of them."""
+        with torch.no_grad():
+            for name in self._of[id(optimizer)]:
+                weight, mask = self._weights[name], self._masks[name]
+                weight.mul_(mask)
+                for kept_state in optimizer.state.get(weight, {}).values():
+                    if isinstance(kept_state, Tensor) and kept_state.shape == mask.shape:
+                        kept_state.mul_(mask)
+
+
+def check_share(key: str, value: object, *, least: float = 0.0) -> None:
+    """Refuse what is no share from `least` to below 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1:
+        raise ConfigError(f"{key} is {value!r}, but it is at least {least:g} and below 1", location=key)
+
+
+class Schedule:
+    """When masks change: every so often from `start` to `stop`; durations in steps or epochs."""
+
+    def __init__(self, start: int | str, stop: int | str | None, every: int | str) -> None:
+        self._given = {
+            "start": None if start == 0 else Duration.parse(start),
+            "stop": None if stop is None else Duration.parse(stop),
+            "every": Duration.parse(every),
+        }
+        self.start, self.stop, self.every = 0, 0, 1
+
+    def resolve(self, loop: TrainingLoop, share: float) -> None:
+        """Convert the durations to steps. Without `stop` it is this share of the whole training.
+
+        Raises:
+            ConfigError: one of them is no number of steps, or nothing lies between start and stop.
+        """
+        found: dict[str, int] = {"start": 0}
+        if self._given["stop"] is None and loop.total_steps is not None:
+            found["stop"] = int(loop.total_steps * share)
+        for key, duration in self._given.items():
+            steps = found.get(key) if duration is None else duration.steps(loop.steps_per_epoch)
+            if steps is None:
+                raise ConfigError(
+                    f"sparsity.{key} is needed as a number of steps or epochs", location=f"sparsity.{key}"
+                )
+            found[key] = steps
+        self.start, self.stop, self.every = found["start"], found["stop"], found["every"]
+        if self.stop <= self.start:
+            what = f"sparsity stops to change at step {self.stop}, but begins at step {self.start}"
+            raise ConfigError(what, location="sparsity.stop")
+
+    def due(self, step: int) -> bool:
+        """Whether masks change at this step."""
+        return self.start <= step <= self.stop and (step - self.start) % self.every == 0
