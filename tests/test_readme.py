@@ -70,6 +70,7 @@ PAGES = {
         ),
     ),
     "docs/data.md": Page(shows=(r"finished at step 12", r"finished at step 10\b")),
+    "docs/distributed.md": Page(),
     "docs/logging.md": Page(
         trained=True,
         shows=(

@@ -21,6 +21,7 @@ from trainer_cli.callbacks.checkpointer import AFTER_EXCEPTION, CheckpointerCall
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import CheckpointError, SaveError, UserError
+from trainer_cli.parallel.single import Single
 from trainer_cli.testing.faults import FaultyDisk
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.intervals import Interval
@@ -177,6 +178,9 @@ class Attempts:
         assert (found and found.name) == (wanted and wanted.name)
         return wanted
 
+    def _interrupt(self) -> None:
+        self.trainer.interrupt_requested = True
+
     def _agree_to_begin(self, settings: Mapping[str, Any], source: Folder | None, start: str) -> bool:
         """Have the callback and the oracle begin, or refuse both."""
         if source is not None and source.step < 0:
@@ -198,11 +202,12 @@ class Attempts:
             interrupt_requested=False,
             name="run",
             hooks=SimpleNamespace(call=lambda *args: None),
-            strategy=SimpleNamespace(world_size=1),
+            strategy=Single(),
             loaded_from=self.root / source.name if source else ELSEWHERE if elsewhere else None,
             resumed=source is not None or (elsewhere and start == "all"),
             stop_reason=None,
-            checkpoint_state=lambda: {"model": {"w": self._weight}, "progress": {"step": self.now["st"]}},
+            interrupt=self._interrupt,
+            checkpoint_state=lambda **_: {"model": {"w": self._weight}, "progress": {"step": self.now["st"]}},
         )
         if source is not None:
             manifest = json.loads((self.root / source.name / "manifest.json").read_text())

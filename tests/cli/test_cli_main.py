@@ -249,18 +249,20 @@ def test_collecting_garbage_is_left_as_it_was_and_on_where_something_is_built(
 
 
 @pytest.mark.parametrize(("size", "rank"), [("WORLD_SIZE", "RANK"), ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")])
-def test_one_of_several_processes_is_refused_and_only_the_first_says_so(
+def test_what_one_process_does_is_refused_in_several_and_only_the_first_says_so(
     size: str, rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(size, "2")
-    errors = []
-    for number in ("0", "1"):
-        monkeypatch.setenv(rank, number)
-        assert main(["fit", "digits"]) == 2
-        errors.append(capsys.readouterr().err)
-    assert errors[0].startswith(f"train: error: this is one of 2 processes ({size})")
-    assert errors[1] == ""
+    for name, value in {size: "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    for command, why in ((["validate", "ckpt=none"], "one of 2 processes"), (["fit", "-m", "seed=1,2"], "a sweep is")):
+        errors = []
+        for number in ("0", "1"):
+            monkeypatch.setenv(rank, number)
+            assert main(command) == 2
+            errors.append(capsys.readouterr().err)
+        assert why in errors[0]
+        assert errors[1] == ""
     assert not list(tmp_path.iterdir())
     monkeypatch.setenv(size, "1")
     assert main(["fit", "digits", "nope=3"]) == 2

@@ -1,5 +1,6 @@
 """Batches: the same from any sample on, with any number of workers, and nothing else disturbed."""
 
+import contextlib
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from trainer_cli.data.loader import Loader
 from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
 from trainer_cli.data.position import STATE_VERSION, timeout_seconds
 from trainer_cli.data.randomness import kept_random_state, seed_random
+from trainer_cli.data.shared import Filler
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.data.user_loader import UserLoader
 from trainer_cli.errors import UserError
@@ -81,7 +83,7 @@ def random_states() -> tuple[Any, ...]:
 
 
 def batches(loader: Loader | StreamLoader | UserLoader, epoch: int, **position: int) -> list[Any]:
-    return [batch.tolist() for batch in loader.iterate(epoch, **position)]
+    return [[] if isinstance(one, Filler) else one.tolist() for one in loader.iterate(epoch, **position)]
 
 
 def samples(loader: Loader, epoch: int, start: int = 0) -> list[Any]:
@@ -298,17 +300,18 @@ def joined(ranks: list[list[Any]]) -> list[Any]:
     return [sample for turn in zip(*ranks, strict=True) for batch in turn for sample in batch]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_ranks_share_one_order_and_have_equally_many_batches(world_size: int, batch_size: int) -> None:
     whole = samples(Loader(Drawing(), 4, shuffle=True, seed=3), 1)
-    for start in range(23 - world_size):
+    for start in range(23):
         ranks = on_ranks(world_size, 1, start, batch_size)
         assert joined(ranks) == whole[start:]
         sizes = {len(batch) for own in ranks for batch in own[:-1]}
         assert sizes <= {batch_size}
         last = [len(own[-1]) for own in ranks]
         assert max(last) - min(last) <= 1
+        assert last[0] > 0
 
 
 def test_a_run_goes_on_with_another_number_of_ranks_in_the_same_order() -> None:
@@ -325,12 +328,13 @@ def test_a_run_goes_on_with_another_number_of_ranks_in_the_same_order() -> None:
 @pytest.mark.parametrize(
     ("length", "drop_last", "sizes"),
     [
-        (23, False, [[4, 4, 3], [4, 4, 4]]),
-        (17, False, [[4, 4], [4, 5]]),
+        (23, False, [[4, 4, 4], [4, 4, 3]]),
+        (17, False, [[4, 4, 1], [4, 4, 0]]),
         (16, False, [[4, 4], [4, 4]]),
         (17, True, [[4, 4], [4, 4]]),
         (23, True, [[4, 4], [4, 4]]),
-        (3, False, [[1], [2]]),
+        (3, False, [[2], [1]]),
+        (1, False, [[1], [0]]),
     ],
 )
 def test_what_is_left_over_is_cut_evenly(length: int, drop_last: bool, sizes: list[list[int]]) -> None:
@@ -343,11 +347,38 @@ def test_what_is_left_over_is_cut_evenly(length: int, drop_last: bool, sizes: li
         assert loader.batches_after(8) == len(own) - 1
 
 
-def test_fewer_samples_than_ranks_are_refused() -> None:
-    with pytest.raises(UserError, match="there are 2 samples, not enough for one batch of 4 on each of 3 ranks"):
-        Loader(Plain(2), 4, shuffle=True, seed=0, world_size=3)
+def test_too_few_samples_and_wrong_ranks_are_refused() -> None:
+    with pytest.raises(UserError, match="there are 2 samples, not enough for one batch of 12"):
+        Loader(Plain(2), 4, shuffle=True, seed=0, world_size=3, drop_last=True)
     with pytest.raises(ValueError, match="rank 2 is not one of 2"):
         Loader(Plain(), shuffle=True, seed=0, rank=2, world_size=2)
+
+
+@pytest.mark.parametrize("length", [8, 9, 10, 11])
+@pytest.mark.parametrize("kind", ["loader", "stream", "user", "unsized"])
+def test_ranks_share_any_loader_without_losing_or_doubling_a_batch(length: int, kind: str) -> None:
+    data: Any = {
+        "loader": lambda: Loader(Plain(length), 1, shuffle=True, seed=3),
+        "stream": lambda: StreamLoader(Stream(length), 1, seed=3),
+        "user": lambda: DataLoader(Plain(length), 1),
+        "unsized": lambda: Unsized(length),
+    }[kind]
+    whole = batches(as_loader(data(), shuffle=True, seed=3), 1)
+    ranks = [as_loader(data(), shuffle=True, seed=3, rank=rank, world_size=3) for rank in range(3)]
+    found = [batches(one, 1) for one in ranks]
+    assert [batch for turn in zip(*found, strict=True) for batch in turn if batch] == whole
+    with contextlib.suppress(TypeError):
+        assert {len(one) for one in ranks} == {len(found[0])}
+    # From the second batch of each rank on, also where the loader walks or replays.
+    assert [batch for batch in batches(ranks[1], 1, batch=1, samples=3) if batch] == whole[4::3]
+
+
+def test_a_distributed_sampler_has_shared_the_samples_already() -> None:
+    loader = DataLoader(Plain(8), 2, sampler=DistributedSampler(Plain(8), num_replicas=2, rank=1, shuffle=False))
+    assert [batch.tolist() for batch in as_loader(loader, shuffle=True, seed=0, rank=1, world_size=2).iterate(0)] == [
+        [1, 3],
+        [5, 7],
+    ]
 
 
 # An order that the dataset brings
@@ -640,9 +671,20 @@ def test_an_iterator_that_is_used_up_is_refused() -> None:
         UserLoader(iter([1, 2]), seed=0)
 
 
+class Unsized:
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.tensor([number]) for number in range(self.length))
+
+
 class Stream(IterableDataset[int]):
+    def __init__(self, length: int = 5) -> None:
+        self.length = length
+
     def __iter__(self) -> Iterator[int]:
-        return iter(range(5))
+        return iter(range(self.length))
 
 
 def test_each_kind_of_data_gets_the_loader_that_fits() -> None:

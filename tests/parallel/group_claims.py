@@ -28,24 +28,35 @@ def _refuse() -> None:
 
 def main(folder: Path) -> None:
     group = from_environment(os.environ, timeout_s=60)
-    biggest = torch.tensor([group.rank, -group.rank])
-    wait = group.start_max(biggest)
+    later = torch.tensor([group.rank, 10.0])
+    wait = group.start_sum(later)
     assert wait is not None
     wait.wait()
     ran: list[int] = []
+    shared: list[float] = []
+
+    def lead() -> None:
+        ran.append(10 + group.together(together))
+
+    def together() -> int:
+        shared.append(group.sum(torch.ones(1)).item())
+        return len(shared)
 
     def decide() -> str:
         ran.append(group.rank)
         return "step500"
 
+    group.lead(lead, together)
     answers = {
         "rank": [group.rank, group.world_size, group.local_rank, group.is_main],
         "broadcast": group.broadcast({"run": f"of rank {group.rank}", "path": [1, None]}),
         "gather": group.gather(f"rank {group.rank}"),
         "sum": group.sum(torch.tensor([1.0, float(group.rank)])).tolist(),
-        "max": biggest.tolist(),
+        "later": later.tolist(),
         "on_main": group.on_main(decide),
         "ran": ran,
+        "shared": shared,
+        "checked": _fails(lambda: group.checked(lambda: 1 / (1 - group.rank), "setup")),
         "failed": _fails(lambda: group.on_main(_refuse)),
     }
     group.barrier()

@@ -34,9 +34,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         ("broadcast", {"run": "of rank 0", "path": [1, None]}, {"run": "of rank 0", "path": [1, None]}),
         ("gather", ["rank 0", "rank 1"], ["rank 0", "rank 1"]),
         ("sum", [2.0, 1.0], [2.0, 1.0]),
-        ("max", [1, 0], [1, 0]),
+        ("later", [1.0, 20.0], [1.0, 20.0]),
         ("on_main", "step500", "step500"),
-        ("ran", [0], []),
+        ("ran", [11, 0], []),
+        ("shared", [2.0], [2.0]),
+        ("checked", "PeerError: rank 1 failed", "ZeroDivisionError: division by zero"),
         ("failed", "UserError: no such file (here).", "PeerError: rank 0 failed"),
     ],
 )

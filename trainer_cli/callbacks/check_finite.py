@@ -74,6 +74,8 @@ class CheckFinite(Callback):
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
         skips = self.policy is NotFinitePolicy.skip
+        if self.policy is not NotFinitePolicy.stop and trainer.strategy.world_size > 1:
+            raise ConfigError(f"CheckFinite with policy={self.policy} works in one process only", location="policy")
         loop.leave_out_not_finite = skips
         self._scales_only_here = skips and not trainer.precision.scaler(trainer.device)
         if self._scales_only_here and trainer.scaler is None:

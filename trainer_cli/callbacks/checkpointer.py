@@ -44,6 +44,7 @@ from trainer_cli.config.schema import (
     Removal,
 )
 from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
+from trainer_cli.parallel.process_group import is_of_peer
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -215,6 +216,10 @@ class CheckpointerCallback(Callback):
         if not self.settings.enabled:
             return
         self.checkpointer.format.plan(trainer.checkpoint_state())
+        trainer.strategy.group.on_main(lambda: self._open_folder(trainer))
+
+    def _open_folder(self, trainer: Trainer) -> None:
+        """Make the folder ready for the saves of this training; by rank 0, as all that follows."""
         self._name(trainer)
         self.storage.sweep()
         own = self.retention.own()
@@ -245,8 +250,12 @@ class CheckpointerCallback(Callback):
         return step
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
-        if not self.settings.enabled or self._rules is None:
-            return
+        if self.settings.enabled and self._rules is not None:
+            # Rank 0 decides and writes; the others only give what is their own of the state.
+            trainer.strategy.group.lead(lambda: self._offer(trainer, occasion), trainer.checkpoint_state)
+
+    def _offer(self, trainer: Trainer, occasion: Occasion) -> None:
+        assert self._rules is not None
         self._try(lambda: self._poll(trainer, wait=self._depends_on_save_in_flight(trainer, occasion)))
         decision = self._why_save(trainer, occasion)
         if decision is not None and self._in_flight is not None:
@@ -268,7 +277,7 @@ class CheckpointerCallback(Callback):
         elif self.background is not None and not self._prepared and occasion is Occasion.step:
             self._prepared = True
             if self._in_flight is None and next_save_step(self._rules, trainer.progress) is not None:
-                self.background.prepare(trainer.checkpoint_state())
+                self.background.prepare(self._state_of(trainer))
 
     @property
     def _newest_step(self) -> int | None:
@@ -310,7 +319,16 @@ class CheckpointerCallback(Callback):
             saved=self.retention.facts(self._last_saved_step) if best is not None and best.metric in metrics else (),
         )
 
+    @staticmethod
+    def _state_of(trainer: Trainer) -> dict[str, Any]:
+        """The state, to which every rank adds its own."""
+        state: dict[str, Any] = trainer.strategy.group.together(trainer.checkpoint_state)
+        return state
+
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        trainer.strategy.group.on_main(lambda: self._end(trainer))
+
+    def _end(self, trainer: Trainer) -> None:
         self._try(lambda: self._poll(trainer, wait=True))
         if self.settings.enabled and self._rules is not None:
             self._try(self._finish_uploads, last=True)
@@ -332,6 +350,8 @@ class CheckpointerCallback(Callback):
 
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
         """Save the present state outside the checkpoints: it is not the end of a step, so no resume may load it."""
+        if not trainer.strategy.group.is_main:
+            return
         if self.background is not None and isinstance(exception, KeyboardInterrupt):
             self.background.interrupt()
         try:
@@ -339,6 +359,8 @@ class CheckpointerCallback(Callback):
         except SaveError as error:
             log.error("%s", error)
         if not isinstance(exception, Exception) or isinstance(exception, SaveError | UserError):
+            return
+        if is_of_peer(exception):
             return
         if not self.settings.enabled or self._rules is None or trainer.progress.step == self._newest_step:
             return
@@ -351,7 +373,7 @@ class CheckpointerCallback(Callback):
                 log.info("removed %s (of an earlier failure)", folder / earlier.name)
         decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
         metadata = replace(self._metadata_of(trainer, decision, None), metrics={})
-        self._write(trainer, folder / name, metadata)
+        self._write(trainer, folder / name, metadata, alone=True)
         log.warning("the state after the failure is kept in %s; no resume takes it", folder / name)
 
     def drain(self, timeout_s: float | None = None) -> None:
@@ -393,7 +415,7 @@ class CheckpointerCallback(Callback):
         try:
             with errors_of_save(step, path):
                 self._in_flight = self.background.save(
-                    trainer.checkpoint_state(),
+                    self._state_of(trainer),
                     path,
                     metadata=self._metadata_of(trainer, decision, None),
                     trained=_trained(trainer),
@@ -407,7 +429,7 @@ class CheckpointerCallback(Callback):
         self._in_flight_requested, self.save_requested = self.save_requested, False
 
         def request_poll(written: Future[None]) -> None:
-            trainer.interrupt_requested = True
+            trainer.interrupt()
 
         self._in_flight.written.add_done_callback(request_poll)
 
@@ -475,10 +497,10 @@ class CheckpointerCallback(Callback):
             )
             log.debug("the save failed", exc_info=error)
 
-    def _write(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata) -> None:
+    def _write(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata, *, alone: bool = False) -> None:
         with errors_of_save(metadata.step, path):
             self.checkpointer.save(
-                trainer.checkpoint_state(),
+                trainer.checkpoint_state(alone=True) if alone else self._state_of(trainer),
                 path,
                 metadata=metadata,
                 trained=_trained(trainer),
@@ -500,6 +522,7 @@ class CheckpointerCallback(Callback):
             metrics=dict(trainer.metric_logger.last),
             config_digest=identity.config_digest,
             target_packages=identity.target_packages,
+            world_size=trainer.strategy.world_size,
             files=dict(identity.extra_files),
             progress=progress.state_dict(),
         )

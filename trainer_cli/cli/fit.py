@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 from trainer_cli.cli.main import add_allow_pickle, add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.parallel.process_group import PeerError, from_environment, is_of_peer, ranks_in
+
+if TYPE_CHECKING:
+    from trainer_cli.config.compose import Composed
 
 EXAMPLES = """examples:
   train fit +experiment=digits
@@ -34,9 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compose and check the config, then fit; or do so for each job of a sweep."""
-    if not _is_first_process(os.environ):
-        return int(ExitCode.USER)
+    ranks = ranks_in(os.environ)
+    several = ranks.world_size > 1
     if args.multirun:
+        if ranks.rank > 0:
+            return int(ExitCode.USER)
+        if several:
+            raise UserError("a sweep is started by one process, not by torchrun or srun", cure="Leave -m out.")
         from trainer_cli.run.sweep import sweep
 
         at_once = 1 if args.jobs is None else args.jobs
@@ -45,26 +56,38 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--jobs is for a sweep", cure="Add -m.")
     from trainer_cli.run.compose_fit import compose_fit
 
-    composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    compose = partial(compose_fit, args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    if several:
+        return _fit_as_rank(compose, allow_pickle=args.allow_pickle)
+    composed = compose()
     # Only now: a mistake in the config is answered without what training needs.
     from trainer_cli.run.fit import fit
 
     return fit(composed, allow_pickle=args.allow_pickle)
 
 
-def _is_first_process(environ: Mapping[str, str]) -> bool:
-    """Refuse to be one of several processes, which would all train the same run; only the first one says so.
+def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
+    """Fit as one of the processes that torchrun or srun has started, with the config that rank 0 composes.
 
-    torchrun sets WORLD_SIZE and RANK, srun SLURM_STEP_NUM_TASKS and SLURM_PROCID.
+    Only the rank that fails says why; the others end with the same exit code as an error of the training.
     """
-    for size, rank in (("WORLD_SIZE", "RANK"), ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")):
-        count, number = environ.get(size, "1"), environ.get(rank)
-        if number is None or not count.isdecimal() or int(count) < 2:
-            continue
-        if number != "0":
-            return False
-        raise UserError(
-            f"this is one of {count} processes ({size}), but train uses one process on one device",
-            cure="Start it without torchrun, or with srun --ntasks=1.",
-        )
-    return True
+    group = from_environment(os.environ)
+    try:
+        composed = group.on_main(compose)
+        from trainer_cli.run.fit import fit
+
+        return fit(composed, allow_pickle=allow_pickle, group=group)
+    except PeerError as error:
+        return error.exit_code
+    except Exception as error:
+        if is_of_peer(error):
+            if group.is_main and group.fails_first():
+                print("train: error: another rank has ended, and did not say why", file=sys.stderr)
+            return int(ExitCode.FAILED)
+        if not group.fails_first():
+            return int(getattr(error, "exit_code", ExitCode.FAILED))
+        if not group.is_main:
+            print(f"train: on rank {group.rank} of {group.world_size}:", file=sys.stderr)
+        raise
+    finally:
+        group.close()

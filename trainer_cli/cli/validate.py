@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from trainer_cli.cli.main import add_allow_pickle, add_config_arguments
 from trainer_cli.cli.table import print_json
+from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.parallel.process_group import ranks_in
 
 if TYPE_CHECKING:
     from trainer_cli.run.results import Results
@@ -27,7 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate every checkpoint that matches."""
+    """Evaluate every checkpoint that matches, in one process."""
+    ranks = ranks_in(os.environ)
+    if ranks.rank > 0:
+        return int(ExitCode.USER)
+    if ranks.world_size > 1:
+        raise UserError(
+            f"this is one of {ranks.world_size} processes, but one process evaluates all checkpoints",
+            cure="Start it without torchrun, or with srun --ntasks=1.",
+        )
     from trainer_cli.run.results import show_table
     from trainer_cli.run.validate import validate
 

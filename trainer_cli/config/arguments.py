@@ -27,11 +27,15 @@ SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "call
 EVALUATED = ("model", "data", "step", "callbacks")
 """Those that are made only to evaluate."""
 SPECIAL = ("_target_", "_partial_", "_args_")
-DATA_KEYS = ("batch_size", "val_batch_size", "num_workers", "collate_fn", "persistent_workers", "worker_timeout")
+GLOBAL_BATCH_SIZE = "global_batch_size"
+DATA_KEYS = (
+    "batch_size", "val_batch_size", GLOBAL_BATCH_SIZE, "num_workers", "collate_fn", "persistent_workers",
+    "worker_timeout",
+)  # fmt: skip
 """Keys under `data` that belong to our loaders, and not to the object that is made."""
 SCHEDULER_KEYS = ("interval", "metric")
 """Keys of a schedule's node that do not reach the object."""
-_AT_LEAST = {"batch_size": 1, "val_batch_size": 1, "num_workers": 0}
+_AT_LEAST = {"batch_size": 1, "val_batch_size": 1, GLOBAL_BATCH_SIZE: 1, "num_workers": 0}
 FROM_DATA = "from_data"
 SAVER = "checkpoint"
 SAVER_KEYS = (*(field.name for field in fields(CheckpointConfig)), "folder", "identity")

@@ -59,6 +59,7 @@ CompileMode = StrEnum(
 
 class ParallelStrategy(StrEnum):
     single = "single"
+    ddp = "ddp"
 
 
 class Removal(StrEnum):
@@ -447,7 +448,9 @@ class ParallelConfig:
     """How many processes train the model."""
 
     strategy: ParallelStrategy = ParallelStrategy.single
-    """single: one process on one device."""
+    """single: one process on one device; ddp: every process holds the model, and gradients are averaged."""
+    find_unused_parameters: bool = False
+    """ddp: parameters that get no gradient in some steps are allowed; that costs time."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.position import timeout_seconds, type_name
+from trainer_cli.data.shared import SharedLoader
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.data.user_loader import UserLoader
 from trainer_cli.errors import UserError
+
+AnyLoader = Loader | StreamLoader | UserLoader | SharedLoader
 
 
 def as_loader(
@@ -29,11 +32,13 @@ def as_loader(
     persistent_workers: bool | None = None,
     worker_timeout: float | str | None = None,
     where: str = "data",
-) -> Loader | StreamLoader | UserLoader:
+    rank: int = 0,
+    world_size: int = 1,
+) -> AnyLoader:
     """The loader for a dataset, a DataLoader, or another iterable.
 
     A dataset becomes a `Loader` (batches of 32 by default), an IterableDataset a `StreamLoader`, any
-    other iterable a `UserLoader`.
+    other iterable a `UserLoader`. Several ranks share its batches, unless a DataLoader has a DistributedSampler.
 
     Args:
         persistent_workers: keep workers between epochs, with a copy of the dataset from their start. Not given: yes,
@@ -44,8 +49,11 @@ def as_loader(
     Raises:
         UserError: the object is none of these, or a setting has no effect on a loader.
     """
-    if isinstance(data, Loader | StreamLoader | UserLoader):
+    ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
+    if isinstance(data, SharedLoader):
         return data
+    if isinstance(data, Loader | StreamLoader | UserLoader):
+        return data if world_size in (1, getattr(data, "world_size", 1)) else SharedLoader(data, **ranks)
     if isinstance(data, list | tuple) and data and all(is_loader(one) for one in data):
         raise UserError(
             f"there is a {type(data).__name__} of {len(data)} loaders or datasets where one is expected",
@@ -69,9 +77,10 @@ def as_loader(
         "worker_timeout_s": timeout_s,
     }
     if isinstance(data, IterableDataset):
-        return StreamLoader(data, **batches)
+        stream = StreamLoader(data, **batches)
+        return stream if world_size == 1 else SharedLoader(stream, **ranks)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, DataLoader):
-        return Loader(data, shuffle=shuffle, **batches)
+        return Loader(data, shuffle=shuffle, **batches, **ranks)
     if not hasattr(data, "__iter__"):
         raise UserError(
             f"{type_name(data)} is neither a dataset nor a loader",
@@ -91,7 +100,9 @@ def as_loader(
             where=where,
             cure="Remove it, or give the dataset instead of a loader.",
         )
-    return UserLoader(data, seed=seed)
+    loader = UserLoader(data, seed=seed)
+    own_part = isinstance(getattr(data, "sampler", None), DistributedSampler)
+    return loader if world_size == 1 or own_part else SharedLoader(loader, **ranks)
 
 
 def is_loader(one: Any) -> bool:

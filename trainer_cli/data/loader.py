@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed, sample_seeds
 from trainer_cli.data.position import STATE_VERSION, check_counts, check_same
 from trainer_cli.data.randomness import kept_random_state, seed_random
+from trainer_cli.data.shared import Filler
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
 
@@ -45,8 +46,8 @@ class Loader:
 
     On `world_size` ranks the order is the same. `world_size * batch_size` samples of it at a time are
     cut into a batch for each rank, in the order of ranks, so every rank has equally many batches. Fewer at the
-    end of an epoch are cut as evenly; fewer than there are ranks join the batches before them. With
-    `drop_last` both are left out.
+    end of an epoch are cut as evenly, where they are fewer than the ranks, a rank without a sample has a `Filler`.
+    With `drop_last` both are left out.
 
     Args:
         persistent_workers: keep workers between epochs, each with a copy of the dataset from their start. Not given:
@@ -94,9 +95,8 @@ class Loader:
             pin_memory=pin_memory,
         )
         if self.batches_after(0) == 0:
-            ranks = f" on each of {world_size} ranks" if world_size > 1 else ""
             raise UserError(
-                f"there are {self.length} samples, not enough for one batch of {batch_size}{ranks}",
+                f"there are {self.length} samples, not enough for one batch of {self.samples_per_batch}",
                 where="data",
                 cure="Use a smaller batch_size." if self.length else None,
             )
@@ -108,8 +108,8 @@ class Loader:
     def batches_after(self, samples: int) -> int:
         """Batches that are left of an epoch, on each rank, after its first `samples` samples."""
         left = max(0, self.length - samples)
-        whole, over = divmod(left, self.batch_size * self.world_size)
-        return whole + 1 if over >= self.world_size and not self.drop_last else whole
+        whole, over = divmod(left, self.samples_per_batch)
+        return whole + (over > 0 and not self.drop_last)
 
     def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
         """This rank's batches of an epoch after the first `samples` samples of all. `batch` is not needed here.
@@ -119,7 +119,8 @@ class Loader:
         if samples < 0:
             raise ValueError(f"an epoch cannot be entered {-samples} samples before its start")
         parts = self._parts(epoch, samples)
-        return self._here(parts) if self.num_workers == 0 else self.workers.answers(parts)
+        batches = self._here(parts) if self.num_workers == 0 else self.workers.answers(parts)
+        return batches if self.world_size == 1 else self._with_filler(batches, samples)
 
     def close(self) -> None:
         """End the persistent workers. A later `iterate` starts new ones."""
@@ -155,13 +156,26 @@ class Loader:
             yield pinned(batch) if self.pin_memory else batch
 
     def _parts(self, epoch: int, samples: int) -> Generator[Part, None, None]:
-        size = self.batch_size * self.world_size
+        for turn in range(self.batches_after(samples)):
+            start = samples + turn * self.samples_per_batch
+            first, end = self._share(start)
+            yield (epoch, first, end) if first < end else (epoch, start, start + 1)
+
+    def _share(self, start: int) -> tuple[int, int]:
+        """This rank's positions of the batch of all ranks that begins at `start`; the first ranks have more."""
+        count = min(self.samples_per_batch, self.length - start)
+        first, end = (start - (-count * rank) // self.world_size for rank in (self.rank, self.rank + 1))
+        return first, end
+
+    def _with_filler(self, batches: Generator[Any, None, None], samples: int) -> Generator[Any, None, None]:
+        """The batches, the last one marked if no sample is left for this rank."""
         number = self.batches_after(samples)
-        for turn in range(number):
-            start = samples + turn * size
-            stop = self.length if turn == number - 1 and not self.drop_last else start + size
-            first, end = (start + (stop - start) * rank // self.world_size for rank in (self.rank, self.rank + 1))
-            yield epoch, first, end
+        first, end = self._share(samples + (number - 1) * self.samples_per_batch)
+        try:
+            for turn, batch in enumerate(batches, 1):
+                yield Filler(batch) if turn == number and first == end else batch
+        finally:
+            batches.close()
 
 
 class KeyedSource:

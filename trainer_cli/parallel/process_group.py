@@ -24,6 +24,10 @@ _TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "GROUP_RANK")
 _SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 """Variables of the number of processes, the rank, the rank on its node, and the node's rank."""
 _FIRST_PORT, _PORTS = 20000, 20000
+_TOGETHER, _DONE = "together", "done"
+_FAILURES = "trainer_cli/failures"
+_BACKENDS = ("gloo/", "NCCL", "nccl")
+"""One of these is in every error of torch's that says that another rank has ended, or is not heard of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +109,31 @@ class ProcessGroup:
         """The sum of the ranks' tensors of one shape, written into this CPU tensor, which is returned."""
         return tensor
 
-    def start_max(self, tensor: Tensor) -> Work | None:
-        """Start writing the ranks' maximum into this CPU tensor. Wait for the result; None: it is there already."""
+    def start_sum(self, tensor: Tensor) -> Work | None:
+        """Start `sum`, of a tensor on the CPU or the rank's GPU. Wait for the result; None: it is there already."""
         return None
 
     def on_main(self, function: Callable[[], T]) -> T:
-        """What rank 0 gets from `function`, on every rank; or its error, raised on every rank."""
+        """What rank 0 gets from `function`, on every rank; if it fails, its error there and PeerError on the others."""
         return function()
+
+    def lead(self, function: Callable[[], object], joined: Callable[[], object]) -> None:
+        """Rank 0 calls `function`; the others call `joined` each time that it calls `together(joined)`. If it fails,
+        the others raise PeerError."""
+        function()
+
+    def together(self, joined: Callable[[], T]) -> T:
+        """Call a function that has collectives; inside `lead` the other ranks call it too."""
+        return joined()
+
+    def checked(self, function: Callable[[], T], phase: str) -> T:
+        """Call a function without collectives on every rank. If it fails on some, the first of them raises its error
+        and the others PeerError."""
+        return function()
+
+    def fails_first(self) -> bool:
+        """Whether this is the first rank to call this: of the ranks that fail, the one that says why."""
+        return True
 
     def close(self) -> None:
         """Leave the group."""
@@ -121,18 +143,36 @@ ALONE = ProcessGroup()
 
 
 class PeerError(Exception):
-    """Another rank failed, and says why; this one only ends."""
+    """Another rank failed, and says why; this one only ends, with the same exit code if that is known."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def is_of_peer(error: BaseException) -> bool:
+    """Whether an error only says that another rank has failed or ended."""
+    return isinstance(error, PeerError) or (
+        isinstance(error, RuntimeError) and any(name in str(error) for name in _BACKENDS)
+    )
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class _Several(ProcessGroup):
     """A gloo group of its own for objects, so that they never mix with the collectives of the training."""
 
-    def __init__(self, ranks: Ranks, timeout: timedelta) -> None:
+    def __init__(self, ranks: Ranks, store: Any, timeout: timedelta) -> None:
         import torch.distributed as dist
+
+        self._store = store
 
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self.local_rank, self.node_rank = ranks.local_rank, ranks.node_rank
         self._dist = dist
+        self._leads = False
         self._objects = dist.new_group(backend="gloo", timeout=timeout)
 
     def broadcast(self, value: T) -> T:
@@ -152,63 +192,97 @@ class _Several(ProcessGroup):
         self._dist.all_reduce(tensor, group=self._objects)
         return tensor
 
-    def start_max(self, tensor: Tensor) -> Work | None:
-        work: Work = self._dist.all_reduce(tensor, op=self._dist.ReduceOp.MAX, group=self._objects, async_op=True)
+    def start_sum(self, tensor: Tensor) -> Work | None:
+        work: Work = self._dist.all_reduce(tensor, group=None if tensor.is_cuda else self._objects, async_op=True)
         return work
 
     def on_main(self, function: Callable[[], T]) -> T:
-        value, error = None, None
-        if self.is_main:
-            try:
-                value = function()
-            except BaseException as raised:
-                error = raised
-        value, failed = self.broadcast((value, error is not None))
-        if error is not None:
+        values: list[T] = []
+        self.lead(lambda: values.append(function()), _nothing)
+        return self.broadcast(values[0] if self.is_main else None)  # type: ignore[return-value]
+
+    def lead(self, function: Callable[[], object], joined: Callable[[], object]) -> None:
+        word: str | int = _DONE
+        if not self.is_main:
+            while (word := self.broadcast(word)) == _TOGETHER:
+                joined()
+            if isinstance(word, int):
+                raise PeerError("rank 0 failed", word)
+            return
+        self._leads = True
+        try:
+            function()
+        except BaseException as error:
+            word = int(getattr(error, "exit_code", 1))
+            raise
+        finally:
+            self._leads = False
+            self.broadcast(word)
+
+    def together(self, joined: Callable[[], T]) -> T:
+        if self._leads:
+            self.broadcast(_TOGETHER)
+        return joined()
+
+    def checked(self, function: Callable[[], T], phase: str) -> T:
+        error: Exception | None = None
+        try:
+            value = function()
+        except Exception as raised:
+            error = raised
+        codes = self.gather(None if error is None else int(getattr(error, "exit_code", 1)))
+        failed = [(rank, code) for rank, code in enumerate(codes) if code is not None]
+        if error is not None and failed[0][0] == self.rank:
+            error.add_note(f"on rank {self.rank} of {self.world_size}, {phase}")
             raise error
         if failed:
-            raise PeerError("rank 0 failed")
-        return value  # type: ignore[return-value]
+            raise PeerError(f"rank {failed[0][0]} failed", failed[0][1])
+        return value
+
+    def fails_first(self) -> bool:
+        try:
+            return bool(self._store.add(_FAILURES, 1) == 1)
+        except RuntimeError:
+            # The process that holds the store has ended, and so another rank has failed.
+            return False
 
     def close(self) -> None:
         if self._dist.is_initialized():
             self._dist.destroy_process_group()
 
 
-def from_environment(
-    environ: Mapping[str, str], *, cuda: bool = False, timeout_s: float = 1800.0, alone_too: bool = False
-) -> ProcessGroup:
+def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, alone_too: bool = False) -> ProcessGroup:
     """Join the processes that torchrun or srun started; `ALONE` if there is only this one.
 
+    Collectives of tensors on a GPU use NCCL, others gloo.
+
     Args:
-        cuda: the model is on a GPU, the one of the local rank: collectives of its tensors use NCCL.
         timeout_s: seconds after which a collective that some rank has not entered fails.
         alone_too: also one process joins a group, as FSDP needs one.
 
     Raises:
-        UserError: the variables are incomplete, or there are more local processes than GPUs.
+        UserError: the variables are incomplete.
     """
     ranks = ranks_in(environ)
     if ranks.world_size == 1 and not alone_too:
         return ALONE
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
-    if cuda:
-        if ranks.local_rank >= torch.cuda.device_count():
-            raise UserError(
-                f"local rank {ranks.local_rank} has no GPU: this machine has {torch.cuda.device_count()}",
-                cure="Start as many processes on each machine as it has GPUs.",
-            )
-        torch.cuda.set_device(ranks.local_rank)
     timeout = timedelta(seconds=timeout_s)
-    alone = ranks.world_size == 1
+    cuda = torch.cuda.is_available()
+    if cuda and ranks.local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(ranks.local_rank)
+    if ranks.init_method is None:
+        store: Any = torch._C._distributed_c10d.HashStore()
+    else:
+        store, _, _ = next(rendezvous(ranks.init_method, ranks.rank, ranks.world_size, timeout=timeout))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
-        init_method=ranks.init_method,
-        store=torch._C._distributed_c10d.HashStore() if alone else None,
+        store=store,
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=timeout,
     )
-    return _Several(ranks, timeout)
+    return _Several(ranks, store, timeout)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 
 
@@ -19,5 +20,30 @@ class Single:
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
         return model.to(device)
 
+    def trained(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def sync_gradients(self, model: nn.Module, on: bool) -> None:
+        """There are no other gradients."""
+
+    def before_evaluation(self, model: nn.Module) -> None:
+        """There are no other buffers."""
+
     def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
+def on_local_device(device: torch.device, group: ProcessGroup) -> torch.device:
+    """The device of this rank: of several GPUs, that of its number on its machine.
+
+    Raises:
+        UserError: this machine has fewer GPUs than processes.
+    """
+    if device.type != "cuda":
+        return device
+    if group.local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"local rank {group.local_rank} has no GPU: this machine has {torch.cuda.device_count()}",
+            cure="Start as many processes on each machine as it has GPUs.",
+        )
+    return torch.device("cuda", group.local_rank)

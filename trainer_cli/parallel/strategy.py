@@ -23,5 +23,14 @@ class Strategy(Protocol):
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model on the device of this process, before its optimizers are made."""
 
+    def trained(self, model: nn.Module) -> nn.Module:
+        """What a training forward calls: the placed model, or a wrapper whose backward averages gradients."""
+
+    def sync_gradients(self, model: nn.Module, on: bool) -> None:
+        """Whether the next forward and backward averages gradients over the processes, or only adds to its own."""
+
+    def before_evaluation(self, model: nn.Module) -> None:
+        """Make the model the same on all processes, where training leaves differences. Collective."""
+
     def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         """Scale gradients down to this norm over all processes. Returns the norm before, without a wait for it."""

@@ -17,6 +17,7 @@ from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.arguments import (
     DATA_KEYS,
     FROM_DATA,
+    GLOBAL_BATCH_SIZE,
     SAVER,
     SCHEDULER_KEYS,
     SECTIONS,
@@ -26,12 +27,15 @@ from trainer_cli.config.arguments import (
     no_node,
     optimizers,
 )
-from trainer_cli.config.schema import ParallelStrategy, TrainConfig
+from trainer_cli.config.schema import ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.config.signatures import call_parameters, misfits
 from trainer_cli.config.targets import Trust, component
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError, raise_all
+from trainer_cli.parallel.ddp import DDP
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.single import Single
+from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.optimizers import make_optimizer, parameters_of
 from trainer_cli.trainer.precision import Precision
@@ -46,7 +50,21 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-STRATEGIES = {ParallelStrategy.single: Single}
+def strategy_of(config: ParallelConfig, group: ProcessGroup) -> Strategy:
+    """How these processes train one model.
+
+    Raises:
+        ConfigError: there are several, but the config says single.
+    """
+    if config.strategy is ParallelStrategy.ddp and group.world_size > 1:
+        return DDP(group, find_unused_parameters=config.find_unused_parameters)
+    if group.world_size > 1:
+        raise ConfigError(
+            f"there are {group.world_size} processes, but parallel.strategy is {config.strategy}",
+            location="parallel.strategy",
+            hint="Choose parallel=ddp, or start one process.",
+        )
+    return Single()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +79,10 @@ class Data:
 class Builder:
     """Makes every part of one config, errors reported with the key path of their node."""
 
-    def __init__(self, config: TrainConfig, trust: Trust) -> None:
+    def __init__(self, config: TrainConfig, trust: Trust, group: ProcessGroup = ALONE) -> None:
         self.config = config
         self.trust = trust
+        self.group = group
 
     def data(self) -> Data:
         """The data object, and loaders for its `train` and `val`.
@@ -75,11 +94,12 @@ class Builder:
         """
         seed_everything(self.config.seed)
         node = _node(self.config.data, "data")
-        settings = {key: node[key] for key in DATA_KEYS if key in node}
+        settings = {key: node[key] for key in DATA_KEYS if key in node and key != GLOBAL_BATCH_SIZE}
         if isinstance(settings.get("collate_fn"), str):
             settings["collate_fn"] = component(settings["collate_fn"], "data.collate_fn", self.trust)
         elif settings.get("collate_fn") is not None:
             settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
+        settings |= {"rank": self.group.rank, "world_size": self.group.world_size}
         settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
         val_batch_size = settings.pop("val_batch_size", None)
         source = self.make({key: value for key, value in node.items() if key not in DATA_KEYS}, "data")
@@ -136,6 +156,21 @@ class Builder:
         )
         return made
 
+    def loop(self) -> TrainingLoop:
+        """The training loop; how many batches make a step follows from `data.global_batch_size`, if that is given.
+
+        Raises:
+            ConfigError: this many ranks cannot make batches of that size.
+        """
+        settings = asdict(self.config.loop)
+        node = _node(self.config.data, "data")
+        whole = node.get(GLOBAL_BATCH_SIZE)
+        if whole is not None:
+            settings["grad_accum_steps"] = accumulation(
+                whole, node.get("batch_size", 32), self.group.world_size, settings["grad_accum_steps"]
+            )
+        return TrainingLoop(**settings)
+
     def schedulers(self, loop: TrainingLoop) -> Any:
         """What makes each schedule, by name, as the trainer takes them."""
         return self._schedulers(self.config.scheduler, "scheduler", loop)
@@ -191,7 +226,7 @@ class Builder:
         loggers."""
         config = self.config
         folder = config.checkpoint.folder
-        loop = TrainingLoop(**asdict(config.loop))
+        loop = self.loop()
         schedulers = self.schedulers(loop)
         return Trainer(
             model=lambda: self.model(data.source),
@@ -206,11 +241,11 @@ class Builder:
             loop=loop,
             checkpoint=self._checkpointer(run_dir / "checkpoints" if folder is None else as_path(folder), identity),
             callbacks=self._callbacks(),
-            loggers=self._components("loggers", config.loggers),
+            loggers=self._components("loggers", config.loggers if self.group.is_main else {}),
             seed=config.seed,
             deterministic=config.deterministic,
             device=config.device,
-            strategy=STRATEGIES[config.parallel.strategy](),
+            strategy=strategy_of(config.parallel, self.group),
             run_dir=run_dir,
             name=config.name or "default",
             logging=Logging(console=config.logging.console),
@@ -324,6 +359,31 @@ class Builder:
             for name, node in nodes.items()
             if node is not None
         }
+
+
+def accumulation(whole: int, batch_size: int, world_size: int, given: int) -> int:
+    """How many batches of each rank make a step of `whole` samples.
+
+    Raises:
+        ConfigError: no whole number does, or another number is `given`.
+    """
+    at_once = batch_size * world_size
+    ranks = "" if world_size == 1 else f" on each of {world_size} ranks"
+    if whole % at_once:
+        fit = [size for size in range(batch_size, 0, -1) if whole % (size * world_size) == 0]
+        raise ConfigError(
+            f"data.global_batch_size is {whole}, which is no multiple of batches of {batch_size}{ranks}",
+            location="data.global_batch_size",
+            hint=f"Set data.batch_size={fit[0]}." if fit else f"Use a multiple of {world_size}.",
+        )
+    if given not in (1, whole // at_once):
+        raise ConfigError(
+            f"data.global_batch_size of {whole} takes {whole // at_once} batches of {batch_size}{ranks}, but "
+            f"loop.grad_accum_steps is {given}",
+            location="loop.grad_accum_steps",
+            hint="Leave loop.grad_accum_steps out.",
+        )
+    return whole // at_once
 
 
 def target_packages(config: TrainConfig) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ from trainer_cli.config.hparams import hparams
 from trainer_cli.config.targets import import_from
 from trainer_cli.config.validation import contents
 from trainer_cli.errors import ExitCode
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment
 from trainer_cli.run.plan import simulation_of, start_point_of, step_counts_of
@@ -44,7 +45,7 @@ from trainer_cli.run.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.start import Done, Start, fork_of, load_options, of_existing, of_new, refuse_no_optimizer
 from trainer_cli.run.trigger_files import TriggerFiles
-from trainer_cli.trainer.messages import to_console, to_file
+from trainer_cli.trainer.messages import SILENT, to_console, to_file
 
 if TYPE_CHECKING:
     from trainer_cli.run.build import Data
@@ -59,76 +60,90 @@ _MOST_FORESEEN = 500
 """Saves that are simulated before the first step, at 0.1 ms each."""
 
 
-def fit(composed: Composed, *, allow_pickle: bool = False) -> int:
-    """Train or resume, and return the exit code.
+def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup = ALONE) -> int:
+    """Train or resume, and return the exit code, the same on every rank.
+
+    Rank 0 locks the run, chooses the checkpoint, logs and writes the run's files; the others hear what it decided.
 
     Args:
         allow_pickle: a checkpoint of another program that `ckpt=` names may run any code when it is loaded.
+        group: the processes that train together, all of which call this with rank 0's config.
     """
     refuse_no_optimizer(composed)
     config = composed.config
     run = RunDir(config.run_dir)
     import_from(composed.project_root)
-    with StopSignals() as signals, composed.placing(), ExitStack() as stack:
-        to_console(config.logging.level)
-        if run.exists_as_run():
-            lock = stack.enter_context(run.lock())
-            stack.enter_context(to_file(run.log_file))
-            begun = of_existing(run, composed, meanwhile=_import_torch)
-            if isinstance(begun, Done):
-                report.already_done(run, begun.step, begun.reason)
-                return ExitCode.DONE
-            start = begun
-            _log_start(start)
-            lock.name_holder()
-        else:
-            begun = of_new(run, composed, meanwhile=_import_torch)
-            if isinstance(begun, Done):
-                report.already_done(run, begun.step, begun.reason)
-                return ExitCode.DONE
-            start = begun
-        trainer, data = _build(composed, start)
+    with StopSignals(quiet=not group.is_main) as signals, composed.placing(), ExitStack() as stack:
+        to_console(config.logging.level if group.is_main else SILENT)
+        start = group.on_main(lambda: _begin(run, composed, stack))
+        if isinstance(start, Done):
+            if group.is_main:
+                report.already_done(run, start.step, start.reason)
+            return ExitCode.DONE
+        trainer, data = group.checked(lambda: _build(composed, start, group), "while data and model were made")
         _warn_of_world_size(start.entry, trainer.strategy.world_size)
-        fork = fork_of(composed, start)
-        facts = _environment(composed, trainer)
-        if start.is_new:
-            stack.enter_context(
-                run.create(
-                    frozen(composed, start.run_id),
-                    composed.overrides,
-                    {"run_id": start.run_id, **facts},
-                    places=composed.provenance.places(contents(composed.raw)),
-                    with_checkpoints=start.entry is not None,
-                )
-            )
-            stack.enter_context(to_file(run.log_file))
-            if start.entry is not None:
-                _log_start(start)
-        step = start.entry.step if start.entry is not None else 0
-        run.begin_attempt(
-            name=config.name or "default",
-            start_step=step,
-            now=time.time(),
-            environment=facts,
-            resume=config.resume if config.resume not in ("auto", "must", "never") else None,
-        )
-        if not start.is_new:
-            stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))
-            # After the summary says `running`: with a longer config the run must not be read as finished.
-            places = composed.provenance.places(contents(composed.raw))
-            run.write_config(frozen(composed, start.run_id), composed.overrides, places)
+        fork = group.on_main(lambda: fork_of(composed, start))
+        group.on_main(lambda: _open_run(composed, start, trainer, stack))
         if start.finished is not None:
             trainer.stop(start.finished)
         signals.listen(lambda reason: trainer.stop(reason, finished=False))
-        asking: dict[str, Callable[[], None]] = {
-            "save": trainer.ask_for_save,
-            "evaluate": trainer.ask_for_evaluation,
-            "stop": partial(trainer.stop, "requested by a file", finished=False),
-        }
-        stack.enter_context(TriggerFiles(run.path, asking))
+        if group.is_main:
+            asking: dict[str, Callable[[], None]] = {
+                "save": trainer.ask_for_save,
+                "evaluate": trainer.ask_for_evaluation,
+                "stop": partial(trainer.stop, "requested by a file", finished=False),
+            }
+            stack.enter_context(TriggerFiles(run.path, asking))
         path = start.folder / start.entry.name if start.entry is not None else fork
         load = WHOLE if start.entry is not None else load_options(config.load, allow_pickle=allow_pickle)
-        return _train(composed, start, trainer, data, path, load)
+        if group.is_main:
+            return _train(composed, start, trainer, data, path, load)
+        result = trainer.fit(data.train, data.val, path, load=load, keep_settings=start.keep_settings)
+        return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
+
+
+def _begin(run: RunDir, composed: Composed, stack: ExitStack) -> Start | Done:
+    """Lock a run that exists, and choose the checkpoint to resume."""
+    if not run.exists_as_run():
+        return of_new(run, composed, meanwhile=_import_torch)
+    lock = stack.enter_context(run.lock())
+    stack.enter_context(to_file(run.log_file))
+    start = of_existing(run, composed, meanwhile=_import_torch)
+    if not isinstance(start, Done):
+        _log_start(start)
+        lock.name_holder()
+    return start
+
+
+def _open_run(composed: Composed, start: Start, trainer: Trainer, stack: ExitStack) -> None:
+    """Make the directory of a new run; write the config and the begun attempt into it."""
+    config, run = composed.config, start.run
+    places = composed.provenance.places(contents(composed.raw))
+    facts = _environment(composed, trainer)
+    if start.is_new:
+        stack.enter_context(
+            run.create(
+                frozen(composed, start.run_id),
+                composed.overrides,
+                {"run_id": start.run_id, **facts},
+                places=places,
+                with_checkpoints=start.entry is not None,
+            )
+        )
+        stack.enter_context(to_file(run.log_file))
+        if start.entry is not None:
+            _log_start(start)
+    run.begin_attempt(
+        name=config.name or "default",
+        start_step=start.entry.step if start.entry is not None else 0,
+        now=time.time(),
+        environment=facts,
+        resume=config.resume if config.resume not in ("auto", "must", "never") else None,
+    )
+    if not start.is_new:
+        stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))
+        # After the summary says `running`: with a longer config the run must not be read as finished.
+        run.write_config(frozen(composed, start.run_id), composed.overrides, places)
 
 
 @contextmanager
@@ -177,13 +192,13 @@ def _warn_of_world_size(entry: Entry | None, now: int) -> None:
         )
 
 
-def _build(composed: Composed, start: Start) -> tuple[Trainer, Data]:
+def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Trainer, Data]:
     _import_torch()
     composed.check_targets()
     from trainer_cli.callbacks.checkpointer import RunIdentity
     from trainer_cli.run.build import Builder, target_packages
 
-    builder = Builder(composed.config, composed.trust)
+    builder = Builder(composed.config, composed.trust, group)
     data = builder.data()
     text = frozen(composed, start.run_id).encode()
     identity = RunIdentity(
@@ -204,6 +219,7 @@ def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
     facts = environment(composed.project_root, [os.path.basename(sys.argv[0]), *sys.argv[1:]], now=time.time())
     facts["device"] = str(trainer.device)
     facts["threads"] = torch.get_num_threads()
+    facts["processes"] = trainer.strategy.world_size
     if trainer.device.type == "cuda":
         facts["device_name"] = torch.cuda.get_device_name(trainer.device)
     return facts

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,6 @@ def _nothing(run: RunDir, done: Done) -> Plan:
 def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tokens: float | None) -> Plan:
     from trainer_cli.run.build import Builder
     from trainer_cli.run.checkpoint_size import checkpoint_size
-    from trainer_cli.trainer.training_loop import TrainingLoop
 
     config = composed.config
     folder = start.run.folder_for(config.checkpoint.folder)
@@ -116,7 +115,7 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
     start_point = start_point_of(start, fork_of(composed, start), folder, composed)
     builder = Builder(config, composed.trust)
     data = builder.data()
-    loop = TrainingLoop(**{one.name: getattr(config.loop, one.name) for one in fields(config.loop)})
+    loop = builder.loop()
     loop.learn_lengths(data.train, start_point.progress)
     loop.start_at(data.train, start_point.progress)
     kinds = {

@@ -33,11 +33,12 @@ def _name(number: int) -> str:
 class StopSignals:
     """While entered, SIGTERM, SIGUSR1 and the first Ctrl-C are noted; a second Ctrl-C raises KeyboardInterrupt.
 
-    A signal before `listen` is kept for it. `promise` is the line written to stderr at the first one.
+    A signal before `listen` is kept for it. `promise` is the line written to stderr at the first one, unless `quiet`.
     """
 
-    def __init__(self, promise: str = "stopping after this step") -> None:
+    def __init__(self, promise: str = "stopping after this step", *, quiet: bool = False) -> None:
         self.stop_request: str | None = None
+        self._quiet = quiet
         self._promise = promise
         self._ctrl_c = False
         self._listener: Callable[[str], None] | None = None
@@ -70,6 +71,7 @@ class StopSignals:
         self.stop_request = _name(number)
         # To the descriptor: a handler must not wait for a stream that the interrupted code has locked.
         with contextlib.suppress(OSError):
-            os.write(2, f"{self.stop_request}: {self._promise}; Ctrl-C again stops at once\n".encode())
+            if not self._quiet:
+                os.write(2, f"{self.stop_request}: {self._promise}; Ctrl-C again stops at once\n".encode())
         if self._listener is not None:
             self._listener(self.stop_request)

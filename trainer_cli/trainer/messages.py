@@ -16,6 +16,8 @@ from trainer_cli.loggers.files import AppendedFile
 log = logging.getLogger(__name__)
 
 ROOT = "trainer_cli"
+SILENT = "critical"
+"""The level at which nothing is printed."""
 
 
 class _StderrHandler(logging.Handler):

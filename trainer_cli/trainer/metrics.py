@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer_cli.errors import UserError
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.trainer.batch import leading_size
 
 Number = int | float
@@ -133,14 +134,25 @@ class WeightedMeans:
         """Whether nothing has been counted."""
         return not self._counted
 
-    def means(self) -> dict[str, float]:
-        """The means so far; with one wait for the device."""
+    def means(self, group: ProcessGroup = ALONE) -> dict[str, float]:
+        """The means so far, over the batches of all ranks; with one wait for the device. Collective."""
+        if group.world_size > 1:
+            return self._means_of_all(group)
         if not self._counted:
             return {}
         values = [self._sums[name] / self._weights[name] for name in self._counted]
         *means, loss_sum = torch.stack([*values, self._sums["loss"]]).tolist()
         self.loss_is_finite = math.isfinite(loss_sum)
         return dict(zip(self._counted, means, strict=True))
+
+    def _means_of_all(self, group: ProcessGroup) -> dict[str, float]:
+        # A rank may lack a metric, or have counted no batch.
+        names = list(dict.fromkeys(name for own in group.gather(list(self._counted)) for name in own))
+        own = [[float(values.get(name, 0)) for name in names] for values in (self._sums, self._weights)]
+        sums, weights = group.sum(torch.tensor(own, dtype=torch.float64))
+        loss = names.index("loss") if "loss" in names else None
+        self.loss_is_finite = loss is None or math.isfinite(sums[loss])
+        return dict(zip(names, (sums / weights).tolist(), strict=True))
 
     def reset(self) -> None:
         """Forget everything counted."""
@@ -169,3 +181,21 @@ def _zero_unless(counts: Tensor, value: Any) -> Any:
     """A metric of a batch, as a tensor: zero if the batch does not count."""
     number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
     return torch.where(counts, value, 0) if number or (isinstance(value, Tensor) and value.ndim == 0) else value
+
+
+def merged(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]], *, empty: bool) -> dict[str, Any]:
+    """The saved sums of several ranks as those of one; `empty`: only their names, of a rank that adds nothing."""
+    sums, weights, counted = (
+        dict(first["sums"]),
+        dict(first["weights"]),
+        dict.fromkeys(first.get("counted", first["sums"])),
+    )
+    for one in others:
+        for name in one["sums"]:
+            sums[name] = sums[name] + one["sums"][name] if name in sums else one["sums"][name]
+            weights[name] = weights.get(name, 0) + one["weights"][name]
+        counted |= dict.fromkeys(one["counted"])
+    if empty:
+        sums = {name: torch.zeros_like(total) for name, total in sums.items()}
+        weights, counted = dict.fromkeys(weights, 0), {}
+    return {"sums": sums, "weights": weights, "counted": list(counted)}

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from trainer_cli.data.shared import Filler
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.batch import tensors_of, to_device
 from trainer_cli.trainer.progress import Progress
@@ -68,6 +69,21 @@ class SideStream:
             if tensor.is_cuda:
                 tensor.record_stream(current)
         return moved
+
+
+class FillerPrefetcher:
+    """Copies batches of one of several ranks; `counts` says whether the batch last received is no `Filler`."""
+
+    def __init__(self, prefetcher: DevicePrefetcher) -> None:
+        self._prefetcher, self.ahead = prefetcher, prefetcher.ahead
+        self.counts = True
+
+    def send(self, batch: Any) -> Any:
+        return Filler(self._prefetcher.send(batch.batch)) if type(batch) is Filler else self._prefetcher.send(batch)
+
+    def receive(self, sent: Any) -> Any:
+        self.counts = type(sent) is not Filler
+        return self._prefetcher.receive(sent if self.counts else sent.batch)
 
 
 def device_prefetcher(device: torch.device) -> DevicePrefetcher:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer_cli.data.order import sample_seed
 from trainer_cli.errors import UserError
 
 
@@ -19,6 +20,12 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def seed_rank(seed: int, rank: int, step: int = 0) -> None:
+    """Seed a rank but the first with numbers of its own, so that ranks do not draw the same dropout."""
+    if rank:
+        seed_everything(sample_seed(seed, step, rank))
 
 
 def be_deterministic() -> None:

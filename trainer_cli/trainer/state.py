@@ -20,9 +20,12 @@ from trainer_cli.checkpoint.load_report import LoadReport, advice
 from trainer_cli.checkpoint.model_state import Fitting
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.errors import CheckpointError, TrainError, UserError
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.trainer.metrics import merged
 from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.schedulers import MOVED
+from trainer_cli.trainer.setup import seed_rank
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.checkpointer import Checkpointer
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_RANKS = "ranks"
+"""What is each rank's own, of all ranks but the first."""
+OF_EACH_RANK = ("rng", "loop", "data")
 _SEVERAL = "optimizers"
 """The states of several optimizers, by name; that of a single one is under `optimizer`."""
 ADVICE = "Resume with the config of the checkpoint, or start a new run from its weights with ckpt=."
@@ -67,8 +73,9 @@ class Tree(dict[str, Any]):
         return self
 
 
-def capture(trainer: Trainer, train_loader: Any) -> Tree:
-    """The state after the step just made. Tensors in it are the live ones."""
+def capture(trainer: Trainer, train_loader: Any, group: ProcessGroup = ALONE) -> Tree:
+    """The state after the step just made. Tensors in it are the live ones. What differs between the ranks is rank 0's,
+    and under `ranks` that of the others."""
     state = Tree(
         model=model_state.capture_model(trainer.model),
         schedulers=trainer.schedulers.state_dict(),
@@ -88,7 +95,32 @@ def capture(trainer: Trainer, train_loader: Any) -> Tree:
         state["scaler"] = trainer.scaler.state_dict()
     if train_loader is not None:
         state["data"] = trainer.loop.data_state(trainer)
+    if group.world_size > 1:
+        state[_RANKS] = group.gather({key: state[key] for key in OF_EACH_RANK if key in state})[1:]
     return state
+
+
+def of_this_rank(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any]:
+    """The state as the checkpoint has it for this rank; if it was made by another number of ranks, what is nearest.
+
+    The positions of the data are then rank 0's, sums of metrics are added up in rank 0, and a rank that the checkpoint
+    does not know has new random numbers.
+    """
+    group, others = trainer.strategy.group, state.get(_RANKS, [])
+    if len(others) == group.world_size - 1:
+        return state if group.is_main else {**state, **others[group.rank - 1]}
+    own = dict(state)
+    if 0 < group.rank <= len(others):
+        own["rng"] = others[group.rank - 1]["rng"]
+    elif group.rank and "rng" in state:
+        before = model_state.capture_rng()
+        seed_rank(trainer.seed or 0, group.rank, int(state["progress"]["step"]))
+        own["rng"] = model_state.capture_rng()
+        model_state.restore_rng(before)
+    if "loop" in state and state["loop"]["meter"] is not None:
+        meters = [one["loop"]["meter"] for one in others if one["loop"]["meter"] is not None]
+        own["loop"] = {**state["loop"], "meter": merged(state["loop"]["meter"], meters, empty=not group.is_main)}
+    return own
 
 
 def read_state(checkpointer: Checkpointer, path: Path, load: LoadOptions, *more: str) -> dict[str, Any]:
@@ -164,6 +196,7 @@ def load_all(
     """
     fittings: dict[str, Fitting] = {}
     report = LoadReport()
+    state = of_this_rank(state, trainer)
     if options.takes("model"):
         fittings["model"], report = _of_model(trainer, state, options, cast=not options.resumes)
     if options.takes("optimizer"):

@@ -78,6 +78,11 @@ def step_lightly(optimizer: Optimizer) -> None:
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
+def local(tensor: Tensor) -> Tensor:
+    """The tensor, or this rank's part of one that is sharded."""
+    return tensor if type(tensor) is Tensor else getattr(tensor, "_local_tensor", tensor)
+
+
 def foreach_div_(tensors: list[Tensor], divisor: float | Tensor) -> None:
     """Divide each tensor in place."""
     if (kernel := getattr(torch, "_foreach_div_", None)) is not None:

@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from trainer_cli.config.schema import SchedulerInterval
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import UserError
+from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.trainer.metrics import Number, batch_weight, read_outputs
 from trainer_cli.trainer.model_call import arguments, explained
-from trainer_cli.trainer.torch_compat import foreach_div_
+from trainer_cli.trainer.torch_compat import foreach_div_, local
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,11 +59,17 @@ class TrainStep:
     batch_size: int = 0
     step_idx: int = -1
     """The optimizer step that is being made, or was made last, counted from 0 at the run's beginning; -1: none yet."""
+    completes = False
+    """Of several ranks: whether this batch is known to be the last of its step."""
+    counts = True
+    """Of several ranks: whether this batch is not only computed because the others compute one."""
     _updated: tuple[_Updated, ...] = ()
     _unit: Number | Tensor | None = None
     _before_backward: Sequence[Callable[..., Any]]
     _after_backward: Sequence[Callable[..., Any]]
     _has_stepped = False
+    _total: Number | Tensor | None = None
+    _has_agreed = False
 
     def train_batch(self, batch: Any) -> Any:
         """Forward and backward of one batch, which is on the device. Returns what a model may return.
@@ -88,10 +95,10 @@ class TrainStep:
             call(self.trainer, self.model, batch, args, kwargs)
         try:
             if self._autocast is None:
-                outputs = self.model(*args, **kwargs)
+                outputs = self._called(*args, **kwargs)
             else:
                 with self._autocast:
-                    outputs = self.model(*args, **kwargs)
+                    outputs = self._called(*args, **kwargs)
         except (TypeError, AttributeError) as error:
             if (told := explained(error, self.model, batch, args, kwargs)) is error:
                 raise
@@ -115,15 +122,18 @@ class TrainStep:
             call(self.trainer, self.model, loss)
         updated = self._updated if optimizer is None else (self._named(optimizer),)
         share = loss
-        if self._accumulates:
-            weight = self.batch_size if weight is None else weight
+        if self._weighs:
+            weight = (self.batch_size if weight is None else weight) if self.counts else 0
             # In units of the first weight, so that 16-bit gradients are no larger than those of one batch.
             if self._unit is None:
                 self._unit = _not_zero(weight)
             part = weight / self._unit
-            share = loss * part
+            share = loss if type(part) is float and part == 1.0 else loss * part
             for one in updated:
                 one.weight = one.weight + part
+            if self._agreement is not None and self.completes and self._starts_early:
+                # Its time is hidden by the backward.
+                self._agreement.start(updated[0].weight)
         if self._scaler is not None:
             share = self._scaler.scaled(share)
         if len(updated) == len(self._updated):
@@ -156,7 +166,7 @@ class TrainStep:
         """Called by the loops: bind what `forward` needs."""
         hooks = trainer.hooks
         self.trainer, self.model, self.device = trainer, trainer.model, trainer.device
-        self._model_call = trainer.model_call
+        self._called, self._model_call = trainer.model, trainer.model_call
         self._autocast = trainer.precision.autocast(trainer.device)
         self._before_forward, self._after_forward = hooks["on_before_forward"], hooks["on_after_forward"]
 
@@ -168,7 +178,12 @@ class TrainStep:
         self._clips = precision.clip_norm is not None or precision.clip_value is not None
         self._accumulates = trainer.loop.settings.grad_accum_steps != 1
         self._complete, self._scale_used = not self._accumulates, False
-        self._unit = None
+        self._called, self._agreement = trainer.strategy.trained(trainer.model), trainer.agreement
+        self._weighs = self._accumulates or self._agreement is not None
+        # The same on all ranks: their gradients are averaged before they are divided.
+        self._unit = None if self._agreement is None else trainer.loop.batch_size
+        self._starts_early = type(self).train_batch is TrainStep.train_batch
+        self._total, self._has_agreed = None, False
         self._updated = tuple(
             _Updated(name, optimizer, trainer.schedulers.of(name, SchedulerInterval.step), norms.get(name))
             for name, optimizer in trainer.optimizers.items()
@@ -191,6 +206,8 @@ class TrainStep:
         """
         self._complete = True
         self.update()
+        if self._agreement is not None:
+            self._end_agreement(self._agreement)
         if self._scale_used:
             assert self._scaler is not None
             self._scaler.update()
@@ -208,7 +225,32 @@ class TrainStep:
                 cure="Call self.backward(loss) in train_batch, not loss.backward().",
             )
         if self._accumulates:
-            self._complete, self._unit = False, None
+            self._complete = False
+            if self._agreement is None:
+                self._unit = None
+
+    def _end_agreement(self, agreement: Agreement) -> None:
+        """Exchange requests of the ranks, unless that was done for the weight of this step."""
+        if agreement.started or not self._has_agreed:
+            if not agreement.started:
+                agreement.start()
+            agreement.finish()
+        self._has_agreed, self._total = False, None
+        agreement.batch_samples = 0
+
+    def _divisor(self, one: _Updated) -> Number | Tensor:
+        """What to divide the sum of weighted gradients by; of several ranks they were averaged already."""
+        agreement = self._agreement
+        if agreement is None:
+            return _not_zero(one.weight)
+        if agreement.started:
+            # Of a step that calls backward once for all optimizers.
+            self._total = agreement.finish()
+        elif self._total is None or not self._starts_early:
+            agreement.start(one.weight)
+            self._total = agreement.finish()
+        self._has_agreed = True
+        return _not_zero(self._total) / agreement.group.world_size
 
     def _step(self, one: _Updated) -> None:
         if not self._complete:
@@ -223,8 +265,10 @@ class TrainStep:
             scaler.unscale(optimizer)
         if len(optimizer.param_groups) != one.group_count:
             one.list_parameters()
-        if self._accumulates:
-            foreach_div_([each.grad for each in one.parameters if each.grad is not None], _not_zero(one.weight))
+        if self._weighs:
+            divisor = self._divisor(one)
+            if type(divisor) is not float or divisor != 1.0:
+                foreach_div_([local(each.grad) for each in one.parameters if each.grad is not None], divisor)
             one.weight = 0
         for call in self._before_step:
             call(trainer, model, optimizer)

@@ -25,6 +25,8 @@ from trainer_cli.config.schema import ModelCall, SchedulerInterval
 from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, RunFacts
+from trainer_cli.parallel.agreement import Agreement
+from trainer_cli.parallel.process_group import ALONE
 from trainer_cli.parallel.single import Single
 from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.trainer import media
@@ -48,6 +50,7 @@ from trainer_cli.trainer.setup import (
     pick_device,
     reset,
     seed_everything,
+    seed_rank,
     settings_of,
     typed,
 )
@@ -220,6 +223,9 @@ class Trainer:
             by_name(schedulers, self.optimizers)
         self.schedulers = Schedulers()
         self.progress = Progress()
+        self.agreement = Agreement(self.strategy.group) if self.strategy.world_size > 1 else None
+        """What the ranks tell one another at each step; None for one process."""
+        self._own_stop: Stop | None = None
         self._run_id = uuid.uuid4().hex[:12]
         self.checkpointer = make_sync_checkpointer() if checkpoint is None else checkpoint.checkpointer
         self.stop_request: Stop | None = None
@@ -271,7 +277,7 @@ class Trainer:
         if not self.optimizers:
             raise UserError("this trainer has no optimizer, so it can only validate", cure="Give it an optimizer.")
         self._join_global_callbacks()
-        train = as_loader(train_loader, shuffle=True, seed=self.seed or 0, pin_memory=self.device.type == "cuda")
+        train = as_loader(train_loader, shuffle=True, **self._loader_settings)
         val = self._val_loaders(val_loader)
         self._train_loader = train
         if promise := getattr(train, "promise", None):
@@ -293,9 +299,11 @@ class Trainer:
                         stack.callback(close)
                 self.hooks.call("on_enter_fit", self, stack, train, val, loop)
                 if isinstance(ckpt_path, Unset):
-                    ckpt_path = None if self.checkpoint is None else self.checkpoint.newest()
+                    newest = None if self.checkpoint is None else self.checkpoint.newest
+                    ckpt_path = None if newest is None else self.strategy.group.on_main(newest)
                     load = WHOLE
                 path = ckpt_path
+                loop.agree_on_length(train, self.strategy.group)
                 counts = self._progress_of(path) if path is not None and load.resumes else self.progress
                 loop.prepare(self, train, counts)
                 if path is not None:
@@ -313,6 +321,8 @@ class Trainer:
                 self.hooks.call("on_fit_start", self, train, val, loop)
                 sanity_check(self, val)
                 self.start_loggers()
+                if self.rng is None and self.progress.step == 0:
+                    seed_rank(self.seed or 0, self.strategy.group.rank)
                 stop = loop.run(self, val)
                 self.hooks.call_all("on_fit_end", self, loop)
         except BaseException as error:
@@ -376,20 +386,41 @@ class Trainer:
 
     def stop(self, reason: str, *, finished: bool = True) -> None:
         """Request an end after the current step. `finished=False`: with exit code 75, to be resumed."""
-        if self.stop_request is None:
+        if self.agreement is not None:
+            self._own_stop = self._own_stop or Stop(reason, finished)
+        elif self.stop_request is None:
             self.stop_request = Stop(reason, finished)
-        self.interrupt_requested = True
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Let the loop handle requests after the current step, on every rank; from any thread."""
+        if self.agreement is None:
+            self.interrupt_requested = True
+        else:
+            self.agreement.request()
+
+    def hear_requests(self, seconds: float) -> float:
+        """Make every rank's requests those of all. Returns rank 0's `seconds`. Collective."""
+        if self.agreement is None:
+            return seconds
+        heard = self.strategy.group.gather((self._own_stop, self.evaluation_requested, seconds))
+        stops = [stop for stop, _, _ in heard if stop is not None]
+        if stops and self.stop_request is None:
+            self.stop_request = stops[0]
+        self.evaluation_requested = any(requested for _, requested, _ in heard)
+        first: float = heard[0][2]
+        return first
 
     def ask_for_save(self) -> None:
         """Request a save after the current step; from any thread."""
         if self.checkpoint is not None:
             self.checkpoint.save_requested = True
-        self.interrupt_requested = True
+        self.interrupt()
 
     def ask_for_evaluation(self) -> None:
         """Request an evaluation after the current step; from any thread."""
         self.evaluation_requested = True
-        self.interrupt_requested = True
+        self.interrupt()
 
     def ask_to_roll_back(self) -> None:
         """Request to go back, after the current step, to the newest checkpoint, and on with the data after this step.
@@ -397,7 +428,7 @@ class Trainer:
         The training ends with a NotFiniteError if there is no checkpoint whose weights are finite.
         """
         self.roll_back_requested = True
-        self.interrupt_requested = True
+        self.interrupt()
 
     def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
         """Add metrics to the record of the current step, from anywhere. Tensors on a device are read at the next log
@@ -553,9 +584,10 @@ class Trainer:
         steps = (call(self) for call in self.hooks["next_step"])
         return [step for step in steps if step is not None]
 
-    def checkpoint_state(self) -> dict[str, Any]:
-        """The state that a resume needs, as one tree, with what hooks added."""
-        growing = capture(self, self._train_loader)
+    def checkpoint_state(self, *, alone: bool = False) -> dict[str, Any]:
+        """The state that a resume needs, as one tree, with what hooks added. Collective, unless this rank is to be
+        `alone`, and lack what is the other ranks' own."""
+        growing = capture(self, self._train_loader, ALONE if alone else self.strategy.group)
         self.hooks.call("on_save_checkpoint", self, growing)
         state = dict(growing)
         self.hooks.call("postprocess_checkpoint", self, state)
@@ -648,6 +680,7 @@ class Trainer:
         """Requests to this fit or evaluation do not apply to the next one."""
         self.stop_request, self.evaluation_requested, self.interrupt_requested = None, False, False
         self.roll_back_requested = False
+        self._own_stop = None
 
     def _progress_of(self, path: str | Path) -> Progress | None:
         """The progress of a checkpoint, if it has one."""
@@ -735,8 +768,17 @@ class Trainer:
             val_loader = {f"validate_{index}": one for index, one in enumerate(val_loader)}
         elif not isinstance(val_loader, Mapping):
             val_loader = {"val": val_loader}
-        settings: dict[str, Any] = {"seed": self.seed or 0, "pin_memory": self.device.type == "cuda"}
-        return {name: as_loader(loader, shuffle=False, **settings) for name, loader in val_loader.items()}
+        return {name: as_loader(loader, shuffle=False, **self._loader_settings) for name, loader in val_loader.items()}
+
+    @property
+    def _loader_settings(self) -> dict[str, Any]:
+        group = self.strategy.group
+        return {
+            "seed": self.seed or 0,
+            "pin_memory": self.device.type == "cuda",
+            "rank": group.rank,
+            "world_size": group.world_size,
+        }
 
     def _epoch(self) -> float:
         per_epoch = self.loop.steps_per_epoch

@@ -20,12 +20,13 @@ from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.intervals import Interval, epoch_steps, limited_batches, total_steps
 from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.optimizers import ONLY
-from trainer_cli.trainer.prefetch import TrainBatches, device_prefetcher
+from trainer_cli.trainer.prefetch import FillerPrefetcher, TrainBatches, device_prefetcher
 from trainer_cli.trainer.roll_back import roll_back
 from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
 from trainer_cli.trainer.validation_loop import Due, ValidationLoop
 
 if TYPE_CHECKING:
+    from trainer_cli.parallel.process_group import ProcessGroup
     from trainer_cli.trainer.progress import Progress
     from trainer_cli.trainer.trainer import Trainer
 
@@ -75,7 +76,12 @@ class TrainingLoop:
         """The next step that may be logged; exact if `log_interval` is in steps or epochs, else every step."""
         self.leave_out_not_finite = False
         """Whether batches whose loss is not finite are left out of the logged means."""
+        self.batch_size = 1
+        """Samples in a batch of one rank, or 1 if the loader does not say."""
+        self.most_batches: int | None = None
+        """Batches of the shortest of the ranks' loaders, if these have lengths."""
         self._batches: TrainBatches | None = None
+        self._fillers: FillerPrefetcher | None = None
         self._means_since_log: WeightedMeans | None = None
         self._saved_means: dict[str, Any] | None = None
         self._loss_check = LossCheck()
@@ -103,12 +109,20 @@ class TrainingLoop:
         """
         self._train_loader = train_loader
         self.learn_lengths(train_loader, resumed)
-        self._batches = TrainBatches(train_loader, device_prefetcher(trainer.device), self.epoch_batches)
+        prefetcher = device_prefetcher(trainer.device)
+        self._fillers = None if trainer.agreement is None else FillerPrefetcher(prefetcher)
+        self._batches = TrainBatches(train_loader, self._fillers or prefetcher, self.epoch_batches)
+        self.batch_size = getattr(train_loader, "batch_size", None) or 1
         if self._means_since_log is None:
             self._means_since_log = WeightedMeans(trainer.device, only_finite=self.leave_out_not_finite)
             if self._saved_means is not None:
                 self._means_since_log.load_state_dict(self._saved_means)
         self._began = time.monotonic()
+
+    def agree_on_length(self, train_loader: Any, group: ProcessGroup) -> None:
+        """Let epochs of all ranks have the batches of the shortest loader. Collective."""
+        lengths = [length for length in group.gather(length_of(train_loader)) if length is not None]
+        self.most_batches = min(lengths, default=None) if group.world_size > 1 else None
 
     def learn_lengths(self, train_loader: Any, resumed: Progress | None = None) -> None:
         """Set the lengths that intervals need; from `resumed` on, epochs may have another length than before.
@@ -158,7 +172,7 @@ class TrainingLoop:
             epoch_batches=self._batches_of(train_loader),
             grad_accum_steps=settings.grad_accum_steps,
             steps_per_epoch=settings.steps_per_epoch,
-            batch_size=getattr(train_loader, "batch_size", None),
+            batch_size=getattr(train_loader, "samples_per_batch", None),
             epoch_samples=getattr(train_loader, "length", None),
         )
         return steps if steps is None or duration.unit is Unit.STEP else steps - self.epoch_offset
@@ -210,10 +224,9 @@ class TrainingLoop:
         Raises:
             UserError: there are none, or `limit_train_batches` is a part of what has no length.
         """
-        try:
-            batches: int | None = len(train_loader)
-        except TypeError:
-            batches = None
+        batches = length_of(train_loader)
+        if batches is not None and self.most_batches is not None:
+            batches = min(batches, self.most_batches)
         if batches == 0:
             raise UserError("the train loader has no batches", cure="Check data and data.batch_size.")
         try:
@@ -239,9 +252,8 @@ class TrainingLoop:
 
     def why_stop(self, trainer: Trainer) -> Stop | None:
         """The stop that is due, or None."""
-        return why_stop(
-            self.limits, trainer.progress, process_s=time.monotonic() - self._began, stop_request=trainer.stop_request
-        )
+        process_s = trainer.hear_requests(time.monotonic() - self._began)
+        return why_stop(self.limits, trainer.progress, process_s=process_s, stop_request=trainer.stop_request)
 
     def state_dict(self) -> dict[str, Any]:
         """The means since the last log, and the record of a pending evaluation."""
@@ -315,7 +327,7 @@ class TrainingLoop:
                     stop = self.why_stop(trainer)
                     done = stop is not None and stop.finished
                     # If a stop was requested between two steps, this step has its record and evaluation already.
-                    logs = not self._means_since_log.empty and (done or _due(self._log, trainer.progress))
+                    logs = (done or _due(self._log, trainer.progress)) and self._has_means(trainer)
                     if logs:
                         self._log_training(trainer)
                     if trainer.progress.evaluated_step != trainer.progress.step:
@@ -357,6 +369,7 @@ class TrainingLoop:
     def _take_requests(trainer: Trainer) -> bool:
         """Whether an evaluation was requested. Later requests of other threads are handled after the next step."""
         trainer.interrupt_requested = False
+        trainer.hear_requests(0.0)
         if trainer.stop_request is not None:
             trainer.interrupt_requested = True
         requested, trainer.evaluation_requested = trainer.evaluation_requested, False
@@ -369,7 +382,8 @@ class TrainingLoop:
         steps = [end, *trainer.callback_steps()]
         steps += [interval.next_step(now) for interval in (self._log, *self._eval_intervals) if interval is not None]
         self.next_log_step = end if self._log is None else min(end, self._log.next_step(now))
-        self.next_event = min(steps)
+        # Rank 0 decides: the others know nothing of saves in flight and requests.
+        self.next_event = trainer.strategy.group.broadcast(min(steps))
         return self.next_event
 
     def _steps(self, trainer: Trainer, event: int) -> None:
@@ -385,7 +399,8 @@ class TrainingLoop:
         step.bind(trainer)
         batch_start, step_start = hooks["on_train_batch_start"], hooks["on_train_step_start"]
         step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
-        tokens: Tensor | None = None
+        tokens: Tensor | int | None = None
+        agreement, fillers, length = trainer.agreement, self._fillers, self.epoch_batches
 
         while progress.step < event and not trainer.interrupt_requested:
             step.step_idx = progress.step
@@ -400,17 +415,28 @@ class TrainingLoop:
                 for call in step_start:
                     call(trainer, model, batch)
                 step.batch_size = size = sample_count(batch)
+                if agreement is not None:
+                    assert fillers is not None
+                    step.counts = fillers.counts
+                    step.batch_size = size = size if step.counts else 0
+                    step.completes = micro == accum or progress.batch + 1 == length
+                    agreement.batch_samples += size
+                    if accum != 1:
+                        # It is not known whether a batch is an epoch's last if the loader has no length.
+                        trainer.strategy.sync_gradients(model, step.completes or length is None)
                 raw = step.train_batch(batch)
                 loss, outputs = read_outputs(raw)
-                means.add(loss, outputs, batch_weight(outputs, size) if outputs else size)
+                if step.counts:
+                    means.add(loss, outputs, batch_weight(outputs, size) if outputs else size)
                 progress.samples += size
-                if outputs and "tokens" in outputs:
+                if outputs and "tokens" in outputs and step.counts:
                     found = outputs["tokens"]
-                    if isinstance(found, Tensor) and not self._counts_tokens:
-                        tokens = found.detach().long() if tokens is None else tokens + found.detach()
-                    else:
+                    if agreement is None and (self._counts_tokens or not isinstance(found, Tensor)):
                         progress.tokens += int(found)
-                elif self._counts_tokens:
+                    else:
+                        found = found.detach().long() if isinstance(found, Tensor) else found
+                        tokens = found if tokens is None else tokens + found
+                elif self._counts_tokens and step.counts:
                     raise UserError(
                         "a duration is counted in tokens, but the model's outputs have no 'tokens'",
                         cure="Return a mapping with 'tokens', or count in steps, samples or epochs.",
@@ -418,9 +444,17 @@ class TrainingLoop:
                 progress.batch += 1
                 progress.epoch_samples += size if counted is None else counted
                 last = batches.is_over(progress)
+                if agreement is not None and length is None:
+                    last = agreement.total(last) > 0
                 if micro == accum or last:
                     step.end_step()
                     progress.step += 1
+                    if agreement is not None:
+                        progress.samples = progress.last_samples + agreement.samples
+                        if self._counts_tokens:
+                            progress.tokens, tokens = progress.tokens + agreement.total(int(tokens or 0)), None
+                        if agreement.interrupt:
+                            trainer.interrupt_requested, agreement.interrupt = True, False
                     if last:
                         progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
                         trainer.schedulers.step(trainer, SchedulerInterval.epoch)
@@ -432,10 +466,15 @@ class TrainingLoop:
                 if last:
                     break
             if record:
-                break
-        if tokens is not None:
+                if agreement is None:
+                    break
+                if progress.step < event and not trainer.interrupt_requested:
+                    # The other ranks may have nothing to record.
+                    trainer.flush_record()
+        if tokens is not None or (agreement is not None and not self._counts_tokens):
             # Tokens are not needed at every step, so the device is waited for only here.
-            progress.tokens += int(tokens)
+            found = int(tokens or 0)
+            progress.tokens += found if agreement is None else agreement.total(found)
             progress.last_tokens = progress.tokens
 
     def validation_of(self, name: str) -> ValidationLoop:
@@ -460,16 +499,23 @@ class TrainingLoop:
 
     def _count_time(self, trainer: Trainer) -> None:
         progress = trainer.progress
-        progress.last_seconds, progress.seconds = progress.seconds, trainer.metric_logger.seconds()
+        seconds = trainer.strategy.group.broadcast(trainer.metric_logger.seconds())
+        progress.last_seconds, progress.seconds = progress.seconds, seconds
 
     def _log_what_is_left(self, trainer: Trainer, stop: Stop | None) -> None:
         """Log the means since the last log at the end of the run."""
-        if stop is not None and stop.finished and self._means_since_log is not None and not self._means_since_log.empty:
+        if stop is not None and stop.finished and self._has_means(trainer):
             self._log_training(trainer)
+
+    def _has_means(self, trainer: Trainer) -> bool:
+        """Whether some rank has trained on a batch since the last log."""
+        has = self._means_since_log is not None and not self._means_since_log.empty
+        return has if trainer.agreement is None else trainer.agreement.total(has) > 0
 
     def _log_training(self, trainer: Trainer) -> None:
         assert self._means_since_log is not None
-        metrics = {f"train/{name}": value for name, value in self._means_since_log.means().items()}
+        means = self._means_since_log.means(trainer.strategy.group)
+        metrics = {f"train/{name}": value for name, value in means.items()}
         finite = self._means_since_log.loss_is_finite
         self._means_since_log.reset()
         norms = trainer.step.grad_norms()
@@ -492,6 +538,14 @@ def _after_step(trainer: Trainer) -> Progress | None:
     if idx < 0:
         return None
     return progress if progress.step > idx else replace(progress, step=idx + 1)
+
+
+def length_of(loader: Any) -> int | None:
+    """Batches of an epoch; None if unknown."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def _due(interval: Interval | None, now: Progress) -> bool:

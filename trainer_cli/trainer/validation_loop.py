@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from trainer_cli.data.shared import Filler
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.batch import to_device
 from trainer_cli.trainer.hooks import second_to
@@ -17,6 +18,9 @@ from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_output
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
+
+
+_END = object()
 
 
 class EvaluationInterruptedError(Exception):
@@ -63,6 +67,7 @@ class ValidationLoop:
             with ExitStack() as stack, torch.no_grad():
                 hooks.call("on_enter_validate", trainer, stack, loader, self)
                 model.eval()
+                trainer.strategy.before_evaluation(model)
                 hooks.call(f"on_{base}_start", trainer, model, loader, self)
                 self.metrics = self._means(trainer, model, loader, name)
                 hooks.call_all(f"on_{base}_end", trainer, model, self)
@@ -83,10 +88,12 @@ class ValidationLoop:
         trainer.step.bind_model(trainer)
         batch_start, batch_end = hooks[f"on_{base}_batch_start"], hooks[f"on_{base}_batch_end"]
         step_start, step_end = hooks[f"on_{base}_step_start"], hooks[f"on_{base}_step_end"]
-        batch_idx = -1
+        batch_idx, counts = -1, True
         batches = loader.iterate(0)
         try:
-            for batch_idx, batch in enumerate(batches):
+            for batch_idx, batch in enumerate(batches if trainer.agreement is None else _turns(trainer, batches)):
+                if type(batch) is Filler:
+                    counts, batch = False, batch.batch
                 if trainer.stop_request is not None and not trainer.stop_request.finished:
                     raise EvaluationInterruptedError
                 batch = to_device(batch, device) if device.type != "cpu" else batch
@@ -96,8 +103,9 @@ class ValidationLoop:
                     call(trainer, model, batch)
                 raw = forward(batch)
                 loss, outputs = read_outputs(raw)
-                size = 0 if "weight" in outputs else sample_count(batch)
-                meter.add(loss, outputs, batch_weight(outputs, size))
+                if counts:
+                    size = 0 if "weight" in outputs else sample_count(batch)
+                    meter.add(loss, outputs, batch_weight(outputs, size))
                 for call in step_end:
                     call(trainer, model, raw, batch)
                 for call in batch_end:
@@ -110,4 +118,26 @@ class ValidationLoop:
                 close()
         if batch_idx < 0:
             raise UserError(f"the validation loader '{name}' gave no batch")
-        return meter.means()
+        return meter.means(trainer.strategy.group)
+
+
+def _turns(trainer: Trainer, batches: Iterable[Any]) -> Iterator[Any]:
+    """This rank's batches, with fillers until every rank is at its end; a rank's stop request reaches all meanwhile."""
+    agreement, iterator = trainer.agreement, iter(batches)
+    assert agreement is not None
+    batch: Any = None
+    while True:
+        following = next(iterator, _END)
+        agreement.start(0 if following is _END else 1)
+        if not agreement.finish():
+            return
+        if agreement.interrupt:
+            agreement.interrupt, trainer.interrupt_requested = False, True
+            trainer.hear_requests(0.0)
+        if following is not _END:
+            batch = following
+        elif batch is None:
+            raise UserError("a validation loader has batches on some ranks, but none on this one")
+        elif type(batch) is not Filler:
+            batch = Filler(batch)
+        yield batch

@@ -1,0 +1,67 @@
+"""Trains several times on one start of the ranks: `python fits.py JOBS`, a JSON list of lists of overrides.
+
+Rank 0 prints each exit code and how the fit failed. Without torchrun's variables it trains in this process alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+
+from trainer_cli import Callback
+from trainer_cli.parallel.process_group import from_environment
+from trainer_cli.run.compose_fit import compose_fit
+from trainer_cli.run.fit import fit
+
+
+class Stopping(Callback):
+    """Asks for something on one rank only, at one step."""
+
+    def __init__(self, rank: int, step: int, ask: str) -> None:
+        self.rank, self.step, self.ask = rank, step, ask
+
+    def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step != self.step or trainer.strategy.group.rank != self.rank:
+            return
+        if self.ask == "stop":
+            trainer.stop(f"asked for by rank {self.rank}", finished=False)
+        elif self.ask == "log":
+            trainer.log_metrics({"seen": self.step})
+        elif self.ask == "evaluate":
+            trainer.ask_for_evaluation()
+
+
+class Uneven(torch.nn.Module):
+    """A linear model whose batches weigh as much as their labels: no two ranks have the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 10)
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        images, labels = batch
+        losses = torch.nn.functional.cross_entropy(self.linear(images.flatten(1)), labels, reduction="none")
+        weight = labels.sum()
+        return {"loss": (losses * labels).sum() / weight.clamp(min=1), "weight": weight, "tokens": weight}
+
+
+def main(jobs: list[list[str]]) -> None:
+    torch.set_num_threads(1)
+    group = from_environment(os.environ, timeout_s=60)
+    ends = []
+    for overrides in jobs:
+        try:
+            ends.append(str(int(fit(group.on_main(lambda own=overrides: compose_fit(own)), group=group))))
+        except Exception as error:
+            ends.append(f"{type(error).__name__}: {error}")
+    sys.stdout.flush()
+    print("\nENDS", json.dumps(ends))
+    group.close()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

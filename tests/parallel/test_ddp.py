@@ -1,0 +1,149 @@
+"""Two ranks under DDP train as one process does, stop together, and resume bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import HERE, on_ranks
+
+sys.path.insert(0, str(HERE.parent / "integration"))
+from compare import final_state, metrics
+
+pytestmark = pytest.mark.slow
+
+SHORT = ["loop.log_interval=1", "loggers.tensorboard=null", "logging.console=off"]
+# 1,617 samples: the 102nd and last batch of an epoch has one, and rank 1 none.
+DIGITS = ["experiment=digits_mlp", "data.val_fraction=0.1", "loop.max_duration=120", "loop.eval_interval=60", *SHORT]
+GPT = [
+    "experiment=char_gpt", "data.path=text", "model.layers=1", "model.width=32", "model.heads=2",
+    "loop.max_duration=50", "loop.eval_interval=50", *SHORT,
+]  # fmt: skip
+WEIGHTED = [
+    "experiment=digits_mlp", "model._target_=fits.Uneven", "~model.inputs", "~model.hidden", "~model.classes",
+    "~model.dropout", "optimizer=sgd", "scheduler=null",
+    "optimizer.lr=0.1", "loop.max_duration=5000tok", "loop.eval_interval=20", *SHORT,
+]  # fmt: skip
+ONE = {
+    "digits": [*DIGITS, "data.batch_size=16"],
+    "gpt": [*GPT, "data.batch_size=8"],
+    "weighted": [*WEIGHTED, "data.batch_size=16"],
+}
+TWO = {
+    "digits": [*DIGITS, "data.batch_size=8"],
+    "gpt": [*GPT, "data.batch_size=2", "+data.global_batch_size=8"],
+    "weighted": [*WEIGHTED, "data.batch_size=8"],
+}
+NOISY = ["experiment=digits", "model.channels=[4,8]", "data.batch_size=16", "loop.max_duration=40", *SHORT]
+STOPS = [
+    "loop.log_interval=10", "loop.eval_interval=20", "checkpoint.save_interval=10",
+    "+callbacks.ask._target_=fits.Stopping",
+]  # fmt: skip
+
+
+def ask(rank: int, step: int, what: str) -> list[str]:
+    return [*STOPS, f"+callbacks.ask.rank={rank}", f"+callbacks.ask.step={step}", f"+callbacks.ask.ask={what}"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All runs of this file: ONE in one process, TWO and what follows on one start of two ranks."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "text").write_text("It is a truth universally acknowledged, that a single man, in possession. " * 40)
+    before = Path.cwd()
+    os.environ["PYTHONPATH"], path = str(HERE), os.environ.get("PYTHONPATH")
+    os.chdir(folder)
+    try:
+        alone = [[*job, f"run_dir=one/{name}"] for name, job in ONE.items()]
+        done = subprocess.run(
+            [sys.executable, HERE / "fits.py", json.dumps(alone)], capture_output=True, text=True, check=True
+        )
+        assert f"ENDS {json.dumps(['0'] * len(alone))}" in done.stdout, done.stdout + done.stderr
+        jobs = [[*job, f"run_dir=two/{name}"] for name, job in TWO.items()]
+        jobs += [
+            [*NOISY, *ask(1, 99, "stop"), "run_dir=whole"],
+            [*NOISY, *ask(1, 16, "stop"), "run_dir=cut"],
+            [*NOISY, *ask(1, 16, "stop"), "run_dir=cut"],
+            [*NOISY, *ask(1, 13, "evaluate"), "run_dir=asked", "loop.max_duration=20"],
+            [*NOISY, *ask(1, 13, "log"), "run_dir=logged", "loop.max_duration=20"],
+        ]
+        ends = on_ranks(2, [HERE / "fits.py", json.dumps([[*job, "parallel=ddp"] for job in jobs])])
+        expected = f"ENDS {json.dumps(['0'] * (len(TWO) + 1) + ['75', '0', '0', '0'])}"
+        assert [(code, expected in output) for code, output in ends] == [(0, True)] * 2, ends
+        (folder / "output.json").write_text(json.dumps([output for _, output in ends]))
+    finally:
+        os.chdir(before)
+        os.environ.pop("PYTHONPATH") if path is None else os.environ.update(PYTHONPATH=path)
+    return folder
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_ranks_have_the_losses_of_one_process(runs: Path, name: str) -> None:
+    one, two = metrics(runs / "one" / name), metrics(runs / "two" / name)
+    assert len(one) >= 20
+    assert [sorted(record) for record in one] == [sorted(record) for record in two]
+    for alone, both in zip(one, two, strict=True):
+        for key, value in alone.items():
+            assert both[key] == pytest.approx(value, rel=1e-5), (name, alone["step"], key)
+    counts = [json.loads((runs / who / name / "summary.json").read_text())["step"] for who in ("one", "two")]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_counts_are_those_of_all_ranks(runs: Path, name: str) -> None:
+    counts = []
+    for who in ("one", "two"):
+        manifest = json.loads((max((runs / who / name).glob("checkpoints/step*/manifest.json"))).read_text())
+        counts.append({key: manifest["progress"][key] for key in ("step", "epoch", "samples", "tokens")})
+    assert counts[0] == counts[1]
+    assert counts[0]["samples"] > 300
+
+
+def test_a_resume_on_two_ranks_is_bit_identical(runs: Path) -> None:
+    # Batch norm, dropout and augmentation: buffers, and random numbers of each rank.
+    assert final_state(runs / "cut") == final_state(runs / "whole")
+    assert metrics(runs / "cut") == metrics(runs / "whole")
+
+
+def test_the_state_of_each_rank_is_in_the_checkpoint(runs: Path) -> None:
+    state = json.loads((runs / "whole" / "checkpoints" / "step40" / "rank0.json").read_text())["state"]
+    assert len(state["ranks"]) == 1
+    assert sorted(state["ranks"][0]) == ["data", "loop", "rng"]
+    manifest = json.loads((runs / "whole" / "checkpoints" / "step40" / "manifest.json").read_text())
+    assert manifest["world_size"] == 2
+
+
+def test_a_stop_on_one_rank_stops_both_with_one_checkpoint(runs: Path) -> None:
+    first = json.loads((runs / "cut" / "summary.json").read_text())["attempts"][0]
+    # At the latest the step after the one in which it was asked for.
+    assert first["status"] == "stopped"
+    assert first["step"] in (16, 17)
+    assert first["reason"] == "asked for by rank 1"
+
+
+def test_an_evaluation_asked_for_by_one_rank_is_made_by_both(runs: Path) -> None:
+    assert [record["step"] for record in metrics(runs / "asked") if "val/loss" in record] in ([13, 20], [14, 20])
+
+
+def test_only_rank_0_prints_and_metrics_logged_by_another_rank_alone_are_not_waited_for(runs: Path) -> None:
+    first, second = json.loads((runs / "output.json").read_text())
+    assert "committed step 40" in first
+    assert second.strip().startswith("ENDS")
+    assert [record["step"] for record in metrics(runs / "logged") if "train/loss" in record] == [10, 20]
+    assert not any("seen" in record for record in metrics(runs / "logged"))
+
+
+def test_one_process_evaluates_the_checkpoint_as_the_ranks_did(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainer_cli.cli.main import main
+
+    monkeypatch.chdir(runs)
+    assert main(["validate", "ckpt=whole/checkpoints/step40", "validate.folder=checked", "trust=[fits]"]) == 0
+    row = json.loads((runs / "checked" / "validation.jsonl").read_text().splitlines()[0])
+    logged: dict[str, Any] = next(record for record in metrics(runs / "whole") if record["step"] == 40)
+    assert row["val/loss"] == pytest.approx(logged["val/loss"], rel=1e-6)
+    assert row["val/accuracy"] == pytest.approx(logged["val/accuracy"], rel=1e-6)

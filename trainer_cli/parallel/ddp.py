@@ -1,0 +1,53 @@
+"""Every process holds the whole model; gradients are averaged (torch's DistributedDataParallel)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.parallel.single import on_local_device
+
+
+class DDP:
+    """The model on every rank. Buckets of gradients are averaged while the backward goes on.
+
+    Args:
+        find_unused_parameters: also parameters without a gradient in some steps are handled; that costs time.
+    """
+
+    def __init__(self, group: ProcessGroup, *, find_unused_parameters: bool = False) -> None:
+        self.group, self.world_size = group, group.world_size
+        self._find_unused = find_unused_parameters
+        self._wrapped: DistributedDataParallel | None = None
+
+    def place(self, model: nn.Module, device: torch.device) -> nn.Module:
+        device = on_local_device(device, self.group)
+        model = model.to(device)
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            self._wrapped = DistributedDataParallel(
+                model,
+                device_ids=[device.index] if device.type == "cuda" else None,
+                find_unused_parameters=self._find_unused,
+                gradient_as_bucket_view=True,
+            )
+        return model
+
+    def trained(self, model: nn.Module) -> nn.Module:
+        return model if self._wrapped is None else self._wrapped
+
+    def sync_gradients(self, model: nn.Module, on: bool) -> None:
+        if self._wrapped is not None:
+            # As its no_sync() does; the forward reads this too.
+            self._wrapped.require_backward_grad_sync = on
+
+    def before_evaluation(self, model: nn.Module) -> None:
+        """The buffers of rank 0, which are those of a checkpoint, on every rank."""
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer, src=0)
+
+    def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
