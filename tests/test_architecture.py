@@ -17,7 +17,7 @@ ROOT = PACKAGE.name
 LAYERS = {
     1: "errors",
     2: """config.schema config.suggest config.globs config.garbage
-          trainer.duration trainer.intervals trainer.stopping trainer.progress
+          trainer.duration trainer.intervals trainer.stopping trainer.progress trainer.restarts
           checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming
           checkpoint.shards
           checkpoint.load_options data.order""",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.activation_statistics import ActivationStatistics
     from trainer_cli.callbacks.check_finite import CheckFinite
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+    from trainer_cli.callbacks.confusion_matrix import ConfusionMatrix
     from trainer_cli.callbacks.dump_activations import DumpActivations
     from trainer_cli.callbacks.duration_profiler import DurationProfiler
     from trainer_cli.callbacks.early_exit import EarlyExit
@@ -16,15 +17,18 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.ema import EMA
     from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
     from trainer_cli.callbacks.memory_monitor import MemoryMonitor
+    from trainer_cli.callbacks.metrics import Metrics
     from trainer_cli.callbacks.norms import Norms
     from trainer_cli.callbacks.parameter_table import ParameterTable
     from trainer_cli.callbacks.scoped_flags import ScopedFlags
     from trainer_cli.callbacks.skip_samples import SkipSamples
     from trainer_cli.callbacks.swa import SWA
     from trainer_cli.callbacks.tensor_listener import TensorListener
+    from trainer_cli.callbacks.text_samples import TextSamples
     from trainer_cli.callbacks.threshold_stopper import ThresholdStopper
     from trainer_cli.callbacks.throughput import Throughput
     from trainer_cli.callbacks.torch_profiler import TorchProfiler
+    from trainer_cli.callbacks.validation_callback import ValidationCallback
     from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
     from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
     from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     )
     from trainer_cli.loggers.base import Logger, Record, RunFacts
     from trainer_cli.loggers.console import ConsoleLogger
+    from trainer_cli.loggers.csv import CsvLogger
     from trainer_cli.loggers.jsonl import JsonlLogger
     from trainer_cli.loggers.tensorboard import TensorBoardLogger
     from trainer_cli.trainer.duration import Duration
@@ -52,11 +57,18 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.optimizers import optimizer_factory
     from trainer_cli.trainer.precision import Precision
     from trainer_cli.trainer.scheduler_intervals import Scheduled
-    from trainer_cli.trainer.schedulers import WarmupCosine, scheduler_factory
+    from trainer_cli.trainer.schedulers import scheduler_factory
     from trainer_cli.trainer.train_step import TrainStep
     from trainer_cli.trainer.trainer import Evaluation, FitResult, Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
     from trainer_cli.trainer.validation_loop import ValidationLoop
+    from trainer_cli.trainer.warmup import (
+        WarmupCosine,
+        WarmupInverseSqrt,
+        WarmupLinear,
+        WarmupPolynomial,
+        WarmupStableDecay,
+    )
 
 _MODULES = {
     "ActivationStatistics": "trainer_cli.callbacks.activation_statistics",
@@ -70,7 +82,9 @@ _MODULES = {
     "CheckpointerCallback": "trainer_cli.callbacks.checkpointer",
     "CheckpointError": "trainer_cli.errors",
     "ConfigError": "trainer_cli.errors",
+    "ConfusionMatrix": "trainer_cli.callbacks.confusion_matrix",
     "ConsoleLogger": "trainer_cli.loggers.console",
+    "CsvLogger": "trainer_cli.loggers.csv",
     "Datasets": "trainer_cli.data.datasets",
     "DumpActivations": "trainer_cli.callbacks.dump_activations",
     "Duration": "trainer_cli.trainer.duration",
@@ -91,6 +105,7 @@ _MODULES = {
     "make_async_checkpointer": "trainer_cli.checkpoint.async_checkpointer",
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
     "MemoryMonitor": "trainer_cli.callbacks.memory_monitor",
+    "Metrics": "trainer_cli.callbacks.metrics",
     "Norms": "trainer_cli.callbacks.norms",
     "NotFiniteError": "trainer_cli.errors",
     "observe": "trainer_cli.trainer.observe",
@@ -110,6 +125,7 @@ _MODULES = {
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
     "TensorBoardLogger": "trainer_cli.loggers.tensorboard",
     "TensorListener": "trainer_cli.callbacks.tensor_listener",
+    "TextSamples": "trainer_cli.callbacks.text_samples",
     "ThresholdStopper": "trainer_cli.callbacks.threshold_stopper",
     "Throughput": "trainer_cli.callbacks.throughput",
     "TorchProfiler": "trainer_cli.callbacks.torch_profiler",
@@ -118,8 +134,13 @@ _MODULES = {
     "TrainingLoop": "trainer_cli.trainer.training_loop",
     "TrainStep": "trainer_cli.trainer.train_step",
     "UserError": "trainer_cli.errors",
+    "ValidationCallback": "trainer_cli.callbacks.validation_callback",
     "ValidationLoop": "trainer_cli.trainer.validation_loop",
-    "WarmupCosine": "trainer_cli.trainer.schedulers",
+    "WarmupCosine": "trainer_cli.trainer.warmup",
+    "WarmupInverseSqrt": "trainer_cli.trainer.warmup",
+    "WarmupLinear": "trainer_cli.trainer.warmup",
+    "WarmupPolynomial": "trainer_cli.trainer.warmup",
+    "WarmupStableDecay": "trainer_cli.trainer.warmup",
 }
 __all__ = [
     "EMA",
@@ -132,7 +153,9 @@ __all__ = [
     "Checkpointer",
     "CheckpointerCallback",
     "ConfigError",
+    "ConfusionMatrix",
     "ConsoleLogger",
+    "CsvLogger",
     "Datasets",
     "DumpActivations",
     "Duration",
@@ -148,6 +171,7 @@ __all__ = [
     "Logger",
     "Logging",
     "MemoryMonitor",
+    "Metrics",
     "Norms",
     "NotFiniteError",
     "ParameterTable",
@@ -162,6 +186,7 @@ __all__ = [
     "SyncCheckpointer",
     "TensorBoardLogger",
     "TensorListener",
+    "TextSamples",
     "ThresholdStopper",
     "Throughput",
     "TorchProfiler",
@@ -170,8 +195,13 @@ __all__ = [
     "Trainer",
     "TrainingLoop",
     "UserError",
+    "ValidationCallback",
     "ValidationLoop",
     "WarmupCosine",
+    "WarmupInverseSqrt",
+    "WarmupLinear",
+    "WarmupPolynomial",
+    "WarmupStableDecay",
     "add_global_callback",
     "checkpoint_path",
     "checkpoint_pattern",

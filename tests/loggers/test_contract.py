@@ -13,11 +13,13 @@ import pytest
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.console import ConsoleLogger
+from trainer_cli.loggers.csv import CsvLogger
 from trainer_cli.loggers.jsonl import JsonlLogger
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 
 MAKERS: dict[str, Callable[[], Logger]] = {
     "jsonl": JsonlLogger,
+    "csv": CsvLogger,
     "tensorboard": TensorBoardLogger,
     "console-plain": lambda: ConsoleLogger("plain", io.StringIO()),
     "console-rich": lambda: ConsoleLogger("rich", io.StringIO()),

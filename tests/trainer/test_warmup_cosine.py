@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.schedulers import WarmupCosine, warmup_cosine
+from trainer_cli.trainer.schedulers import WarmupCosine
 
 
 def groups(*rates: float) -> torch.optim.Optimizer:
@@ -20,17 +20,17 @@ def groups(*rates: float) -> torch.optim.Optimizer:
     [(0, 1 / 5), (3, 4 / 5), (4, 1.0), (12, 0.1 + 0.9 * 0.5), (20, 0.1), (99, 0.1)],
 )
 def test_the_rate_rises_linearly_then_falls_along_a_cosine_and_stays(step: int, factor: float) -> None:
-    assert warmup_cosine(20, warmup=4, min_ratio=0.1)(step) == pytest.approx(factor)
+    assert WarmupCosine(groups(1.0), 20, warmup=4, min_ratio=0.1).factor(step) == pytest.approx(factor)
 
 
 def test_without_a_warmup_the_first_step_has_the_peak() -> None:
-    assert warmup_cosine(10)(0) == 1.0
+    assert WarmupCosine(groups(1.0), 10).factor(0) == 1.0
 
 
 @pytest.mark.parametrize("wrong", [{"warmup": -1}, {"min_ratio": 1.5}, {"min_ratio": -0.1}])
 def test_what_makes_no_schedule_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match=next(iter(wrong))):
-        warmup_cosine(10, **wrong)  # type: ignore[arg-type]
+        WarmupCosine(groups(1.0), 10, **wrong)  # type: ignore[arg-type]
 
 
 def test_each_group_keeps_its_own_peak() -> None:

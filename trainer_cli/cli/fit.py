@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one run for each combination of values: key=a,b, range(…), choice(…), glob(…)",
     )
     add_allow_pickle(parser)
+    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--jobs", type=int, metavar="N", help="with -m: so many runs at a time (1)")
 
 
@@ -60,10 +61,25 @@ def run(args: argparse.Namespace) -> int:
     if several:
         return _fit_as_rank(compose, allow_pickle=args.allow_pickle)
     composed = compose()
+    if composed.config.restarts.max > 0 and not args.supervised:
+        from trainer_cli.run.supervise import supervise
+
+        return supervise(composed.config, _again(args))
+    if args.supervised:
+        from trainer_cli.run.children import stop_with_parent
+
+        stop_with_parent()
     # Only now: a mistake in the config is answered without what training needs.
     from trainer_cli.run.fit import fit
 
     return fit(composed, allow_pickle=args.allow_pickle)
+
+
+def _again(args: argparse.Namespace) -> list[str]:
+    """The arguments that a supervised process is started with."""
+    flags = {"--config-dir": args.config_dir, "--config-name": args.config_name}
+    given = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
+    return [*args.overrides, *given, *(["--allow-pickle"] if args.allow_pickle else []), "--supervised"]
 
 
 def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:

@@ -33,7 +33,7 @@ DATA_KEYS = (
     "worker_timeout",
 )  # fmt: skip
 """Keys under `data` that belong to our loaders, and not to the object that is made."""
-SCHEDULER_KEYS = ("interval", "metric")
+SCHEDULER_KEYS = ("interval", "metric", "groups")
 """Keys of a schedule's node that do not reach the object."""
 _AT_LEAST = {"batch_size": 1, "val_batch_size": 1, GLOBAL_BATCH_SIZE: 1, "num_workers": 0}
 FROM_DATA = "from_data"
@@ -205,7 +205,7 @@ class _Checker:
             return  # Others may have settings that their constructor does not take: reported when they are built.
         for pattern, settings in groups.items():
             if isinstance(settings, Mapping):
-                named = {str(key): value for key, value in settings.items()}
+                named = {str(key): value for key, value in settings.items() if key != "tag"}
                 where = f"param_groups.{pattern}"
                 yield from misfits(where, _name(target), takes, [_SOMETHING], named, first=1, partial=True)
 
@@ -238,6 +238,11 @@ class _Checker:
         if metric is not None and not isinstance(metric, str):
             what = f"{where}.metric is {metric!r}, but it is the name of a metric, such as val/loss"
             yield ConfigError(what, location=f"{where}.metric")
+        groups = node.get("groups")
+        listed = isinstance(groups, list) and all(isinstance(one, str) for one in groups)
+        if groups is not None and not isinstance(groups, str) and not listed:
+            what = f"{where}.groups is {groups!r}, but it is the tag of parameter groups, or a list of tags"
+            yield ConfigError(what, location=f"{where}.groups")
         own = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
         yield from self._component(where, own, first=1, schedule=True)
 

@@ -41,6 +41,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "loop.max_time": "when this process stops",
     "loop.eval_*": "evaluation does not change the training",
     "loop.log_interval": "what is recorded",
+    "restarts.*": "what happens after a failure",
     "logging.*": "what is printed",
     "loggers": "what is recorded",
     "loggers.*": "what is recorded",

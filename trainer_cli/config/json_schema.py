@@ -33,6 +33,7 @@ _ANY: Mapping[str, Schema] = {
     "scheduler": {"anyOf": [NODE, _MAPPING_OF_NODES, NULL]},
     "step": {"anyOf": [NODE, NULL]},
     "sparsity": {"anyOf": [NODE, NULL]},
+    "loop.microbatch": {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1}, NULL]},
     "loop.limit_train_batches": {
         "anyOf": [{"type": "integer", "minimum": 1}, {"type": "number", "exclusiveMinimum": 0, "maximum": 1}, NULL]
     },

@@ -151,6 +151,12 @@ def _check_folder(key: str, value: str | None, *, instead: str, urls: bool = Fal
         raise ConfigError(f"{key} is {value!r}, but it must be a local folder", location=key)
 
 
+def _check_microbatch(key: str, value: Any) -> None:
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
+    if value not in (None, "auto") and not whole:
+        raise ConfigError(f"{key} is {value!r}, but it is auto, a number of samples, or null", location=key)
+
+
 def _check_limit(key: str, value: Any) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     part = isinstance(value, float) and 0 < value <= 1
@@ -255,6 +261,9 @@ class LoopConfig:
     """Optimizer steps of an epoch, for train loaders without a length."""
     grad_accum_steps: int = at_least(1, 1)
     """Batches whose gradients are accumulated into one optimizer step."""
+    microbatch: Any = checked(_check_microbatch)
+    """Train each batch in parts of at most so many samples, with the gradient of the whole; auto: whole, and in halves
+    where memory runs out."""
     eval_interval: Any = duration("1ep")
     """How often to evaluate on the validation data; null: only at the end."""
     eval_steps: Optional[int] = at_least(1)
@@ -271,6 +280,12 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "loop")
+        if self.microbatch == "auto" and self.grad_accum_steps != 1:
+            raise ConfigError(
+                "loop.microbatch is auto, and loop.grad_accum_steps is above 1",
+                location="loop.microbatch",
+                hint="Set loop.grad_accum_steps=1 and a larger data.batch_size: it is split as memory needs.",
+            )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -281,6 +296,10 @@ class PrecisionConfig:
     """fp32, or bf16 or fp16 autocast."""
     loss_scale: Any = checked(_check_loss_scale, "dynamic")
     """What the loss is multiplied by before backward under fp16: dynamic (as large as fits), or a number."""
+    min_loss_scale: Optional[float] = at_least(1e-30)
+    """A dynamic scale does not fall below this."""
+    max_loss_scale: Optional[float] = at_least(1e-30)
+    """A dynamic scale does not rise above this."""
     clip_norm: Optional[float] = at_least(1e-12)
     """Scale gradients down to this total norm."""
     clip_value: Optional[float] = at_least(1e-12)
@@ -293,6 +312,18 @@ class PrecisionConfig:
                 f"precision.loss_scale is {self.loss_scale}, but precision.dtype is {self.dtype}, which needs none",
                 location="precision.loss_scale",
                 hint="Set precision.dtype=fp16, or leave loss_scale out.",
+            )
+        for key in ("min_loss_scale", "max_loss_scale"):
+            if getattr(self, key) is not None and (self.loss_scale != "dynamic" or self.dtype != Dtype.fp16):
+                raise ConfigError(
+                    f"precision.{key} bounds a dynamic loss scale, which there is none",
+                    location=f"precision.{key}",
+                    hint="Set precision.dtype=fp16 and precision.loss_scale=dynamic.",
+                )
+        if None not in (low := self.min_loss_scale, high := self.max_loss_scale) and low > high:  # type: ignore[operator]
+            raise ConfigError(
+                f"precision.min_loss_scale ({low:g}) is above precision.max_loss_scale ({high:g})",
+                location="precision.min_loss_scale",
             )
         if self.clip_norm is not None and self.clip_value is not None:
             raise ConfigError(
@@ -454,6 +485,20 @@ class ParallelConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class RestartsConfig:
+    """Starting the training again after a failure, from its newest checkpoint. Each attempt is a process of its own."""
+
+    max: int = at_least(0, 0)
+    """How many failures in a row without a newer checkpoint are followed by a restart; 0: none."""
+    backoff: Any = duration("10s", units=(Unit.SECOND,))
+    """The pause before a restart; doubled for each failure without a newer checkpoint, up to ten minutes; null:
+    none."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "restarts")
+
+
+@dataclass(kw_only=True, slots=True)
 class LoggingConfig:
     """What is printed, and how."""
 
@@ -510,6 +555,7 @@ class TrainConfig:
     load: LoadConfig = field(default_factory=LoadConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    restarts: RestartsConfig = field(default_factory=RestartsConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     callbacks: dict[str, Any] = field(default_factory=dict)
     """name -> node with `_target_`; null switches one off."""

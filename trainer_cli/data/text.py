@@ -65,16 +65,18 @@ class Text:
                 where="data",
                 cure="Give more text, or change data.context or data.val_fraction.",
             )
-        self.train = Windows(tokens[:split], context, stride=1)
-        self.val = Windows(tokens[split:], context, stride=context)
+        self.train = Windows(tokens[:split], context, stride=1, characters=self.characters)
+        self.val = Windows(tokens[split:], context, stride=context, characters=self.characters)
 
 
 class Windows:
-    """Samples of (tokens, next tokens), both (context,), one every `stride` tokens."""
+    """Samples of (tokens, next tokens), both (context,), one every `stride` tokens. `characters` are those of the
+    tokens; None: tokens are bytes."""
 
     deterministic = True
 
-    def __init__(self, tokens: Tensor, context: int, *, stride: int) -> None:
+    def __init__(self, tokens: Tensor, context: int, *, stride: int, characters: str | None = None) -> None:
+        self._characters = characters
         self.fingerprint = blake2b(tokens.numpy().tobytes(), digest_size=16).hexdigest()
         self._tokens = tokens
         self._context = context
@@ -94,6 +96,24 @@ class Windows:
         starts = torch.tensor(indices) * self._stride
         windows = self._tokens[starts.unsqueeze(1) + torch.arange(self._context + 1)].long()
         return list(zip(windows[:, :-1].unbind(), windows[:, 1:].unbind(), strict=True))
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text.
+
+        Raises:
+            UserError: a character does not occur in the text that the tokens are of.
+        """
+        if self._characters is None:
+            return list(text.encode())
+        if unknown := [one for one in text if one not in self._characters]:
+            raise UserError(f"the text has no character {unknown[0]!r}", cure="Leave it out of the prompt.")
+        return [self._characters.index(one) for one in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
+        if self._characters is None:
+            return bytes(tokens).decode(errors="replace")
+        return "".join(self._characters[one] for one in tokens)
 
 
 class Documents:

@@ -189,7 +189,7 @@ class Builder:
         target = component(node["_target_"], f"{where}._target_", self.trust)
         interval = node.get("interval") or natural_interval(target)
         made = partial(self._schedule, node, where, loop, interval)
-        return Scheduled(made, interval, node.get("metric")).settled(target, where)
+        return Scheduled(made, interval, node.get("metric"), node.get("groups")).settled(target, where)
 
     def _schedule(self, node: Any, where: str, loop: TrainingLoop, interval: str, optimizer: Optimizer) -> Any:
         """A schedule; `total_steps` is given to one that takes it and has none in the config."""

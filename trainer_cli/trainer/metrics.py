@@ -73,6 +73,20 @@ def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
     return loss, rest
 
 
+def is_metric(value: Any) -> bool:
+    """Whether it gathers over batches itself, as the metrics of torchmetrics do."""
+    return all(callable(getattr(value, name, None)) for name in ("update", "compute", "reset"))
+
+
+def scalars(name: str, value: Any) -> dict[str, float | Tensor]:
+    """What a metric computed, by name: a number, or a mapping of names to numbers; whatever else is left out."""
+    if isinstance(value, Mapping):
+        return {key: one for part, own in value.items() for key, one in scalars(f"{name}/{part}", own).items()}
+    if isinstance(value, Tensor):
+        return {name: value.detach().reshape(())} if value.numel() == 1 else {}
+    return {name: float(value)} if isinstance(value, _NUMBERS) else {}
+
+
 _NUMBERS = (int, float, np.integer, np.floating)
 _NOT_METRICS = frozenset({"loss", "weight", "tokens"})
 

@@ -16,6 +16,7 @@ from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.freezing import check_pattern, matches_nothing
 from trainer_cli.trainer.fused import can_be_fused
 from trainer_cli.trainer.setup import made, typed
+from trainer_cli.trainer.tagged_groups import TAG
 
 ONLY = "optimizer"
 """The name of a single optimizer."""
@@ -186,7 +187,7 @@ def refuse_unknown_settings(optimizer: Any, name: str, takes: Collection[str], p
     known = [key for key in dict.fromkeys((*takes, *map(str, defaults))) if key != "params"]
     for pattern, settings in patterns.items():
         for key in settings:
-            if key not in known:
+            if key not in (*known, TAG):
                 where = f"param_groups.{pattern}.{key}"
                 cure = did_you_mean(key, known).strip() or f"It has: {', '.join(known)}."
                 raise ConfigError(f"{name} has no setting '{key}'", location=where, hint=cure)

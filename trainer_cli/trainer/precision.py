@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,9 +25,18 @@ class LossScaler:
     a step for schedules and intervals, so that these do not depend on overflows.
     """
 
-    def __init__(self, device: torch.device, scale: str | float = DYNAMIC) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        scale: str | float = DYNAMIC,
+        least: float | None = None,
+        most: float | None = None,
+    ) -> None:
         self._fixed = None if scale == DYNAMIC else float(scale)
-        self._scaler = torch.amp.GradScaler(device.type, init_scale=self._fixed or _FIRST_SCALE)
+        self._bounds = (least, most)
+        first = self._fixed or min(max(_FIRST_SCALE, least or 0.0), most or math.inf)
+        self._scaler = torch.amp.GradScaler(device.type, init_scale=first)
+        self._one = torch.ones((), device=device)
         # Torch's schedulers warn if all optimizer steps so far were skipped.
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
         self._skipped = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
@@ -52,6 +62,9 @@ class LossScaler:
     def update(self) -> None:
         """Adapt a dynamic scale after all optimizers were stepped."""
         self._scaler.update(self._fixed)
+        if self._bounds != (None, None):
+            # Torch has no bounds. A tensor is copied without a wait for the device.
+            self._scaler.update(self._scaler.scale(self._one).clamp(*self._bounds))
 
     def metrics(self) -> dict[str, float]:
         """The scale and the number of skipped steps; waits for the device."""
@@ -83,18 +96,28 @@ class Precision:
         clip_norm: float | None = None,
         clip_value: float | None = None,
         loss_scale: str | float = DYNAMIC,
+        min_loss_scale: float | None = None,
+        max_loss_scale: float | None = None,
     ) -> None:
         # The config's rules hold for library users too.
         settings = PrecisionConfig(
-            dtype=Dtype(dtype), loss_scale=loss_scale, clip_norm=clip_norm, clip_value=clip_value
+            dtype=Dtype(dtype),
+            loss_scale=loss_scale,
+            min_loss_scale=min_loss_scale,
+            max_loss_scale=max_loss_scale,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
         )
         self.dtype = settings.dtype
         self.clip_norm, self.clip_value = settings.clip_norm, settings.clip_value
         self.loss_scale = settings.loss_scale
+        self.min_loss_scale, self.max_loss_scale = settings.min_loss_scale, settings.max_loss_scale
 
     def scaler(self, device: torch.device) -> LossScaler | None:
         """The loss scaling of this format; None if it needs none."""
-        return LossScaler(device, self.loss_scale) if self.dtype is Dtype.fp16 else None
+        if self.dtype is not Dtype.fp16:
+            return None
+        return LossScaler(device, self.loss_scale, self.min_loss_scale, self.max_loss_scale)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any] | None:
         """The reusable autocast context of a forward; None for fp32."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler
 
 from trainer_cli.config.schema import SchedulerInterval
 from trainer_cli.errors import ConfigError
+from trainer_cli.trainer.tagged_groups import TaggedGroups
 
 _BY_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 _OF_FUNCTIONS = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR)
@@ -27,15 +28,27 @@ class Scheduled:
             torch's own but OneCycleLR and CyclicLR, as torch documents them, and `step` for all others. A function
             that returns a LambdaLR or a MultiplicativeLR counts as another.
         metric: given to schedules that take one, such as ReduceLROnPlateau; None: `val/loss`.
+        groups: the parameter groups that a function makes a schedule of: those whose `tag` it is, or is in it. None:
+            all.
     """
 
     schedule: Any
     interval: str | None = None
     metric: str | None = None
+    groups: str | Sequence[str] | None = None
 
     def __call__(self, optimizer: Any) -> Any:
-        """The schedule of an optimizer."""
-        return self.schedule(optimizer) if is_function(self.schedule) else self.schedule
+        """The schedule of an optimizer, or of some of its groups.
+
+        Raises:
+            ConfigError: it has no such group.
+        """
+        if not is_function(self.schedule):
+            return self.schedule
+        if self.groups is not None:
+            tags = [self.groups] if isinstance(self.groups, str) else self.groups
+            optimizer = TaggedGroups(optimizer, tags)
+        return self.schedule(optimizer)
 
     def settled(self, schedule: Any, where: str) -> Scheduled:
         """The same with the interval and the metric that hold for this schedule, or for this class.

@@ -1,4 +1,4 @@
-"""The schedulers of a training by name, saved with their settings and resumed at their position; and WarmupCosine.
+"""The schedulers of a training by name, saved with their settings and resumed at their position.
 
 A schedule's settings are those of the config now, its position is the checkpoint's. Torch's schedulers keep both in
 one state, so the state as it was when the scheduler was made is saved too: what has not moved since is a setting.
@@ -7,7 +7,6 @@ one state, so the state as it was when the scheduler was made is saved too: what
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.duration import Duration, Unit
 from trainer_cli.trainer.optimizers import ONLY, argument_names
 from trainer_cli.trainer.scheduler_intervals import Scheduled, is_function, natural_interval
+from trainer_cli.trainer.warmup import WarmupCosine as WarmupCosine  # its name in configs of earlier runs
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -33,7 +33,10 @@ log = logging.getLogger(__name__)
 NAME = "scheduler"
 MOVED = frozenset({"lr", "momentum", "betas"})
 """The settings of parameter groups that torch's schedulers change."""
-_RENAMED = {"trainer_cli.trainer.schedules.WarmupCosine": "trainer_cli.trainer.schedulers.WarmupCosine"}
+_RENAMED = {
+    f"trainer_cli.trainer.{module}.WarmupCosine": "trainer_cli.trainer.warmup.WarmupCosine"
+    for module in ("schedules", "schedulers")
+}
 """Classes under the names that earlier versions saved."""
 _LAST = "_last_lr"
 _ABSENT = object()
@@ -43,12 +46,14 @@ _STEP = SchedulerInterval.step
 def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: Any) -> Callable[[Optimizer], Any]:
     """A function `optimizer -> schedule`, as a config's `scheduler` describes it.
 
-    `interval` and `metric` among the settings are those of `Scheduled`. Durations such as `1ep` become a number of
-    intervals, and `total_steps`, where `kind` takes it and it is not given, is that of the loop's `max_duration`.
+    `interval`, `metric` and `groups` among the settings are those of `Scheduled`. Durations such as `1ep` become a
+    number of intervals, and `total_steps`, where `kind` takes it and it is not given, is that of the loop's
+    `max_duration`.
     """
     interval, metric = settings.pop("interval", None) or natural_interval(kind), settings.pop("metric", None)
+    groups = settings.pop("groups", None)
     return Scheduled(
-        lambda optimizer: kind(optimizer, **schedule_settings(kind, settings, loop, interval)), interval, metric
+        lambda optimizer: kind(optimizer, **schedule_settings(kind, settings, loop, interval)), interval, metric, groups
     )
 
 
@@ -373,69 +378,3 @@ def _copied(value: Any) -> Any:
 
 def _class_name(one: Any) -> str:
     return f"{type(one).__module__}.{type(one).__qualname__}"
-
-
-def warmup_cosine(total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> Callable[[int], float]:
-    """The factor on the learning rate at each step.
-
-    It rises linearly over `warmup` steps (the first step already has 1 / (warmup + 1)), then falls along a
-    cosine to `min_ratio` at `total_steps`, and stays there. A warm-up as long as the training is cut to it,
-    with a warning. Form of the schedule: Loshchilov & Hutter, SGDR, arXiv:1608.03983, without restarts.
-    """
-    if warmup < 0:
-        raise UserError(f"warmup is {warmup}, but it must be at least 0 steps", where="scheduler.warmup")
-    if warmup >= total_steps:
-        log.warning("warmup of %d steps is cut: the training has %d steps", warmup, total_steps)
-        warmup = total_steps - 1
-    if not 0 <= min_ratio <= 1:
-        raise UserError(f"min_ratio is {min_ratio}, but it must lie between 0 and 1")
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / (warmup + 1)
-        done = min(1.0, (step - warmup) / (total_steps - warmup))
-        return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * done))
-
-    return factor
-
-
-class WarmupCosine:
-    """Linear warm-up, then a cosine down to `min_ratio` of the learning rate at `total_steps`.
-
-    Each parameter group keeps its own peak, the learning rate it was made with; groups may be added later.
-    `warmup` is in optimizer steps, or a duration such as `0.1ep` in a config.
-    """
-
-    def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> None:
-        # Not the groups: `load_state_dict` replaces their list.
-        self._optimizer = optimizer
-        self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
-        self._factor = warmup_cosine(total_steps, warmup, min_ratio)
-        self._step = 0
-        self._apply()
-
-    def step(self) -> None:
-        """Set the learning rates of the next optimizer step."""
-        self._step += 1
-        self._apply()
-
-    def get_last_lr(self) -> list[float]:
-        """The learning rate of each group, as set now."""
-        return [float(group["lr"]) for group in self._optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The step: peaks and lengths are the config's."""
-        return {"step": self._step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a saved step; peaks and lengths stay as configured."""
-        self._step = int(state["step"])
-        self._apply()
-
-    def _apply(self) -> None:
-        factor = self._factor(self._step)
-        for group in self._optimizer.param_groups[len(self._peaks) :]:
-            # Saved with the group, as torch does: after a resume its `lr` is not the peak.
-            self._peaks.append(float(group.setdefault("initial_lr", group["lr"])))
-        for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
-            group["lr"] = peak * factor

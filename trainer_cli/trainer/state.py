@@ -91,6 +91,8 @@ def capture(trainer: Trainer, train_loader: Any, group: ProcessGroup = ALONE) ->
         state[_SEVERAL] = captured
     if own := trainer.step.state_dict():
         state["step"] = own
+    if trainer.loop.microbatches is not None and trainer.loop.microbatches.is_auto:
+        state["microbatch"] = trainer.loop.microbatches.size
     if trainer.scaler is not None:
         state["scaler"] = trainer.scaler.state_dict()
     if train_loader is not None:
@@ -207,6 +209,8 @@ def load_all(
         if "step" in state:
             fittings["step"] = Fitting([], lambda: trainer.step.load_state_dict(state["step"]))
         fittings["scaler"] = _of_scaler(trainer, state)
+        if (parts := trainer.loop.microbatches) is not None and parts.is_auto and "microbatch" in state:
+            fittings["microbatch"] = Fitting([], lambda: setattr(parts, "size", state["microbatch"]))
     if options.takes("progress"):
         fittings["progress"] = _of(state, "progress", lambda own: _of_progress(trainer.progress, own))
         fittings["loop"] = _of(state, "loop", lambda own: _of_loop(trainer, own))

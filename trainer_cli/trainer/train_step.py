@@ -15,6 +15,7 @@ from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.trainer.metrics import Number, batch_weight, read_outputs
+from trainer_cli.trainer.microbatch import Microbatches, joined
 from trainer_cli.trainer.model_call import arguments, explained
 from trainer_cli.trainer.torch_compat import foreach_div_, local
 
@@ -77,10 +78,33 @@ class TrainStep:
         The result is a loss, `(loss, outputs)`, or a mapping with `loss`; other scalars in it are metrics, and
         `weight` and `tokens` count as from a model. An optimizer may be stepped here if there is no accumulation.
         """
+        if self._microbatches is not None:
+            return self._in_parts(batch, self._microbatches)
         raw = self.forward(batch)
         loss, outputs = read_outputs(raw)
         self.backward(loss, weight=batch_weight(outputs, self.batch_size) if outputs else self.batch_size)
         return raw
+
+    def _in_parts(self, batch: Any, microbatches: Microbatches) -> Any:
+        """As `train_batch`, in parts; means and sums of these are returned. Without a part, it is the whole batch."""
+        beginning = {one.name: (one.pending, one.weight) for one in self._updated}, self._unit
+
+        def train_part(part: Any, size: int) -> Any:
+            raw = self.forward(part)
+            loss, outputs = read_outputs(raw)
+            weight = batch_weight(outputs, size)
+            self.backward(loss, weight=weight)
+            return raw, loss.detach(), outputs, weight
+
+        def begin() -> None:
+            pending, self._unit = beginning
+            for one in self._updated:
+                one.pending, one.weight = pending[one.name]
+
+        found = microbatches.train(self.trainer, batch, self.batch_size, train_part, begin)
+        if len(found) == 1:
+            return found[0][0]
+        return joined([(loss, outputs, weight) for _, loss, outputs, weight in found])
 
     def update(self) -> None:
         """Called after the last batch of a step: steps each optimizer that has gradients, in their order."""
@@ -176,8 +200,10 @@ class TrainStep:
         hooks, precision, norms = trainer.hooks, trainer.precision, self.grad_norms()
         self._scaler, self._precision, self._strategy = trainer.scaler, precision, trainer.strategy
         self._clips = precision.clip_norm is not None or precision.clip_value is not None
-        self._accumulates = trainer.loop.settings.grad_accum_steps != 1
-        self._complete, self._scale_used = not self._accumulates, False
+        several = trainer.loop.settings.grad_accum_steps != 1
+        self._microbatches = self._splitting(trainer)
+        self._accumulates = several or self._microbatches is not None
+        self._several, self._complete, self._scale_used = several, not several, False
         self._called, self._agreement = trainer.strategy.trained(trainer.model), trainer.agreement
         self._weighs = self._accumulates or self._agreement is not None
         # The same on all ranks: their gradients are averaged before they are divided.
@@ -193,6 +219,27 @@ class TrainStep:
         self._before_zero = hooks["on_before_optimizer_zero_grad"]
         self._after_zero = hooks["on_after_optimizer_zero_grad"]
         self._before_lr, self._after_lr = hooks["on_before_scheduler_step"], hooks["on_after_scheduler_step"]
+
+    def _splitting(self, trainer: Trainer) -> Microbatches | None:
+        """How batches are split; None: not at all.
+
+        Raises:
+            UserError: this step, or several processes, cannot do that.
+        """
+        found: Microbatches | None = trainer.loop.microbatches
+        if found is not None and type(self).train_batch is not TrainStep.train_batch:
+            raise UserError(
+                f"{type(self).__name__} has a train_batch of its own, whose batches cannot be split",
+                where="loop.microbatch",
+                cure="Set it to null, or split the batch there.",
+            )
+        if found is not None and trainer.strategy.world_size > 1:
+            raise UserError(
+                "batches are split by one process alone",
+                where="loop.microbatch",
+                cure="Set it to null, and use a smaller data.batch_size with loop.grad_accum_steps.",
+            )
+        return found
 
     def grad_norms(self) -> dict[str, Tensor]:
         """The norm of each optimizer's gradients at its last step, before clipping, if it was computed."""
@@ -225,7 +272,7 @@ class TrainStep:
                 cure="Call self.backward(loss) in train_batch, not loss.backward().",
             )
         if self._accumulates:
-            self._complete = False
+            self._complete = not self._several
             if self._agreement is None:
                 self._unit = None
 

@@ -19,6 +19,7 @@ from trainer_cli.trainer.finite import LossCheck
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.intervals import Interval, epoch_steps, limited_batches, total_steps
 from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
+from trainer_cli.trainer.microbatch import Microbatches
 from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.prefetch import FillerPrefetcher, TrainBatches, device_prefetcher
 from trainer_cli.trainer.roll_back import roll_back
@@ -44,6 +45,7 @@ class TrainingLoop:
         max_time: int | str | None = None,
         steps_per_epoch: int | None = None,
         grad_accum_steps: int = 1,
+        microbatch: int | str | None = None,
         eval_interval: int | str | None = "1ep",
         eval_steps: int | None = None,
         eval_at_start: bool = False,
@@ -57,6 +59,7 @@ class TrainingLoop:
             max_time=max_time,
             steps_per_epoch=steps_per_epoch,
             grad_accum_steps=grad_accum_steps,
+            microbatch=microbatch,
             eval_interval=eval_interval,
             eval_steps=eval_steps,
             eval_at_start=eval_at_start,
@@ -64,6 +67,7 @@ class TrainingLoop:
             log_interval=log_interval,
             limit_train_batches=limit_train_batches,
         )
+        self.microbatches = None if microbatch is None else Microbatches(microbatch)
         self.evaluations = Evaluations(self.settings)
         self.steps_per_epoch: int | None = None
         self.total_steps: int | None = None

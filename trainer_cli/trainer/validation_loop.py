@@ -14,7 +14,7 @@ from trainer_cli.data.shared import Filler
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.batch import to_device
 from trainer_cli.trainer.hooks import second_to
-from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
+from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, is_metric, read_outputs, sample_count, scalars
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -53,6 +53,8 @@ class ValidationLoop:
         self.eval_steps = eval_steps
         self.hook = hook
         self.metrics: dict[str, float] = {}
+        self.counts = True
+        """Whether the present batch counts: of several processes, one without further batches repeats its last."""
 
     def run(self, trainer: Trainer, loader: Any, name: str) -> dict[str, float]:
         """Means over the loader (or its first `eval_steps` batches), weighted by the batches' weights.
@@ -82,6 +84,11 @@ class ValidationLoop:
                 module.training = training
         return self.metrics
 
+    def _gathered(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """What the metrics that the model returned have computed over all batches."""
+        found = {key: value for name, one in metrics.items() for key, value in scalars(name, one.compute()).items()}
+        return {name: float(value) for name, value in found.items()}
+
     def _means(self, trainer: Trainer, model: nn.Module, loader: Any, name: str) -> dict[str, float]:
         hooks, base, device = trainer.hooks, self.hook, trainer.device
         forward, meter = trainer.step.forward, WeightedMeans(device)
@@ -89,11 +96,15 @@ class ValidationLoop:
         batch_start, batch_end = hooks[f"on_{base}_batch_start"], hooks[f"on_{base}_batch_end"]
         step_start, step_end = hooks[f"on_{base}_step_start"], hooks[f"on_{base}_step_end"]
         batch_idx, counts = -1, True
+        gathering: dict[str, Any] = {}
+        for module in filter(is_metric, model.modules()):
+            module.reset()  # type: ignore[operator]  # of the training, and of an evaluation that was interrupted
         batches = loader.iterate(0)
         try:
             for batch_idx, batch in enumerate(batches if trainer.agreement is None else _turns(trainer, batches)):
                 if type(batch) is Filler:
                     counts, batch = False, batch.batch
+                self.counts = counts
                 if trainer.stop_request is not None and not trainer.stop_request.finished:
                     raise EvaluationInterruptedError
                 batch = to_device(batch, device) if device.type != "cpu" else batch
@@ -106,6 +117,13 @@ class ValidationLoop:
                 if counts:
                     size = 0 if "weight" in outputs else sample_count(batch)
                     meter.add(loss, outputs, batch_weight(outputs, size))
+                    gathering |= {name: value for name, value in outputs.items() if is_metric(value)}
+                elif any(map(is_metric, outputs.values())):
+                    raise UserError(
+                        "the model returns metrics that count for themselves, and this process has fewer validation "
+                        "batches than another one: they would count its last batch twice",
+                        cure="Compute them by the callback Metrics.",
+                    )
                 for call in step_end:
                     call(trainer, model, raw, batch)
                 for call in batch_end:
@@ -118,7 +136,7 @@ class ValidationLoop:
                 close()
         if batch_idx < 0:
             raise UserError(f"the validation loader '{name}' gave no batch")
-        return meter.means(trainer.strategy.group)
+        return {**meter.means(trainer.strategy.group), **self._gathered(gathering)}
 
 
 def _turns(trainer: Trainer, batches: Iterable[Any]) -> Iterator[Any]:

@@ -1,0 +1,119 @@
+"""Texts that a language model continues, after evaluations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trainer_cli.callbacks.validation_callback import ValidationCallback
+from trainer_cli.checkpoint.model_state import unwrapped
+from trainer_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+class Codec(Protocol):
+    """Text to tokens and back, as tokenizers of `transformers` do it."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, tokens: list[int]) -> str: ...
+
+
+class ByteCodec:
+    """Each byte of UTF-8 is a token."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(one % 256 for one in tokens).decode(errors="replace")
+
+
+class TextSamples(ValidationCallback):
+    """Logs how the model continues each prompt, as the texts `samples/0`, `samples/1` and so on.
+
+    The model has `logits(tokens)`, as the GPT of this package, or is one of `transformers`. Samples depend on the
+    weights, the step and the seed alone.
+
+    Args:
+        prompts: beginnings of texts, of at least one token.
+        length: tokens to add to each.
+        temperature: of the softmax that is drawn from; 0: always the most likely token.
+        tokenizer: with `encode` and `decode`; None: that of a validation dataset which has these, else bytes.
+        seed: of the draws.
+        every: evaluations from one sample to the next.
+    """
+
+    scope = "samples"
+
+    def __init__(
+        self,
+        prompts: Sequence[str] = ("\n",),
+        length: int = 100,
+        temperature: float = 0.8,
+        tokenizer: Any = None,
+        seed: int = 0,
+        every: int = 1,
+    ) -> None:
+        super().__init__(every)
+        self.prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        self.length, self.temperature, self.tokenizer, self.seed = length, temperature, tokenizer, seed
+
+    def evaluate(self, trainer: Trainer) -> None:
+        codec, model = self._codec(), unwrapped(trainer.model)
+        generator = torch.Generator().manual_seed(self.seed + trainer.progress.step)
+        for index, prompt in enumerate(self.prompts):
+            tokens = list(codec.encode(prompt))
+            if not tokens:
+                raise UserError(f"the prompt {prompt!r} has no token", where="prompts")
+            for _ in range(self.length):
+                tokens.append(self._next(model, tokens, trainer.device, generator))
+            text = codec.decode(tokens)
+            trainer.log_text(str(index), text)
+            if not trainer.sanity_checking:
+                log.info("sample %d at step %d: %s", index, trainer.progress.step, text)
+
+    def _next(self, model: nn.Module, tokens: list[int], device: torch.device, generator: torch.Generator) -> int:
+        scores = next_scores(model, torch.tensor([tokens[-context_of(model) :]], device=device))[0, -1].float().cpu()
+        if self.temperature == 0:
+            return int(scores.argmax())
+        return int(torch.multinomial((scores / self.temperature).softmax(-1), 1, generator=generator))
+
+    def _codec(self) -> Codec:
+        given: Codec | None = self.tokenizer
+        return given or next(_codecs(self.val_loaders.values()), None) or ByteCodec()
+
+
+def next_scores(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Scores (N, T, vocabulary) of the tokens that follow (N, T) tokens."""
+    if callable(logits := getattr(model, "logits", None)):
+        scores: Tensor = logits(tokens)
+        return scores
+    outputs = model(input_ids=tokens)
+    if not isinstance(found := getattr(outputs, "logits", None), Tensor):
+        raise UserError(
+            f"{type(model).__name__} gives no scores of next tokens",
+            cure="Give it a method logits(tokens), or use a model of transformers.",
+        )
+    return found
+
+
+def context_of(model: nn.Module) -> int:
+    """How many tokens a model takes at most."""
+    config = getattr(model, "config", None)
+    return int(getattr(model, "context", None) or getattr(config, "max_position_embeddings", None) or 1024)
+
+
+def _codecs(loaders: Any) -> Iterator[Codec]:
+    for loader in loaders:
+        dataset: Any = getattr(getattr(loader, "source", None), "dataset", None)
+        if hasattr(dataset, "encode") and hasattr(dataset, "decode"):
+            yield dataset

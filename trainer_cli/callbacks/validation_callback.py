@@ -1,0 +1,69 @@
+"""Base of callbacks that evaluate by code of their own: after every n-th evaluation of the loaders, and the last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trainer_cli.errors import ConfigError
+from trainer_cli.trainer.hooks import Callback
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+
+class ValidationCallback(Callback):
+    """Calls `evaluate` after every n-th evaluation of the loaders, and always after the last of a fit or of a
+    checkpoint. The model is in evaluation mode and needs no gradients meanwhile; random generators are as before
+    afterwards. The count survives a resume.
+
+    A subclass overrides `evaluate`, and `scope`, which its metrics' names begin with.
+
+    Args:
+        every: evaluations of the loaders from one call to the next.
+    """
+
+    scope = "validation"
+
+    def __init__(self, every: int = 1) -> None:
+        if every < 1:
+            raise ConfigError(f"every is {every}, but it must be at least 1", location="every")
+        self.every = every
+        self.val_loaders: Mapping[str, Any] = {}
+        self._count = 0
+        self._made_at: int | None = None
+
+    def evaluate(self, trainer: Trainer) -> Mapping[str, float | Tensor] | None:
+        """Evaluate `trainer.model`, and return metrics; `self.val_loaders` are those just evaluated."""
+        raise NotImplementedError
+
+    def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
+        self.val_loaders = {**self.val_loaders, **val_loaders}
+
+    def run_validation(self, trainer: Trainer, is_last: bool) -> None:
+        # An evaluation that ends the run is followed by a last one, of the same step.
+        again = self._made_at == trainer.progress.step and trainer.stop_request is not None
+        if not again:
+            self._count += 1
+        if again or not (is_last or trainer.sanity_checking or self._count % self.every == 0):
+            return
+        self._made_at = trainer.progress.step
+        modes = [(module, module.training) for module in trainer.model.modules()]
+        try:
+            with torch.no_grad(), trainer.name_scope(self.scope):
+                trainer.model.eval()
+                trainer.log_metrics(self.evaluate(trainer) or {})
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many evaluations there were."""
+        return {"evaluations": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count, self._made_at = int(state["evaluations"]), None
