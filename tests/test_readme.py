@@ -169,6 +169,12 @@ def test_the_picture_of_a_run_shows_the_present_output(trained: Path) -> None:
     assert by_thread(shapes("\n".join(shown))) == present, "run scripts/screenshot"
 
 
+def test_the_picture_of_a_report_is_small() -> None:
+    content = (ROOT / "docs/report.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) < 300_000
+
+
 def test_the_table_of_experiments_is_complete() -> None:
     shipped = {path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml")}
     text = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,7 +58,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_the_sections_are_those_that_have_content(one: dict[str, Any]) -> None:
     assert [section["title"] for section in one["sections"]] == [
-        "Summary", "Metrics", "Validation of checkpoints", "Checkpoints", "Learning rates and norms",
+        "Summary", "Metrics", "Checkpoints", "Validation of checkpoints", "Learning rates and norms",
         "Throughput and pauses", "Config", "Attempts", "Environment",
     ]  # fmt: skip
     assert (one["title"], one["runs"]) == ("mine", ["mine"])
@@ -136,6 +137,10 @@ def test_a_sweep_has_its_best_run_first_and_parallel_coordinates(tmp_path: Path)
     assert [row["best val/loss"] for row in rows(runs)] == ["0.11", "0.2", "1.1"]
     assert (runs["marked"], [found["runs"][at] for at in runs["runs"]]) == ([0], ["lr=0.01", "lr=0.1", "lr=1.0"])
     assert never["rows"] == [["9.0", "not begun"]]
+    moved = shutil.copytree(tmp_path / "runs", tmp_path / "moved") / "x/sweep"
+    assert sorted(told(tmp_path / "r.html", moved)["runs"]) == ["lr=0.01", "lr=0.1", "lr=1.0"]
+    alone = told(tmp_path / "r.html", moved / "optimizer.lr=0.1")
+    assert blocks(alone, "Summary", "table") == [], "nothing of the other jobs"
     (parallel,) = blocks(found, "Summary", "parallel")
     assert [axis["label"] for axis in parallel["axes"]] == ["lr", "best val/loss", "best val/accuracy"]
     assert sorted(parallel["axes"][0]["values"]) == [-2, -1, 0], "logarithmic"

@@ -62,9 +62,8 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         new = [one for one in found if os.path.realpath(one) not in known]
         records += [record for one in new if (record := read_run(one, now)) is not None]
     names = short_names(records, sweep)
-    title = records[0].path.name if len(records) == 1 else f"{len(records)} runs" if records else str(paths[0])
     data: Block = {
-        "title": title,
+        "title": _title(paths, records),
         "made": f"{clock_time(now)} UTC by trainer-cli {versions(['trainer-cli'])['trainer-cli'] or ''}".strip(),
         "runs": names,
         "sections": sections(records, names, validated, list(sweep.values())),
@@ -77,6 +76,13 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         raise UserError(f"{output} cannot be written: {error.strerror}", cure=cure) from error
     charts = sum(block["kind"] not in ("table", "facts") for one in data["sections"] for block in one["blocks"])
     return Report(len(records), charts, len(page))
+
+
+def _title(paths: Sequence[Path], records: Sequence[RunRecord]) -> str:
+    if len(records) == 1:
+        return records[0].path.name
+    many = f"{len(records)} runs" if records else ""
+    return many if len(paths) > 1 and many else f"{paths[0]}{many and f': {many}'}"
 
 
 def _runs_at(path: Path) -> list[Path]:

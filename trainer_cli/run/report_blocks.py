@@ -180,3 +180,14 @@ def number(value: float | None) -> str:
 def clock_time(at: float | None) -> str:
     """Unix seconds as a date in UTC; nothing for None."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(seconds: object) -> str:
+    """Seconds as people read them; nothing for what is no number."""
+    if not isinstance(seconds, int | float):
+        return ""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    if not minutes:
+        return f"{seconds:.1f} s"
+    return f"{hours}:{minute:02}:{second:02} h" if hours else f"{minute}:{second:02} min"

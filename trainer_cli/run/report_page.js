@@ -94,25 +94,26 @@ function drawCurves(chart, plot) {
     ...LAYOUT,
     showlegend: shown > 1 && (!manyRuns || shown <= 4),  // The table of runs is the legend of many.
     xaxis: { ...AXIS, type, title: { text: key === "time" ? `${unitName} since the run began` : key, standoff: 6 } },
-    yaxis: { ...AXIS, type: state.logy ? "log" : "linear", exponentformat: "power", minexponent: 5, separatethousands: true, nticks: 7 },
+    yaxis: { ...AXIS, type: state.logy ? "log" : "linear", uirevision: state.logy, exponentformat: "power", minexponent: 5, separatethousands: true, nticks: 7 },
     shapes: marks.filter((one) => !state.logx || at(one) > 0).map((one) => ({
       type: "line", x0: at(one), x1: at(one), y0: 0, y1: 1, yref: "paper",
       line: { color: manyRuns ? colourOfRun(one.run) : "#8a94a0", width: 1, dash: "dot" },
     })),
     uirevision: `${key}${state.logx}`,
   }, CONFIG);
-  if (!plot.zoomed) {
-    plot.zoomed = true;
+  if (!plot.watched) {
+    plot.watched = true;
     plot.on("plotly_relayout", (change) => zoomAll(plot, change));
   }
 }
 
 // A zoom along x applies to all curves that are drawn over the same axis.
-let zooming = false;
+let zooming = false, zoomed = null;
 function zoomAll(source, change) {
   const range = change["xaxis.range[0]"] !== undefined ? [change["xaxis.range[0]"], change["xaxis.range[1]"]] : null;
   if (zooming || (!range && !change["xaxis.autorange"])) return;
   zooming = true;
+  zoomed = range;
   const update = range ? { "xaxis.range": range } : { "xaxis.autorange": true };
   const others = charts.filter((one) => one.drawn && one.block.kind === "chart" && one.plot !== source);
   Promise.all(others.map((one) => Plotly.relayout(one.plot, update))).finally(() => { zooming = false; });
@@ -148,6 +149,7 @@ function drawTimeline(block, plot) {
   });
   Plotly.react(plot, traces, {
     ...LAYOUT, showlegend: traces.length > 1 && block.lanes.length !== traces.length,
+    legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom" },
     xaxis: { ...AXIS, title: { text: "step", standoff: 6 } },
     yaxis: { ...AXIS, tickvals: [...lanes.values()], ticktext: [...lanes.keys()].map(escaped), range: [-0.6, block.lanes.length - 0.3], fixedrange: true },
   }, CONFIG);
@@ -174,9 +176,11 @@ const seen = new IntersectionObserver((entries) => {
 }, { rootMargin: "500px" });
 
 function draw(chart) {
+  const isFirst = !chart.drawn;
   seen.unobserve(chart.plot);
   chart.drawn = true;
   DRAW[chart.block.kind](chart.block, chart.plot);
+  if (isFirst && zoomed && chart.block.kind === "chart") Plotly.relayout(chart.plot, { "xaxis.range": zoomed });
 }
 
 function redraw() {
@@ -264,7 +268,12 @@ function build() {
   });
   for (const id of ["x", "smooth"]) {
     byId(id).value = state[id];
-    byId(id).addEventListener("input", () => { state[id] = id === "smooth" ? Number(byId(id).value) : byId(id).value; remember(); redraw(); });
+    byId(id).addEventListener("input", () => {
+      state[id] = id === "smooth" ? Number(byId(id).value) : byId(id).value;
+      if (id === "x") zoomed = null;
+      remember();
+      redraw();
+    });
   }
   for (const id of ["logx", "logy"]) {
     byId(id).checked = state[id];

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from trainer_cli.run.report_blocks import (
     Block,
     clock_time,
     curve,
+    duration,
     number,
-    parallel,
     points,
     restarts,
     table,
@@ -23,8 +22,9 @@ from trainer_cli.run.report_blocks import (
     what_became,
     when_saved,
 )
+from trainer_cli.run.report_summary import differing, summary
 from trainer_cli.run.results import Row, best_rows
-from trainer_cli.run.run_record import RunRecord, SweepJob, as_text, short_keys, unix
+from trainer_cli.run.run_record import RunRecord, SweepJob, as_text, unix
 
 _BUCKETS = 2000
 """Parts of the x axis, each with up to two points of a curve; fewer with many runs, so that the file stays small."""
@@ -34,10 +34,6 @@ _OPEN_ROWS = 12
 """A longer table of checkpoints or attempts is shown only after a click."""
 _MOST_CONFIGS = 8
 """Runs whose whole configs are shown; of more only what differs."""
-_OF_ONE_RUN = ("name", "run_dir", "resume", "logging.console", "logging.level")
-"""Keys that do not count as differences between runs."""
-_SWEPT = 6
-"""Parameters in the table of runs and in parallel coordinates."""
 _RATES = ("samples_per_s", "tokens_per_s", "steps_per_s")
 
 
@@ -51,12 +47,12 @@ def sections(
         validated: rows of a `train validate` over several runs.
         sweep: the jobs of sweeps, also those that have no run.
     """
-    swept = _swept(records, sweep)
+    swept = differing(records, sweep)
     found = [
-        ("Summary", _summary(records, names, swept, sweep)),
+        ("Summary", summary(records, names, swept, sweep)),
         ("Metrics", _metrics(records, lambda name: not _is_rate(name) and not _is_setting(name))),
-        ("Validation of checkpoints", _validation(records, names, validated)),
         ("Checkpoints", _checkpoints(records, names)),
+        ("Validation of checkpoints", _validation(records, names, validated)),
         ("Learning rates and norms", _metrics(records, _is_setting)),
         ("Throughput and pauses", _throughput(records, names)),
         ("Config", _config(records, names)),
@@ -72,94 +68,12 @@ def _is_rate(name: str) -> bool:
 
 def _is_setting(name: str) -> bool:
     last = name.partition("/")[2].lower()
-    return name.startswith("train/") and (last.startswith("lr") or last.endswith("/lr") or "norm" in last)
+    return name.startswith("train/") and (_is_learning_rate(name) or "norm" in last)
 
 
-def _swept(records: Sequence[RunRecord], sweep: Sequence[SweepJob]) -> list[str]:
-    """The keys of the config that differ between the runs; those that a sweep names come first."""
-    named = list(dict.fromkeys(key for job in sweep for key in job.swept))
-    keys = dict.fromkeys(key for record in records for key in record.config if key not in _OF_ONE_RUN)
-    different = [key for key in keys if len({record.config.get(key) for record in records}) > 1]
-    return sorted(different, key=lambda key: named.index(key) if key in named else len(named))
-
-
-def _summary(
-    records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str], sweep: Sequence[SweepJob]
-) -> Iterator[Block]:
-    if len(records) == 1:
-        yield {"kind": "facts", "items": list(_facts(records[0]))}
-    elif records:
-        yield _runs(records, names, swept)
-    begun = {record.path.resolve() for record in records}
-    if never := [job for job in sweep if job.run_dir.resolve() not in begun]:
-        keys = list(dict.fromkeys(key for job in never for key in job.swept))
-        rows = [[*(job.swept.get(key, "") for key in keys), job.status, job.reason] for job in never]
-        yield table([*keys, "status", "reason"], rows, title="Jobs of the sweep without a run")
-    ranked = list(dict.fromkeys(name for record in records for name in record.best))
-    if len(records) > 2 and ranked and swept:
-        values = {name: [record.best.get(name, (math.nan, 0))[0] for record in records] for name in ranked[:4]}
-        modes = {name: mode for record in records for name, mode in record.modes.items()}
-        labels = short_keys(swept[:_SWEPT])
-        texts = {labels[key]: [record.config.get(key, "(not set)") for record in records] for key in swept[:_SWEPT]}
-        yield parallel(texts, values, modes)
-
-
-def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
-    view, summary, environment = record.view, record.summary, record.environment
-    yield "status", f"{view.state}: {view.reason}" if view.reason else view.state
-    total = f" of {view.total_steps:,}" if view.total_steps is not None else ""
-    if view.step is not None:
-        yield "step", f"{view.step:,}{total}"
-    for name, (value, step) in record.best.items():
-        yield f"best {name}", f"{number(value)} at step {step:,}"
-    seconds = summary.get("wall_time_s")
-    if isinstance(seconds, int | float):
-        yield "training time", _duration(float(seconds))
-    rate = summary.get("throughput")
-    if isinstance(rate, dict) and isinstance(rate.get("samples_per_s"), int | float):
-        yield "throughput", f"{rate['samples_per_s']:,.0f} samples/s in the last attempt"
-    yield "attempts", str(len(record.attempts))
-    yield "device", environment.get("device_name") or environment.get("device", "unknown")
-    yield "began", f"{clock_time(record.began)} UTC"
-    yield "directory", str(record.path)
-
-
-def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str]) -> Block:
-    """A row for each run; the best of the first metric that all rank by comes first."""
-    metrics = list(dict.fromkeys(name for record in records for name in record.best))
-    order = list(range(len(records)))
-    if metrics:
-        sign = -1 if any(record.modes.get(metrics[0]) == "max" for record in records) else 1
-        order.sort(key=lambda at: sign * records[at].best.get(metrics[0], (sign * math.inf, 0))[0])
-    columns = [
-        "run",
-        *swept[:_SWEPT],
-        "status",
-        "step",
-        *(f"best {name}" for name in metrics),
-        "time",
-        "attempts",
-        "reason",
-    ]
-    rows = []
-    for at in order:
-        record = records[at]
-        best = [number(record.best[name][0]) if name in record.best else "" for name in metrics]
-        seconds = record.summary.get("wall_time_s")
-        view = record.view
-        rows.append([
-            names[at],
-            *(record.config.get(key, "") for key in swept[:_SWEPT]),
-            view.state,
-            "" if view.step is None else f"{view.step:,}",
-            *best,
-            _duration(float(seconds)) if isinstance(seconds, int | float) else "",
-            str(len(record.attempts)),
-            "" if view.state == "finished" else view.reason,
-        ])  # fmt: skip
-    right = ["step", "time", "attempts", *(f"best {name}" for name in metrics)]
-    title = f"Runs, the best {metrics[0]} first" if metrics else "Runs"
-    return table(columns, rows, right=right, title=title, runs=order, marked=[0] if metrics else [], choose=True)
+def _is_learning_rate(name: str) -> bool:
+    last = name.partition("/")[2].lower()
+    return last.startswith("lr") or last.endswith("/lr")
 
 
 def _buckets(records: Sequence[RunRecord]) -> int:
@@ -177,7 +91,7 @@ def _metrics(records: Sequence[RunRecord], wanted: Callable[[str], bool]) -> Ite
                 name,
                 record.columns.metrics[name],
                 buckets=_buckets(records),
-                role="train" if name.startswith("train/") and not _is_setting(name) else "",
+                role="train" if name.startswith("train/") and not _is_learning_rate(name) else "",
             )
             for name in members
             for run, record in enumerate(records)
@@ -211,7 +125,9 @@ def _validation(records: Sequence[RunRecord], names: Sequence[str], validated: S
             shown = f"{name} in training"
             charts.setdefault(name.partition("/")[2], []).append(points(run, shown, steps, values, shown))
     for metric, curves in charts.items():
-        yield {"kind": "chart", "title": metric, "curves": curves, "restarts": []}
+        # One point of each run says no more than the charts of its training.
+        if any(metric in row.metrics for row in everything) or any(len(one["step"]) > 1 for one in curves):
+            yield {"kind": "chart", "title": metric, "curves": curves, "restarts": []}
     if everything:
         metrics = list(dict.fromkeys(key for row in everything for key in row.metrics))
         cells = [
@@ -299,19 +215,21 @@ def _meanwhile(record: RunRecord, row: int) -> str:
 
 
 def _config(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
-    if len(records) > 1:
-        keys = _swept(records, ())
+    several = len(records) > 1
+    if several:
+        keys = differing(records, ())
         rows = [[key, *(record.config.get(key, "(not set)") for record in records)] for key in keys]
         if rows:
             yield table(["key", *names], rows, title="What differs between the runs", filter=True)
-        if not rows or len(records) > _MOST_CONFIGS:
+        if len(records) > _MOST_CONFIGS:
             return
+        if not rows:
+            records, names = records[:1], ["all runs"]
     for record, name in zip(records, names, strict=True):
         rows = [[key, value, record.places.get(key, "default")] for key, value in record.config.items()]
+        more: dict[str, Any] = {"title": f"Config of {name}", "fold": True} if several else {}
         if rows:
-            title = "" if len(records) == 1 else f"Config of {name}"
-            fold: dict[str, Any] = {} if len(records) == 1 else {"fold": True}
-            yield table(["key", "value", "set by"], rows, title=title, filter=True, **fold)
+            yield table(["key", "value", "set by"], rows, filter=True, **more)
 
 
 def _attempts(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
@@ -322,7 +240,7 @@ def _attempts(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Bl
             *(as_text(attempt[key]) if attempt.get(key) is not None else "" for key in ("start_step", "step")),
             clock_time(unix(attempt.get("started"))),
             clock_time(unix(attempt.get("ended"))),
-            _duration(float(attempt["wall_time_s"])) if isinstance(attempt.get("wall_time_s"), int | float) else "",
+            duration(attempt.get("wall_time_s")),
             ", ".join(sorted(map(str, attempt.get("changed_environment") or ()))),
         ]
         for run, record in enumerate(records)
@@ -355,11 +273,3 @@ def _of_runs(records: Sequence[RunRecord], columns: Sequence[str], rows: Sequenc
 
 def _fold(rows: Sequence[Any]) -> dict[str, Any]:
     return {"fold": True} if len(rows) > _OPEN_ROWS else {}
-
-
-def _duration(seconds: float) -> str:
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    if not minutes:
-        return f"{seconds:.1f} s"
-    return f"{hours}:{minute:02}:{second:02} h" if hours else f"{minute}:{second:02} min"

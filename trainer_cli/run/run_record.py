@@ -148,7 +148,10 @@ def read_sweep(folder: Path) -> list[SweepJob]:
         names = list(cells)
         if names[:1] == ["KEY"] and cells.get("run_dir") and "status" in cells:
             swept = {name: cells[name] for name in names[1 : names.index("status")] if cells[name]}
-            jobs.append(SweepJob(cells["KEY"], swept, Path(cells["run_dir"]), cells["status"], cells.get("reason", "")))
+            # `run_dir` is relative to the folder in which the sweep was started.
+            own = folder / cells["KEY"]
+            run_dir = own if own.is_dir() else Path(cells["run_dir"])
+            jobs.append(SweepJob(cells["KEY"], swept, run_dir, cells["status"], cells.get("reason", "")))
     return jobs
 
 
