@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer_cli.checkpoint.format.dtensor import local_of
 from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
 from trainer_cli.checkpoint.load_report import LoadReport
 
@@ -202,7 +203,8 @@ def _may_cast(live: Any, given: Any) -> bool:
 
 
 def _memory(value: Any) -> tuple[Any, ...] | None:
-    """The memory that tied tensors share."""
+    """The memory that tied tensors share, on this rank."""
+    value = local_of(value)
     if not isinstance(value, torch.Tensor) or nn.parameter.is_lazy(value) or not value.numel() or value.is_meta:
         return None
     return (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
@@ -226,7 +228,7 @@ def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
             continue
         if _fault(value, given[other]) is not None:
             continue
-        if not torch.equal(given[other], given[name]):
+        if not torch.equal(local_of(given[other]), local_of(given[name])):
             rows.append(f"{name}: is tied to {other} in this model, but differs from it in the checkpoint")
     return rows
 

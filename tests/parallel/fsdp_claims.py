@@ -1,0 +1,224 @@
+"""What two gloo ranks save and load of a model that FSDP2 shards; each writes its answers to FOLDER/RANK.json."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
+from trainer_cli.checkpoint.format.dtensor import local_of, targets_of
+from trainer_cli.checkpoint.load_options import WHOLE
+from trainer_cli.checkpoint.model_state import capture_model, fit_model
+from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
+from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.parallel.process_group import ProcessGroup, from_environment
+from trainer_cli.testing.faults import FaultyDisk
+
+MEGABYTE = 1 << 20
+LARGE = 64 * MEGABYTE
+"""Bytes of the large tensor, of which each rank has half."""
+
+
+class Tiny(nn.Module):
+    """Rows that two ranks cannot share evenly, tied weights, and statistics that each rank has for itself."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Linear(5, 9, bias=False)
+        self.norm = nn.BatchNorm1d(9)
+        self.layers = nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 9))
+        self.head = nn.Linear(5, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = self.layers(self.norm(self.embed(batch)))
+        return (hidden - self.head(batch)).square().mean()
+
+
+class Training:
+    """A sharded model and its optimizer."""
+
+    def __init__(self, seed: int) -> None:
+        self.model = Tiny(seed)
+        fully_shard(self.model.layers)
+        fully_shard(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+
+    def train(self, steps: int, group: ProcessGroup, seed: int) -> float:
+        generator = torch.Generator().manual_seed(100 * seed + group.rank)
+        loss = 0.0
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            value = self.model(torch.randn(6, 5, generator=generator))
+            value.backward()
+            self.optimizer.step()
+            loss = float(value)
+        return loss
+
+    def state(self, group: ProcessGroup) -> dict[str, Any]:
+        return {
+            "model": capture_model(self.model),
+            "optimizer": capture_optimizer(self.model, self.optimizer),
+            "progress": {"step": 3},
+            "rng": {"torch": torch.arange(group.rank, group.rank + 3)},
+        }
+
+    def load(self, state: dict[str, Any]) -> list[str]:
+        """What does not fit; if nothing, the state is loaded."""
+        model, _ = fit_model(self.model, state["model"], WHOLE)
+        optimizer = fit_optimizer(self.model, self.optimizer, state["optimizer"], WHOLE)
+        faults = [*model.faults, *optimizer.faults]
+        if not faults:
+            model.load()
+            optimizer.load()
+        return faults
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        return list(self.model.parameters())
+
+
+def flat(tree: Any, path: str = "") -> dict[str, torch.Tensor]:
+    """The local tensors of a state, by path."""
+    if isinstance(tree, dict):
+        return {name: one for key, value in tree.items() for name, one in flat(value, f"{path}/{key}").items()}
+    return {path: local_of(tree).clone()} if isinstance(tree, torch.Tensor) else {}
+
+
+def whole(tree: Any) -> Any:
+    """The state as one process would have it. Collective."""
+    if isinstance(tree, dict):
+        return {key: whole(value) for key, value in tree.items()}
+    return tree.full_tensor() if hasattr(tree, "full_tensor") else tree
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def most_bytes(act: Any) -> int:
+    """What a call adds at most to the memory of this process."""
+    status = Path("/proc/self/status")
+
+    def line(name: str) -> int:
+        return int(next(one for one in status.read_text().splitlines() if one.startswith(name)).split()[1]) * 1024
+
+    Path("/proc/self/clear_refs").write_text("5")  # The peak is from here on.
+    before = line("VmRSS:")
+    act()
+    return line("VmHWM:") - before
+
+
+def failure(save: Any) -> str:
+    try:
+        save()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def saves(folder: Path, group: ProcessGroup) -> dict[str, Any]:
+    """Saved while the training goes on, saved while it waits, and loaded into another model."""
+    training = Training(0)
+    training.train(3, group, 1)
+    before = flat(training.state(group))
+    background, waiting = AsyncCheckpointer(), SyncCheckpointer()
+    for one in (background, waiting):
+        one.join(group)
+    facts = CheckpointMetadata(run_id="run", step=3)
+    waiting.save(training.state(group), folder / "step3", metadata=facts, trained=training.trained)
+    gathered = whole(training.state(group))
+    if group.is_main:
+        torch.save(gathered, folder / "gathered.pt")
+    saving = background.save(training.state(group), folder / "async", metadata=facts, trained=training.trained)
+    on = training.train(2, group, 2)
+    saving.raise_failure()
+    background.close()
+    name = f"rank{group.rank}.safetensors"
+    fresh = Training(1)
+    fresh.train(1, group, 9)
+    targets = targets_of(capture_model(fresh.model))
+    state = waiting.read(folder / "async", targets=targets)
+    faults = fresh.load(state)
+    loaded = flat({**fresh.state(group), "rng": state["rng"]})
+    return {
+        "faults": faults,
+        "bits": equal(loaded, before),
+        "async is sync": (folder / "async" / name).read_bytes() == (folder / "step3" / name).read_bytes(),
+        "goes on": fresh.train(2, group, 2) == on,
+    }
+
+
+def failures(folder: Path, group: ProcessGroup) -> dict[str, Any]:
+    """The disk of rank 1 is full."""
+    training = Training(0)
+    disk = FaultyDisk(2 if group.rank == 1 else None, number=errno.ENOSPC, persistent=True)
+    said = {}
+    for name, make in (("sync", SyncCheckpointer), ("async", AsyncCheckpointer)):
+        checkpointer = make(storage=lambda root: LocalStorage(root, disk=disk, run_id="run"))
+        checkpointer.join(group)
+        path = folder / f"failed-{name}" / "step4"
+
+        def save(checkpointer: Any = checkpointer, path: Path = path) -> None:
+            saving = checkpointer.save(training.state(group), path, metadata=CheckpointMetadata(step=4))
+            if saving is not None:
+                saving.raise_failure()
+
+        said[name] = failure(save)
+        checkpointer.close()
+    return said
+
+
+def memory(folder: Path, group: ProcessGroup) -> dict[str, int]:
+    """What a save and a load add to the peak of this rank's memory, in bytes."""
+    layer = nn.Linear(LARGE // 4 // 1024, 1024, bias=False)
+    model = fully_shard(nn.Sequential(layer))
+    checkpointer = AsyncCheckpointer()
+    checkpointer.join(group)
+    state = {"model": capture_model(model)}
+    saving = lambda: checkpointer.save(state, folder / "large", metadata=CheckpointMetadata(step=5)).raise_failure()  # noqa: E731
+    saved = most_bytes(saving)
+    checkpointer.close()
+    return {
+        "save": saved,
+        "load": most_bytes(lambda: checkpointer.read(folder / "large", targets=targets_of(state["model"]))),
+    }
+
+
+def death(folder: Path, group: ProcessGroup) -> str:
+    """Rank 1 is killed between its write and the gathering."""
+    training = Training(0)
+    checkpointer = AsyncCheckpointer(storage=lambda root: LocalStorage(root, run_id="run"))
+    checkpointer.join(group)
+    saving = checkpointer.save(training.state(group), folder / "step6", metadata=CheckpointMetadata(step=6))
+    checkpointer.drain()
+    group.barrier()
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return failure(saving.raise_failure)
+
+
+def main(folder: Path) -> None:
+    group = from_environment(os.environ, timeout_s=60)
+    answers: dict[str, Any] = saves(folder, group)
+    answers["memory"] = memory(folder, group)
+    answers["failed"] = failures(folder, group)
+    (folder / f"{group.rank}.json").write_text(json.dumps(answers))
+    answers["death"] = death(folder, group)
+    (folder / f"{group.rank}.json").write_text(json.dumps(answers))
+    os._exit(0)  # Without the other rank no group can be left.
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,82 @@
+"""Checkpoints of two gloo ranks whose model FSDP2 shards; one start for all claims."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import HERE, on_ranks
+
+from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.storage.local import LocalStorage
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fsdp")
+    ends = on_ranks(2, [HERE / "fsdp_claims.py", folder])
+    assert [code for code, _ in ends] == [0, -signal.SIGKILL], ends
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"), [("faults", []), ("bits", True), ("async is sync", True), ("goes on", True)]
+)
+def test_a_sharded_training_comes_back_bit_for_bit(answers: list[dict[str, Any]], asked: str, answer: Any) -> None:
+    assert [one[asked] for one in answers] == [answer, answer]
+
+
+def test_one_process_reads_what_the_ranks_gathered(folder: Path) -> None:
+    gathered = torch.load(folder / "gathered.pt", weights_only=True)
+    loaded = make_sync_checkpointer().read(folder / "async")
+    compared = 0
+    for name, value in gathered["model"].items():
+        assert torch.equal(loaded["model"][name], value), name
+        compared += 1
+    for name, kept in gathered["optimizer"]["state"].items():
+        for key, value in kept.items():
+            assert torch.equal(loaded["optimizer"]["state"][name][key], value), (name, key)
+            compared += 1
+    assert compared > 20
+    assert loaded["model"]["head.weight"] is loaded["model"]["embed.weight"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_failed_write_on_rank_1_is_reported_on_both_and_leaves_no_manifest(
+    folder: Path, answers: list[dict[str, Any]], kind: str
+) -> None:
+    said = [one["failed"][kind] for one in answers]
+    assert all(one.startswith("SaveError: ") and "No space left on device" in one for one in said)
+    assert said[0].startswith("SaveError: rank 1: ")
+    assert list((folder / f"failed-{kind}").iterdir()) == []
+
+
+def test_a_rank_needs_memory_for_its_shard_and_a_constant(answers: list[dict[str, Any]]) -> None:
+    from fsdp_claims import LARGE, MEGABYTE
+
+    for one in answers:
+        print({key: f"{value / MEGABYTE:.0f} MB" for key, value in one["memory"].items()}, "of a shard of 32 MB")
+        assert one["memory"]["save"] < LARGE // 2 + 24 * MEGABYTE
+        assert one["memory"]["load"] < LARGE // 2 + 24 * MEGABYTE
+
+
+def test_a_rank_that_is_killed_before_the_commit_leaves_the_older_checkpoints(
+    folder: Path, answers: list[dict[str, Any]]
+) -> None:
+    assert answers[0]["death"] != "no error"
+    storage = LocalStorage(folder, run_id="run", attempt=1)
+    assert [entry.name for entry in Catalog(storage).entries() if entry.valid] == ["async", "step3", "large"]
+    storage.sweep()
+    assert not list(folder.glob(".*"))
