@@ -203,6 +203,7 @@ class Attempts:
             name="run",
             hooks=SimpleNamespace(call=lambda *args: None),
             strategy=Single(),
+            agreement=None,
             loaded_from=self.root / source.name if source else ELSEWHERE if elsewhere else None,
             resumed=source is not None or (elsewhere and start == "all"),
             stop_reason=None,

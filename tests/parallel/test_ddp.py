@@ -110,12 +110,14 @@ def test_a_resume_on_two_ranks_is_bit_identical(runs: Path) -> None:
     assert metrics(runs / "cut") == metrics(runs / "whole")
 
 
-def test_the_state_of_each_rank_is_in_the_checkpoint(runs: Path) -> None:
-    state = json.loads((runs / "whole" / "checkpoints" / "step40" / "rank0.json").read_text())["state"]
-    assert len(state["ranks"]) == 1
-    assert sorted(state["ranks"][0]) == ["data", "loop", "rng"]
-    manifest = json.loads((runs / "whole" / "checkpoints" / "step40" / "manifest.json").read_text())
+def test_each_rank_has_a_part_of_the_checkpoint(runs: Path) -> None:
+    folder = runs / "whole" / "checkpoints" / "step40"
+    own = [json.loads((folder / f"rank{rank}.own.json").read_text()) for rank in range(2)]
+    assert [sorted(json.loads(one["state"])["state"]) for one in own] == [["data", "loop", "rng"]] * 2
+    assert own[0]["tensors"] != own[1]["tensors"]
+    manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["world_size"] == 2
+    assert all(part.partition(" of ")[0] for parts in manifest["shards"].values() for part in parts.values())
 
 
 def test_a_stop_on_one_rank_stops_both_with_one_checkpoint(runs: Path) -> None:

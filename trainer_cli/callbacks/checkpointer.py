@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from uuid import uuid4
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.checkpointer import InFlightSave, make_sync_checkpointer
+from trainer_cli.checkpoint.format.codec import UnsavableState
 from trainer_cli.checkpoint.format.registry import format_of
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.checkpoint.integrity import catalog_of, newest_intact
@@ -32,7 +34,7 @@ from trainer_cli.checkpoint.rules import checkpoint_config, retention_rules, sav
 from trainer_cli.checkpoint.save import CheckpointMetadata, disk_error, errors_of_save
 from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
-from trainer_cli.checkpoint.storage.url_path import as_path
+from trainer_cli.checkpoint.storage.url_path import as_path, is_url
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.config.schema import (
     CheckpointFormat,
@@ -80,12 +82,23 @@ class RunIdentity:
     """To which each save and removal is appended, with its reason (`checkpoint/history.py`)."""
 
 
+class _Ask(StrEnum):
+    """What rank 0 asks of the other ranks."""
+
+    save = "save"
+    save_in_background = "save_in_background"
+    finish = "finish"
+    prepare = "prepare"
+
+
 class CheckpointerCallback(Callback):
     """Saves at intervals, at fixed steps, at the end and on a stop; keeps and removes by rule.
 
     A save after which the training goes on is copied at the step's boundary and written by a thread, one at a time. It
     counts as made from its copy on, so that no rule saves twice. Older checkpoints are removed once it is committed;
     its outcome is reported at the next step's end. The save at an end is synchronous.
+
+    With several ranks, rank 0 decides; the others follow, each writing its part.
 
     Args:
         folder: where checkpoints are kept, each in a directory of its own.
@@ -184,6 +197,11 @@ class CheckpointerCallback(Callback):
         best = self.settings.keep_best
         return {} if best.metric is None else {"keep_best.metric": best.metric}
 
+    def setup(self, trainer: Trainer) -> None:
+        for checkpointer in (self.checkpointer, self.background):
+            if checkpointer is not None:
+                checkpointer.join(trainer.strategy.group)
+
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run, every byte verified; newer damaged ones are quarantined.
 
@@ -215,8 +233,16 @@ class CheckpointerCallback(Callback):
         self.retention.rules = retention_rules(self.settings, loop.checkpoint_interval)
         if not self.settings.enabled:
             return
-        self.checkpointer.format.plan(trainer.checkpoint_state())
-        trainer.strategy.group.on_main(lambda: self._open_folder(trainer))
+        group = trainer.strategy.group
+        group.checked(lambda: self.checkpointer.format.plan(trainer.checkpoint_state()), "in a trial of the first save")
+        nodes = len(set(group.gather(group.node_rank)))
+        if nodes > 1 and is_url(self.folder):
+            raise ConfigError(
+                f"{self.folder} is in an object store: one machine sends what it wrote, and there are {nodes}",
+                location="checkpoint.folder",
+                hint="Use a folder that all machines share.",
+            )
+        group.on_main(lambda: self._open_folder(trainer))
 
     def _open_folder(self, trainer: Trainer) -> None:
         """Make the folder ready for the saves of this training; by rank 0, as all that follows."""
@@ -251,8 +277,7 @@ class CheckpointerCallback(Callback):
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
         if self.settings.enabled and self._rules is not None:
-            # Rank 0 decides and writes; the others only give what is their own of the state.
-            trainer.strategy.group.lead(lambda: self._offer(trainer, occasion), trainer.checkpoint_state)
+            trainer.strategy.group.lead(lambda: self._offer(trainer, occasion), lambda: self._follow(trainer))
 
     def _offer(self, trainer: Trainer, occasion: Occasion) -> None:
         assert self._rules is not None
@@ -277,7 +302,7 @@ class CheckpointerCallback(Callback):
         elif self.background is not None and not self._prepared and occasion is Occasion.step:
             self._prepared = True
             if self._in_flight is None and next_save_step(self._rules, trainer.progress) is not None:
-                self.background.prepare(self._state_of(trainer))
+                self._with_all(trainer, _Ask.prepare)
 
     @property
     def _newest_step(self) -> int | None:
@@ -319,14 +344,43 @@ class CheckpointerCallback(Callback):
             saved=self.retention.facts(self._last_saved_step) if best is not None and best.metric in metrics else (),
         )
 
-    @staticmethod
-    def _state_of(trainer: Trainer) -> dict[str, Any]:
-        """The state, to which every rank adds its own."""
-        state: dict[str, Any] = trainer.strategy.group.together(trainer.checkpoint_state)
-        return state
+    def _with_all(self, trainer: Trainer, ask: _Ask, path: Path | None = None, metadata: Any = None) -> None:
+        """Do something on every rank; called by rank 0, which the others follow.
+
+        Raises:
+            SaveError: on one rank it failed.
+        """
+        group = trainer.strategy.group
+        group.together(lambda: self._do(trainer, *group.broadcast((ask, path, metadata))))
+
+    def _follow(self, trainer: Trainer) -> None:
+        """Do what rank 0 asks. It also decides what a failure means, and raises it if it must be raised."""
+        try:
+            self._do(trainer, *trainer.strategy.group.broadcast((_Ask.save, None, None)))
+        except SaveError as error:
+            log.error("%s", error)
+
+    def _do(self, trainer: Trainer, ask: _Ask, path: Path | None, metadata: CheckpointMetadata | None) -> None:
+        if ask is _Ask.prepare:
+            assert self.background is not None
+            self.background.prepare(trainer.checkpoint_state())
+        elif ask is _Ask.finish:
+            save, self._in_flight = self._in_flight, None
+            if trainer.agreement is not None:
+                trainer.agreement.saved()
+            assert save is not None
+            save.raise_failure()
+        elif ask is _Ask.save:
+            assert path is not None
+            assert metadata is not None
+            self._write(trainer, path, metadata)
+        else:
+            assert path is not None
+            assert metadata is not None
+            self._begin(trainer, path, metadata)
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
-        trainer.strategy.group.on_main(lambda: self._end(trainer))
+        trainer.strategy.group.lead(lambda: self._end(trainer), lambda: self._follow(trainer))
 
     def _end(self, trainer: Trainer) -> None:
         self._try(lambda: self._poll(trainer, wait=True))
@@ -354,6 +408,9 @@ class CheckpointerCallback(Callback):
             return
         if self.background is not None and isinstance(exception, KeyboardInterrupt):
             self.background.interrupt()
+        if trainer.strategy.world_size > 1:
+            # The other ranks may be elsewhere, or gone: a save in flight is not committed.
+            self._in_flight = None
         try:
             self._poll(trainer, wait=True)
         except SaveError as error:
@@ -373,7 +430,11 @@ class CheckpointerCallback(Callback):
                 log.info("removed %s (of an earlier failure)", folder / earlier.name)
         decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
         metadata = replace(self._metadata_of(trainer, decision, None), metrics={})
-        self._write(trainer, folder / name, metadata, alone=True)
+        try:
+            self._write(trainer, folder / name, metadata, alone=True)
+        except UnsavableState as error:
+            log.warning("the state after the failure is not kept, since this process has only a part of it: %s", error)
+            return
         log.warning("the state after the failure is kept in %s; no resume takes it", folder / name)
 
     def drain(self, timeout_s: float | None = None) -> None:
@@ -396,13 +457,14 @@ class CheckpointerCallback(Callback):
         """
         self._poll(trainer, wait=True)
         step, path = trainer.progress.step, self.folder / self._name(trainer)
+        metadata = self._metadata_of(trainer, decision, finished)
         try:
-            self._write(trainer, path, self._metadata_of(trainer, decision, finished))
+            self._with_all(trainer, _Ask.save, path, metadata)
         except SaveError as error:
             self._has_failed(step, error)
             raise
         self.save_requested = False
-        self._is_committed(step, path.name, decision)
+        self._is_committed(path.name, metadata)
         self._has_saved(trainer, step, path)
         self.retention.retire(step)
         return path
@@ -413,23 +475,32 @@ class CheckpointerCallback(Callback):
         self._prepared = True
         step, path = trainer.progress.step, self.folder / self._name(trainer)
         try:
-            with errors_of_save(step, path):
-                self._in_flight = self.background.save(
-                    self._state_of(trainer),
-                    path,
-                    metadata=self._metadata_of(trainer, decision, None),
-                    trained=_trained(trainer),
-                    before_commit=trainer.metric_logger.make_durable,
-                    # In the writer thread, before the save is done: nothing else reads the disk meanwhile.
-                    after_commit=partial(self._retire_after_commit, step, path.name, decision),
-                )
+            self._with_all(trainer, _Ask.save_in_background, path, self._metadata_of(trainer, decision, None))
         except SaveError as error:
             self._has_failed(step, error)
             raise
         self._in_flight_requested, self.save_requested = self.save_requested, False
 
+    def _begin(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata) -> None:
+        """Copy this rank's state and submit it to the writer thread."""
+        assert self.background is not None
+        with errors_of_save(metadata.step, path):
+            trainer.metric_logger.write_out()
+            self._in_flight = self.background.save(
+                trainer.checkpoint_state(),
+                path,
+                metadata=metadata,
+                trained=_trained(trainer),
+                before_commit=trainer.metric_logger.make_durable,
+                # In the writer thread, before the save is done: nothing else reads the disk meanwhile.
+                after_commit=partial(self._retire_after_commit, path.name, metadata),
+            )
+
         def request_poll(written: Future[None]) -> None:
-            trainer.interrupt()
+            if trainer.agreement is None:
+                trainer.interrupt()
+            else:
+                trainer.agreement.report(written=True)
 
         self._in_flight.written.add_done_callback(request_poll)
 
@@ -441,15 +512,14 @@ class CheckpointerCallback(Callback):
                 is removed for it.
             SaveError: it has failed, and does not count as saved; or it does not end, and is still in flight.
         """
-        save = self._in_flight
-        if save is None or not (wait or save.written.done()):
+        save, agreement = self._in_flight, trainer.agreement
+        if save is None or not (wait or (save.written.done() if agreement is None else agreement.all_written)):
             return
         if not save.written.done():
             assert self.background is not None
             self.background.wait_for(save)
-        self._in_flight = None
         try:
-            save.raise_failure()
+            self._with_all(trainer, _Ask.finish)
         except SaveError as failure:
             self.save_requested |= self._in_flight_requested
             self._has_failed(save.metadata.step, failure)
@@ -467,14 +537,14 @@ class CheckpointerCallback(Callback):
         else:
             self._failed_step = step
 
-    def _is_committed(self, step: int, name: str, decision: Decision) -> None:
-        log.info("committed step %d (%s)", step, decision.reason)
-        self.history.saved(name, step, decision.kind.value, decision.reason)
+    def _is_committed(self, name: str, metadata: CheckpointMetadata) -> None:
+        log.info("committed step %d (%s)", metadata.step, metadata.reason)
+        self.history.saved(name, metadata.step, metadata.kind.value, metadata.reason)
 
-    def _retire_after_commit(self, step: int, name: str, decision: Decision) -> None:
+    def _retire_after_commit(self, name: str, metadata: CheckpointMetadata) -> None:
         """Report the commit, and remove what may go after it; in the thread that committed."""
-        self._is_committed(step, name, decision)
-        self.retention.retire(step)
+        self._is_committed(name, metadata)
+        self.retention.retire(metadata.step)
 
     def kept(self) -> dict[str, str]:
         """Each checkpoint of this run on the disk now, and why it is kept."""
@@ -498,9 +568,10 @@ class CheckpointerCallback(Callback):
             log.debug("the save failed", exc_info=error)
 
     def _write(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata, *, alone: bool = False) -> None:
+        checkpointer = make_sync_checkpointer(storage=self._storage_at) if alone else self.checkpointer
         with errors_of_save(metadata.step, path):
-            self.checkpointer.save(
-                trainer.checkpoint_state(alone=True) if alone else self._state_of(trainer),
+            checkpointer.save(
+                trainer.checkpoint_state(),
                 path,
                 metadata=metadata,
                 trained=_trained(trainer),

@@ -122,6 +122,15 @@ class Checkpointer(ABC):
             CheckpointError: there is none, or it is damaged, or does not fit `state_dict`.
         """
 
+    def join(self, group: ProcessGroup) -> None:
+        """Save with the other ranks of a group from now on, each its part of the state, and read this rank's part.
+
+        Raises:
+            UserError: it is only for one process.
+        """
+        if group.world_size > 1:
+            raise UserError(f"{type(self).__name__} saves the state of one process, not of {group.world_size}")
+
     def progress(self, path: str | Path) -> Mapping[str, int | float] | None:
         """The progress of the checkpoint at `path`, without loading its state; None if that is unknown."""
         return None
@@ -254,11 +263,6 @@ class FolderCheckpointer(Checkpointer):
         return LoadedState(state_dict, missing)
 
     def join(self, group: ProcessGroup) -> None:
-        """Save with the other ranks of a group from now on, each its part of the state, and read this rank's part.
-
-        Raises:
-            UserError: the format, or the writer, is only for one process.
-        """
         if group.world_size == 1:
             return
         if not isinstance(self.format, TensorsFormat | ShardedFormat):

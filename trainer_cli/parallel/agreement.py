@@ -47,6 +47,11 @@ class Agreement:
         until the next report."""
         self._written, self._has_failed = written, failed
 
+    def saved(self) -> None:
+        """The checkpoint in flight is committed, or has failed."""
+        self.report()
+        self.all_written = self.any_failed = False
+
     @property
     def started(self) -> bool:
         """Whether a sum is under way."""

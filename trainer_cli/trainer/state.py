@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
+from trainer_cli.checkpoint.format.sharded import RANKS
 from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
 from trainer_cli.checkpoint.load_report import LoadReport, advice
 from trainer_cli.checkpoint.model_state import Fitting
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.errors import CheckpointError, TrainError, UserError
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.trainer.metrics import merged
 from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.progress import Progress
@@ -28,6 +29,8 @@ from trainer_cli.trainer.schedulers import MOVED
 from trainer_cli.trainer.setup import seed_rank
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from trainer_cli.checkpoint.checkpointer import Checkpointer
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
@@ -35,9 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RANKS = "ranks"
-"""What is each rank's own, of all ranks but the first."""
-OF_EACH_RANK = ("rng", "loop", "data")
 _SEVERAL = "optimizers"
 """The states of several optimizers, by name; that of a single one is under `optimizer`."""
 ADVICE = "Resume with the config of the checkpoint, or start a new run from its weights with ckpt=."
@@ -73,9 +73,8 @@ class Tree(dict[str, Any]):
         return self
 
 
-def capture(trainer: Trainer, train_loader: Any, group: ProcessGroup = ALONE) -> Tree:
-    """The state after the step just made. Tensors in it are the live ones. What differs between the ranks is rank 0's,
-    and under `ranks` that of the others."""
+def capture(trainer: Trainer, train_loader: Any) -> Tree:
+    """The state after the step just made. Tensors in it are the live ones."""
     state = Tree(
         model=model_state.capture_model(trainer.model),
         schedulers=trainer.schedulers.state_dict(),
@@ -97,8 +96,6 @@ def capture(trainer: Trainer, train_loader: Any, group: ProcessGroup = ALONE) ->
         state["scaler"] = trainer.scaler.state_dict()
     if train_loader is not None:
         state["data"] = trainer.loop.data_state(trainer)
-    if group.world_size > 1:
-        state[_RANKS] = group.gather({key: state[key] for key in OF_EACH_RANK if key in state})[1:]
     return state
 
 
@@ -108,34 +105,41 @@ def of_this_rank(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any
     The positions of the data are then rank 0's, sums of metrics are added up in rank 0, and a rank that the checkpoint
     does not know has new random numbers.
     """
-    group, others = trainer.strategy.group, state.get(_RANKS, [])
-    if len(others) == group.world_size - 1:
-        return state if group.is_main else {**state, **others[group.rank - 1]}
-    own = dict(state)
-    if 0 < group.rank <= len(others):
-        own["rng"] = others[group.rank - 1]["rng"]
+    if RANKS not in state:
+        return state
+    group, ranks = trainer.strategy.group, state[RANKS]
+    own = {key: value for key, value in state.items() if key != RANKS}
+    if 0 < group.rank < len(ranks):
+        own |= {"rng": ranks[group.rank]["rng"]} if "rng" in state else {}
     elif group.rank and "rng" in state:
         before = model_state.capture_rng()
         seed_rank(trainer.seed or 0, group.rank, int(state["progress"]["step"]))
         own["rng"] = model_state.capture_rng()
         model_state.restore_rng(before)
     if "loop" in state and state["loop"]["meter"] is not None:
-        meters = [one["loop"]["meter"] for one in others if one["loop"]["meter"] is not None]
+        meters = [one["loop"]["meter"] for one in ranks[1:] if one["loop"]["meter"] is not None]
         own["loop"] = {**state["loop"], "meter": merged(state["loop"]["meter"], meters, empty=not group.is_main)}
     return own
 
 
-def read_state(checkpointer: Checkpointer, path: Path, load: LoadOptions, *more: str) -> dict[str, Any]:
+def read_state(
+    checkpointer: Checkpointer, path: Path, load: LoadOptions, *more: str, model: nn.Module | None = None
+) -> dict[str, Any]:
     """The state in a checkpoint: what is to be loaded of it, and `more` of its top-level keys.
+
+    Args:
+        model: if its tensors are sharded, this rank's part of what is for them is read.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it lacks what is to be loaded.
         UserError: it is of another program, and more than its weights is to be loaded.
     """
+    targets = None if model is None else _targets_in(model, load)
     if kind_of(path) is not None:
-        return _foreign_state(path, load)
+        return _foreign_state(path, load, targets)
     keys = load.keys()
-    state = checkpointer.read(path, None if keys is None else [*keys, *more])
+    keys = None if keys is None else [*keys, *more]
+    state = checkpointer.read(path, keys) if targets is None else checkpointer.read(path, keys, targets=targets)
     needed = (["model"] if load.takes("model") else []) + (["progress"] if load.resumes else [])
     if lacking := [name for name in needed if name not in state]:
         raise CheckpointError(
@@ -144,10 +148,16 @@ def read_state(checkpointer: Checkpointer, path: Path, load: LoadOptions, *more:
     return state
 
 
-def _foreign_state(path: Path, load: LoadOptions) -> dict[str, Any]:
+def _targets_in(model: nn.Module, load: LoadOptions) -> Targets | None:
+    """The sharded tensors of a model, by their names in a checkpoint."""
+    named = model_state.capture_model(model)
+    return targets_of(named, lambda name: model_state.plain_name(load.renamed([name])[name], named))
+
+
+def _foreign_state(path: Path, load: LoadOptions, targets: Targets | None) -> dict[str, Any]:
     refuse_foreign(path, load.states)
     found = read_foreign(path, allow_pickle=load.allow_pickle)
-    state: dict[str, Any] = {"model": found.model}
+    state: dict[str, Any] = {"model": found.model if targets is None else distributed(dict(found.model), targets)}
     if found.step is not None:
         state["progress"] = {"step": found.step}
     log.info("%s is a %s", path, found.program)

@@ -26,7 +26,6 @@ from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, RunFacts
 from trainer_cli.parallel.agreement import Agreement
-from trainer_cli.parallel.process_group import ALONE
 from trainer_cli.parallel.single import Single
 from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.trainer import media
@@ -228,6 +227,8 @@ class Trainer:
         self._own_stop: Stop | None = None
         self._run_id = uuid.uuid4().hex[:12]
         self.checkpointer = make_sync_checkpointer() if checkpoint is None else checkpoint.checkpointer
+        if checkpoint is None:
+            self.checkpointer.join(self.strategy.group)
         self.stop_request: Stop | None = None
         self.evaluation_requested = False
         self.interrupt_requested = False
@@ -584,10 +585,10 @@ class Trainer:
         steps = (call(self) for call in self.hooks["next_step"])
         return [step for step in steps if step is not None]
 
-    def checkpoint_state(self, *, alone: bool = False) -> dict[str, Any]:
-        """The state that a resume needs, as one tree, with what hooks added. Collective, unless this rank is to be
-        `alone`, and lack what is the other ranks' own."""
-        growing = capture(self, self._train_loader, ALONE if alone else self.strategy.group)
+    def checkpoint_state(self) -> dict[str, Any]:
+        """The state that a resume needs, as one tree, with what hooks added. Of sharded tensors it has this rank's
+        part."""
+        growing = capture(self, self._train_loader)
         self.hooks.call("on_save_checkpoint", self, growing)
         state = dict(growing)
         self.hooks.call("postprocess_checkpoint", self, state)
@@ -609,7 +610,9 @@ class Trainer:
             progress=self.progress.state_dict(),
         )
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        make_sync_checkpointer().save(self.checkpoint_state(), path, metadata=metadata, trained=trained)
+        checkpointer = make_sync_checkpointer()
+        checkpointer.join(self.strategy.group)
+        checkpointer.save(self.checkpoint_state(), path, metadata=metadata, trained=trained)
         return path
 
     def load_checkpoint(self, path: str | Path, load: LoadOptions = WHOLE, keep_settings: Sequence[str] = ()) -> None:
@@ -689,7 +692,9 @@ class Trainer:
     def _read(self, path: Path, load: LoadOptions, *more: str) -> dict[str, Any]:
         """The state in a checkpoint, or what is to be loaded of it, as changed by hooks."""
         self.hooks.call("on_before_load_checkpoint", self, path)
-        state = read_state(self.checkpointer, path, load, *more)
+        state: dict[str, Any] = self.strategy.group.checked(
+            lambda: read_state(self.checkpointer, path, load, *more, model=self.model), "while a checkpoint was read"
+        )
         self.hooks.call("preprocess_checkpoint", self, state)
         self.loaded_from, self.loaded_step = path, int(state.get("progress", {}).get("step", 0))
         return state
