@@ -13,7 +13,10 @@ import safetensors.torch
 import torch
 
 from trainer_cli.checkpoint.export import Average, ExportFormat, export, renamed, replacing, weights_of
+from trainer_cli.checkpoint.model_state import model_files
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.run.export import export_one, strip
+from trainer_cli.trainer.trainer import Trainer
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -192,14 +195,37 @@ def test_transformers_and_dcp_load_an_export(tmp_path: Path) -> None:
     model = GPT2LMHeadModel(config).eval()
     trained = {f"net.{name}": value for name, value in model.state_dict().items()}
     trained["net.lm_head.weight"] = trained["net.transformer.wte.weight"]
-    extra = {"config.json": config.to_json_string().encode()}
     own = renamed(trained, {"net.*": "*"})
     tokens = torch.arange(6)[None]
     for name, limit in (("whole", 10**9), ("shards", 2000)):
-        export(own, tmp_path / name, ExportFormat.huggingface, shard_bytes=limit, extra=extra)
+        export(own, tmp_path / name, ExportFormat.huggingface, shard_bytes=limit, extra=model_files(model))
         loaded = GPT2LMHeadModel.from_pretrained(tmp_path / name).eval()
         assert torch.equal(loaded(tokens).logits, model(tokens).logits)
     export(own, tmp_path / "x.pt", ExportFormat.torch)
     torch_save_to_dcp(tmp_path / "x.pt", tmp_path / "dcp")
     assert set(FileSystemReader(tmp_path / "dcp").read_metadata().state_dict_metadata) == set(own)
     assert os.path.isfile(tmp_path / "dcp/.metadata")
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_is_exported_with_its_own_config(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2)).eval()
+    tokens = torch.arange(6)[None]
+    Trainer(model=model).save_checkpoint(tmp_path / "step0")
+    strip(tmp_path / "step0", tmp_path / "slim")
+    export_one(tmp_path / "slim", ExportFormat.huggingface, tmp_path / "hf")
+    export_one(tmp_path / "hf", ExportFormat.huggingface, tmp_path / "again", dtype="float64")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.float32).eval()
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    assert json.loads((tmp_path / "again/config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
+    export_one(tmp_path / "slim", ExportFormat.torch, tmp_path / "weights.pt")
+    assert (tmp_path / "weights.pt").is_file()
+
+
+def test_a_model_of_another_kind_has_no_files_of_its_own() -> None:
+    model = torch.nn.Linear(2, 2)
+    assert model_files(model) == {}
+    model.config = {"width": 2}
+    assert model_files(model) == {}

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from trainer_cli.callbacks.checkpointer import RunIdentity
-from trainer_cli.config.schema import CheckpointConfig, LoopConfig, TrainConfig
+from trainer_cli.checkpoint.format.registry import format_of
+from trainer_cli.config.schema import CheckpointConfig, CheckpointFormat, LoopConfig, TrainConfig
 from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError
-from trainer_cli.run.build import Builder
+from trainer_cli.run.build import Builder, Data
 from trainer_cli.run.checkpoint_size import CheckpointSize, checkpoint_size
 from trainer_cli.trainer.progress import Progress
 
@@ -61,6 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "factored": {"optimizer": _optimizer("Adafactor", lr=0.01), "param_groups": {"*bias*": {"weight_decay": 0.1}}},
     "tied and frozen": {"model": {"_target_": "users_own.Tied"}, "optimizer": _optimizer("Adam", lr=0.01)},
     "not without values": {"model": {"_target_": "users_own.Looking"}, "optimizer": _optimizer("Adam", lr=0.01)},
+    "an archive": {"optimizer": _optimizer("Adam", lr=0.01), "format": "archive"},
     "a schedule and an average": {
         "optimizer": _optimizer("Adam", lr=0.01),
         "scheduler": {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 0.1},
@@ -72,9 +74,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def builder(folder: Path, **sections: Any) -> Builder:
+def builder(folder: Path, *, format: str = "tensors", **sections: Any) -> Builder:
     loop = LoopConfig(max_duration=3, eval_steps=1, log_interval=1)
-    checkpoint = CheckpointConfig(folder=str(folder), save_interval=3)
+    checkpoint = CheckpointConfig(folder=str(folder), save_interval=3, format=CheckpointFormat(format))
     config = {"model": MLP, "data": DATA, "device": "cpu", "loop": loop, "checkpoint": checkpoint, **sections}
     return Builder(TrainConfig(**config), Trust())
 
@@ -84,11 +86,17 @@ def findable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "users_own", sys.modules[HERE])
 
 
+def size_of(made: Builder, data: Data) -> CheckpointSize:
+    checkpoint = made.config.checkpoint
+    form = format_of(checkpoint.format, checkpoint.compression)
+    return checkpoint_size(made, data, Progress(step=3, batch=3, samples=150), form, beside=5)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_it_weighs_what_is_then_saved(tmp_path: Path, case: str) -> None:
     made = builder(tmp_path, **CASES[case])
     data = made.data()
-    weight = checkpoint_size(made, data, Progress(step=3, batch=3, samples=150), beside=5)
+    weight = size_of(made, data)
     trainer = made.trainer(data, identity=RunIdentity(extra_files={"config.yaml": b"12345"}), run_dir=tmp_path)
     trainer.fit(data.train, data.val)
     real = [_size(tmp_path / f"step{step}") for step in (0, 3)]
@@ -101,7 +109,7 @@ def test_it_weighs_what_is_then_saved(tmp_path: Path, case: str) -> None:
 
 def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
     made = builder(tmp_path, optimizer=_optimizer("LBFGS"))
-    weight = checkpoint_size(made, made.data(), Progress(step=3))
+    weight = size_of(made, made.data())
     assert weight.trained == pytest.approx(weight.before_training, rel=0.01)
     assert weight.doubt is not None
     assert weight.doubt.startswith("the state of LBFGS is not counted: ")
@@ -111,7 +119,7 @@ def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_made_is_reported_as_by_fit(tmp_path: Path) -> None:
     made = builder(tmp_path, model={**MLP, "hidden": [4]}, optimizer=_optimizer("SGD", lr=-1.0))
     with pytest.raises(ConfigError, match=r"refused its arguments: Invalid learning rate: -1"):
-        checkpoint_size(made, made.data(), Progress(step=3))
+        size_of(made, made.data())
 
 
 def _size(checkpoint: Path) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.naming import MANIFEST_FILE
@@ -82,6 +82,24 @@ def test_a_relative_change_is_the_norm_of_the_difference_over_the_norm_before(
     (found,) = change(tmp_path, one, other).tensors
     wanted = (exact(other) - exact(one)).norm() / exact(one).norm()
     assert found.relative == pytest.approx(float(wanted), rel=1e-13)
+
+
+@pytest.mark.parametrize("format", ["torch_file", "huggingface", "archive"])
+def test_every_format_is_looked_into_as_the_default_one(tmp_path: Path, format: str) -> None:
+    tied = torch.randn(3, 4)
+    model = {"a.weight": tied, "b.weight": tied, "half": torch.ones(5).bfloat16(), "none": torch.zeros(0, 2)}
+    state = {"model": model, "optimizer": {"exp_avg": torch.ones(3)}, "loop": {"seen": {1: (2, b"x")}}}
+    for path, own in ((tmp_path / "a", "tensors"), (tmp_path / "b", format)):
+        SyncCheckpointer(format=own).save(state, path)
+    with opened(tmp_path / "a") as one, opened(tmp_path / "b") as other:
+        assert one.manifest.format != other.manifest.format
+        assert {name: tensor.entry for name, tensor in one.tensors.items()} == {
+            name: tensor.entry for name, tensor in other.tensors.items()
+        }
+        assert (one.aliases, one.states()) == (other.aliases, other.states())
+        assert other.tensors["model/a.weight"].norm() == pytest.approx(float(tied.double().norm()), rel=1e-14)
+        found = compare(one, other)
+    assert (found.same, found.tensors, found.only_first, found.only_second) == (len(one.tensors), [], [], [])
 
 
 CHANGES: dict[str, tuple[torch.Tensor, torch.Tensor, TensorChange | None]] = {

@@ -20,6 +20,7 @@ from trainer_cli.checkpoint.format.codec import UnsavableState
 from trainer_cli.checkpoint.format.registry import format_of
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.checkpoint.integrity import catalog_of, newest_intact
+from trainer_cli.checkpoint.model_state import model_files
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import (
     Decision,
@@ -594,7 +595,7 @@ class CheckpointerCallback(Callback):
             config_digest=identity.config_digest,
             target_packages=identity.target_packages,
             world_size=trainer.strategy.world_size,
-            files=dict(identity.extra_files),
+            files={**model_files(trainer.model), **identity.extra_files},
             progress=progress.state_dict(),
         )
 

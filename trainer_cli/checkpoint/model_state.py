@@ -6,6 +6,7 @@ does not fit and changes nothing; the `load` that it returns copies the values i
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch import nn
 from trainer_cli.checkpoint.format.dtensor import local_of
 from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
 from trainer_cli.checkpoint.load_report import LoadReport
+from trainer_cli.checkpoint.naming import MODEL_CONFIG_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,16 @@ def clean_name(name: str) -> str:
 def capture_model(model: nn.Module) -> dict[str, Any]:
     """Parameters and persistent buffers by clean name. Tied ones appear under each name, as one memory."""
     return {clean_name(name): value for name, value in unwrapped(model).state_dict().items()}
+
+
+def model_files(model: nn.Module) -> dict[str, bytes]:
+    """The small files that belong to the weights: the `config.json` of a model of transformers, none of another."""
+    model = unwrapped(model)
+    to_json = getattr(getattr(model, "config", None), "to_json_string", None)
+    if to_json is None or not hasattr(model, "save_pretrained"):
+        return {}
+    settings = {**json.loads(to_json()), "architectures": [type(model).__name__]}
+    return {MODEL_CONFIG_FILE: json.dumps(settings, indent=2, sort_keys=True).encode() + b"\n"}
 
 
 def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:

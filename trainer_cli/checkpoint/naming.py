@@ -13,6 +13,8 @@ from trainer_cli.errors import UserError
 MANIFEST_FILE = "manifest.json"
 PINNED_FILE = "pinned"
 CONFIG_FILE = "config.yaml"
+MODEL_CONFIG_FILE = "config.json"
+"""What from_pretrained of transformers needs beside the weights."""
 REMOVED_PREFIX = ".removed."
 """Prefix of the manifest's name after the removal of its folder has begun."""
 SUPERSEDED_PREFIX = ".superseded."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +63,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
     "--hf-config": (
-        ("--hf-config",), {"type": Path, "metavar": "FILE", "help": "config.json of transformers, put beside"}
+        ("--hf-config",), {"type": Path, "metavar": "FILE", "help": "config.json, for a model that brings none"}
     ),
     "--overwrite": (("--overwrite",), {"action": "store_true", "help": "replace what is at the output"}),
     "--weights": (("--weights",), {"type": _numbers, "metavar": "A,B", "help": "weight of each in the mean, by step"}),
@@ -95,8 +94,6 @@ def export(args: argparse.Namespace) -> int:
         hf_config=args.hf_config,
         overwrite=args.overwrite,
     )
-    if args.format == "huggingface" and args.hf_config is None:
-        print("no config.json is written: --hf-config FILE adds that of the model", file=sys.stderr)
     return _report(args, "exported", written)
 
 

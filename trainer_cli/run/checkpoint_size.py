@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.checkpoint.format.interfaces import Format
+from trainer_cli.checkpoint.model_state import model_files
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.schedulers import Schedulers
 from trainer_cli.trainer.state import capture
@@ -34,35 +35,37 @@ class CheckpointSize:
         return (self.trained if step else self.before_training) or 0
 
 
-def checkpoint_size(builder: Builder, data: Data, end: Progress, *, beside: int = 0) -> CheckpointSize:
-    """Bytes of a checkpoint at step 0, and of one at `end`; `beside`: bytes of the small files in it.
+def checkpoint_size(builder: Builder, data: Data, end: Progress, form: Format, *, beside: int = 0) -> CheckpointSize:
+    """Bytes of a checkpoint of a format at step 0, and of one at `end`; `beside`: bytes of the small files in it.
 
     Raises:
         TrainError: `fit` would refuse the model, the optimizer or their state.
     """
     try:
-        trainer, before = _made(builder, data)
+        trainer = _made(builder, data)
+        before = _size(trainer, data, form)
         doubt = _step(trainer)
         if doubt is not None and before <= _AFFORDABLE_BYTES:
-            trainer, _ = _made(builder, data, values=True)
+            trainer = _made(builder, data, values=True)
             doubt = _step(trainer)
         trainer.progress.load_state_dict(end.state_dict())
-        return CheckpointSize(before + beside, _size(trainer, data) + beside, doubt)
+        return CheckpointSize(before + beside, _size(trainer, data, form) + beside, doubt)
     except RuntimeError as error:
         return CheckpointSize(doubt=f"the size of a checkpoint is unknown: {str(error).splitlines()[0]}")
 
 
-def _made(builder: Builder, data: Data, *, values: bool = False) -> tuple[Trainer, int]:
-    """A trainer as before its first step, and the bytes of its state."""
+def _made(builder: Builder, data: Data, *, values: bool = False) -> Trainer:
+    """A trainer as before its first step."""
     trainer = builder.shapes(data, values=values)
     trainer.loop.prepare(trainer, data.train)
     trainer.schedulers = Schedulers(builder.schedulers(trainer.loop), trainer.optimizers)
-    return trainer, _size(trainer, data)
+    return trainer
 
 
-def _size(trainer: Trainer, data: Data) -> int:
+def _size(trainer: Trainer, data: Data, form: Format) -> int:
     trainer.hooks.call("on_fit_start", trainer, data.train, data.val, trainer.loop)
-    return TensorsFormat().size_bytes(capture(trainer, data.train))
+    files = sum(map(len, model_files(trainer.model).values()))
+    return files + form.plan(capture(trainer, data.train), shapes_only=True).total_bytes
 
 
 def _step(trainer: Trainer) -> str | None:

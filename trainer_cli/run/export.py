@@ -17,9 +17,9 @@ from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.manifest import Manifest
-from trainer_cli.checkpoint.naming import CONFIG_FILE
+from trainer_cli.checkpoint.naming import CONFIG_FILE, MODEL_CONFIG_FILE
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.run.recover import config_of
+from trainer_cli.run.recover import config_of, small_file
 from trainer_cli.run.select import run_holding
 
 log = logging.getLogger(__name__)
@@ -54,14 +54,9 @@ def export_one(
         CheckpointError: there is none, or it is damaged, or has no such weights.
         UserError: the output exists, or an argument does not fit.
     """
-    extra = {}
-    if hf_config is not None:
-        if format is not ExportFormat.huggingface:
-            raise UserError("--hf-config is for --format huggingface")
-        try:
-            extra["config.json"] = hf_config.read_bytes()
-        except OSError as error:
-            raise UserError(f"--hf-config {hf_config} cannot be read: {error.strerror}") from None
+    if hf_config is not None and format is not ExportFormat.huggingface:
+        raise UserError("--hf-config is for --format huggingface")
+    extra = _model_files(path, hf_config) if format is ExportFormat.huggingface else {}
     weights = renamed(_weights(path, ema), key_mapping or {})
     output = output or _beside(path, _SUFFIXES[format])
     size_bytes = export(
@@ -73,6 +68,8 @@ def export_one(
         extra=extra,
         overwrite=overwrite,
     )
+    if format is ExportFormat.huggingface and not extra:
+        log.warning("no config.json is written: --hf-config FILE adds that of the model")
     return Written(output, len(weights), size_bytes)
 
 
@@ -138,6 +135,20 @@ def _weights(path: Path, ema: str | None = None) -> dict[str, torch.Tensor]:
     return weights_of(make_sync_checkpointer().read(path, parts), str(path), ema)
 
 
+def _model_files(path: Path, given: Path | None = None) -> dict[str, bytes]:
+    """The `config.json` of a model of transformers: the one that is given, else that of the checkpoint; or none."""
+    if given is None and kind_of(path) is None:
+        content = small_file(path, MODEL_CONFIG_FILE)
+        return {} if content is None else {MODEL_CONFIG_FILE: content}
+    file = given or path / MODEL_CONFIG_FILE
+    if given is None and not file.is_file():
+        return {}
+    try:
+        return {MODEL_CONFIG_FILE: file.read_bytes()}
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+
+
 def _save(weights: Weights, source: Path, output: Path, reason: str) -> Written:
     if output.exists():
         raise UserError(f"{output} exists", cure="Choose another --output.")
@@ -163,5 +174,5 @@ def _metadata(source: Path, manifest: Manifest | None, reason: str) -> Checkpoin
         reason=reason,
         config_digest=manifest.config_digest,
         target_packages=manifest.target_packages,
-        files={CONFIG_FILE: text.encode()} if text else {},
+        files={**_model_files(source), **({CONFIG_FILE: text.encode()} if text else {})},
     )

@@ -1,12 +1,14 @@
-"""What is inside a checkpoint, and how two differ, read from the files; only 8-bit floats need torch."""
+"""What is inside a checkpoint, and how two differ. Tensor files are read without torch, but for 8-bit floats."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from trainer_cli.checkpoint.format.header import (
     TensorEntry,
     own_file,
     parsed_header,
+    read_entries,
     state_file,
     tensor_file,
 )
@@ -44,33 +47,30 @@ _FLOAT8 = {"F8_E4M3": "e4m3fn", "F8_E5M2": "e5m2", "F8_E4M3FNUZ": "e4m3fnuz", "F
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part of a tensor, or all of it, and where its bytes are."""
+    """A part of a tensor, or all of it."""
 
     shard: Shard
-    file: Path
-    offset: int
+    content: Callable[[], Array]
+    """Its bytes, mapped from the file or in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of a checkpoint: where its bytes are."""
+    """One tensor of a checkpoint."""
 
     entry: TensorEntry
     parts: list[StoredPart]
 
     def stored(self) -> Iterator[Array]:
-        """Its elements as they are stored, some rows at a time, straight from the files. Tensors of one shape and type
-        come in the same pieces."""
+        """Its elements as they are stored, some rows at a time. Tensors of one shape and type come in the same
+        pieces."""
         import numpy as np
 
         code, shape = self.entry.code, self.entry.shape or (1,)
         if not math.prod(shape):
             return
         dtype = np.dtype("u2" if code == "BF16" else _NUMPY.get(code, "u1")).newbyteorder("<")
-        maps = [
-            np.memmap(part.file, dtype=dtype, mode="r", offset=part.offset, shape=part.shard.sizes or (1,))
-            for part in self.parts
-        ]
+        maps = [part.content().view(dtype).reshape(part.shard.sizes or (1,)) for part in self.parts]
         rows = max(_BLOCK // math.prod(shape[1:]), 1)
         for start in range(0, shape[0], rows):
             stop = min(start + rows, shape[0])
@@ -117,17 +117,8 @@ class Content:
     aliases: dict[str, str]
     """Names of tied tensors, and the name under which each is stored."""
     folder: ReadableFolder
-
-    def states(self) -> dict[str, Any]:
-        """The small states of each rank, as they are written; what is no plain JSON is tagged with `$`."""
-        found: dict[str, Any] = {}
-        for rank in range(self.manifest.world_size):
-            for file in (state_file(rank), own_file(rank)):
-                if file in self.manifest.files:
-                    raw = json.loads(read_verified(self.folder, self.manifest, file))
-                    raw = json.loads(raw["state"]) if file == own_file(rank) else raw
-                    found.setdefault(f"rank{rank}", {}).update(raw["state"])
-        return found
+    states: Callable[[], dict[str, Any]]
+    """Reads the small states of each rank, as they are written; what is no plain JSON is tagged with `$`."""
 
     def config(self) -> str | None:
         """The text of the config that it carries."""
@@ -138,38 +129,25 @@ class Content:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Content]:
-    """Read the manifest and the table of tensors, and hold the checkpoint while it is looked at. Of the tensors only
-    sizes and places are checked: their digest is `verify`'s.
+    """Read the manifest and the table of tensors, and hold the checkpoint while it is looked at. In files of
+    safetensors only sizes and places of tensors are checked: their digest is `verify`'s. Other formats are read whole.
 
     Raises:
-        CheckpointError: it is not valid, or of a format that has no such table.
+        CheckpointError: it is not valid, or its format is unknown.
     """
     catalog = catalog_of(path.parent)
     entry = catalog.entry(path.name)
     if entry.manifest is None or entry.problem is not None:
         raise CheckpointError(f"{path} is not valid: {entry.problem}")
     manifest = entry.manifest
-    if manifest.format != "tensors":
-        raise CheckpointError(f"{path} has the format {manifest.format[:40]!r}, which cannot be looked into")
-    tensors: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
+    read = _of_tensor_files if manifest.format in ("tensors", "huggingface") else _of_other_files
     try:
         with catalog.storage.reading(path.name) as folder:
-            for rank in range(manifest.world_size):
-                file = tensor_file(rank)
-                if file not in manifest.files:
-                    continue
-                aliases |= manifest.aliases.get(file, {})
-                for tensor in _tensors(folder, manifest, file):
-                    name = tensor.entry.name
-                    if name in manifest.shards.get(file, {}):
-                        _add_parts(tensors.setdefault(name, tensor), tensor)
-                    else:
-                        tensors[f"{name}@rank{rank}" if name in tensors else name] = tensor
+            tensors, aliases, states = read(folder, manifest)
             for name, tensor in tensors.items():
                 if problem := why_incomplete(part.shard for part in tensor.parts):
                     raise CheckpointError(f"{path} is not valid: {name}: {problem}")
-            yield Content(path, entry, manifest, tensors, aliases, folder)
+            yield Content(path, entry, manifest, tensors, aliases, folder, states)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is just being removed") from None
 
@@ -278,8 +256,63 @@ def _config_changes(first: Content, second: Content) -> tuple[list[Change], str 
     return diff(old, new), None
 
 
+_Read = tuple[dict[str, Tensor], dict[str, str], Callable[[], dict[str, Any]]]
+"""Tensors, aliases and states of a `Content`."""
+
+
+def _of_tensor_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    for file in manifest.files:
+        if file.startswith("model") and file.endswith(".safetensors"):
+            for tensor in _tensors(folder, manifest, file):
+                name = f"model/{tensor.entry.name}"
+                tensors[name] = replace(tensor, entry=replace(tensor.entry, name=name))
+    for rank in range(manifest.world_size):
+        file = tensor_file(rank)
+        if file not in manifest.files:
+            continue
+        aliases |= manifest.aliases.get(file, {})
+        for tensor in _tensors(folder, manifest, file):
+            name = tensor.entry.name
+            if name in manifest.shards.get(file, {}):
+                _add_parts(tensors.setdefault(name, tensor), tensor)
+            else:
+                tensors[f"{name}@rank{rank}" if name in tensors else name] = tensor
+    return tensors, aliases, partial(_states, folder, manifest)
+
+
+def _states(folder: ReadableFolder, manifest: Manifest) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for rank in range(manifest.world_size):
+        for file in (state_file(rank), own_file(rank)):
+            if file in manifest.files:
+                raw = json.loads(read_verified(folder, manifest, file))
+                raw = json.loads(raw["state"]) if file == own_file(rank) else raw
+                found.setdefault(f"rank{rank}", {}).update(raw["state"])
+    return found
+
+
+def _of_other_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
+    # The formats need torch, and the functions above do not.
+    from trainer_cli.checkpoint.format import codec
+    from trainer_cli.checkpoint.format.file_layout import bytes_of, lay_out
+    from trainer_cli.checkpoint.format.registry import new_format
+
+    text, leaves = codec.encode(new_format(manifest.format, str(folder.path)).read(folder, manifest))
+    layout = lay_out(text, leaves)
+    entries = read_entries(io.BytesIO(layout.header).read, layout.tensor_bytes)
+    tensors = {
+        entry.name: Tensor(entry, [StoredPart(Shard.all_of(entry.shape), partial(bytes_of, leaves[entry.name]))])
+        for entry in entries
+    }
+    return tensors, layout.aliases, lambda: {"rank0": json.loads(text)["state"]}
+
+
 def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[Tensor]:
     """What a file has of each tensor, described as the whole tensor."""
+    import numpy as np
+
     checked = VerifiedFile(folder, manifest, file)
     with checked.peeked():
         layout = parsed_header(checked)
@@ -290,7 +323,8 @@ def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[
         if part.sizes != entry.shape:
             raise checked.damaged(f"{entry.name[:80]!r} is not the part of the tensor that the manifest says")
         whole = replace(entry, shape=part.shape, size_bytes=math.prod(part.shape) * ELEMENT_BYTES[entry.code])
-        yield Tensor(whole, [StoredPart(part, folder.path / file, offset)])
+        path, size = folder.path / file, (entry.size_bytes,)
+        yield Tensor(whole, [StoredPart(part, partial(np.memmap, path, "u1", "r", offset, size))])
         offset += entry.size_bytes
 
 

@@ -106,6 +106,7 @@ def _nothing(run: RunDir, done: Done) -> Plan:
 
 
 def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tokens: float | None) -> Plan:
+    from trainer_cli.checkpoint.format.registry import format_of
     from trainer_cli.run.build import Builder
     from trainer_cli.run.checkpoint_size import checkpoint_size
 
@@ -130,7 +131,8 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
     callbacks = any(_overrides(kind, "run_validation") for kind in kinds.values())
     setting = simulation_of(loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks)
     end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
-    size = checkpoint_size(builder, data, end, beside=len(to_yaml(composed).encode()))
+    form = format_of(checkpoint.format, checkpoint.compression)
+    size = checkpoint_size(builder, data, end, form, beside=len(to_yaml(composed).encode()))
     timeline = simulate(setting, step_counts, name=_name(composed, checkpoint), size=size.at, sizes=start_point.sizes)
     return Plan(
         run_dir=start.run.path,
@@ -296,9 +298,10 @@ def _estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
 
 
 def _of_format(checkpoint: CheckpointConfig) -> Iterator[str]:
-    if checkpoint.format is not CheckpointFormat.tensors:
-        how = ", uncompressed" if checkpoint.compression is not Compression.none else ""
-        yield f"checkpoint.format ({checkpoint.format}): sizes are those of the format tensors{how}"
+    if checkpoint.compression is not Compression.none:
+        yield f"checkpoint.compression ({checkpoint.compression}): sizes are those before compression"
+    if checkpoint.format is CheckpointFormat.torch_file:
+        yield "checkpoint.format (torch_file): sizes are those of the format tensors; torch.save adds a little"
 
 
 def _unknown(

@@ -42,6 +42,19 @@ def config_file(name: str) -> Path | None:
     return Path(source)
 
 
+def small_file(checkpoint: Path, file: str) -> bytes | None:
+    """A side file of a checkpoint of this program, its digest verified; None if there is none of that name."""
+    catalog = catalog_of(checkpoint.parent)
+    manifest = catalog.entry(checkpoint.name).manifest
+    if manifest is None or file not in manifest.files:
+        return None
+    if is_url(checkpoint):
+        # Without its other files, which may be large.
+        return read_small(catalog.storage, checkpoint.name, file, manifest)
+    with catalog.storage.reading(checkpoint.name) as folder:
+        return read_verified(folder, manifest, file)
+
+
 def is_on_disk(name: str) -> bool:
     """Whether a name with `=` is a path: the name of a sweep's run has one."""
     return Path(name).is_file() or RunDir(name).config_file.is_file() or is_checkpoint(Path(name)) or _is_of_a_run(name)
@@ -58,14 +71,7 @@ def config_of(checkpoint: Path) -> tuple[Path | str, str]:
     both empty if there is none."""
     if kind_of(checkpoint) is not None:
         return "", ""
-    catalog = catalog_of(checkpoint.parent)
-    manifest = catalog.entry(checkpoint.name).manifest
-    if manifest is not None and CONFIG_FILE in manifest.files:
-        if is_url(checkpoint):
-            # Without its other files, which may be large.
-            text = read_small(catalog.storage, checkpoint.name, CONFIG_FILE, manifest).decode()
-            return text, text
-        with catalog.storage.reading(checkpoint.name) as folder:
-            return checkpoint / CONFIG_FILE, read_verified(folder, manifest, CONFIG_FILE).decode()
+    if (content := small_file(checkpoint, CONFIG_FILE)) is not None:
+        return content.decode() if is_url(checkpoint) else checkpoint / CONFIG_FILE, content.decode()
     beside = RunDir(checkpoint.parent.parent)
     return (beside.config_file, beside.read_config()) if beside.config_file.is_file() else ("", "")

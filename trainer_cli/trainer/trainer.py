@@ -607,6 +607,7 @@ class Trainer:
             step=self.progress.step,
             epoch=self.progress.epoch,
             run_id=self._run_id,
+            files=model_state.model_files(self.model),
             progress=self.progress.state_dict(),
         )
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]

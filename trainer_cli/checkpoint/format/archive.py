@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.format import codec
 from trainer_cli.checkpoint.format.archive_reader import read_archive
-from trainer_cli.checkpoint.format.archive_writer import SUFFIX, ArchiveWriter
+from trainer_cli.checkpoint.format.archive_writer import SUFFIX, ArchiveWriter, archive_bytes
 from trainer_cli.checkpoint.format.file_layout import FileLayout, lay_out
 from trainer_cli.checkpoint.format.header import state_file, tensor_file
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
+from trainer_cli.checkpoint.host_memory import available_bytes
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
 from trainer_cli.config.schema import Compression, DigestAlgorithm
 
@@ -28,6 +28,11 @@ class ArchiveLayout(FileLayout):
     """A layout whose files are written into one archive."""
 
     compression: Compression = Compression.none
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of the archive before it is compressed."""
+        return archive_bytes([self.tensor_bytes, len(self.text)])
 
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
         sizes = {tensor_file(self.rank): self.tensor_bytes, state_file(self.rank): len(self.text)}
@@ -52,8 +57,8 @@ class ArchiveFormat:
     def __init__(self, compression: Compression = Compression.none) -> None:
         self.compression = compression
 
-    def plan(self, tree: Mapping[str, Any]) -> FileLayout:
-        base = lay_out(*codec.encode(tree))
+    def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
+        base = lay_out(*codec.encode(tree), shapes_only=shapes_only)
         own = {one.name: getattr(base, one.name) for one in fields(base)}
         return ArchiveLayout(**own, compression=self.compression)
 
@@ -110,16 +115,15 @@ def _entry(content: bytearray) -> FileEntry:
 
 
 def _members(archive: VerifiedFile, known: Collection[str]) -> dict[str, bytearray]:
-    """The files of an archive, which are held in memory: no more than this machine has."""
-    left = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """The files of an archive, which are held in memory: no more than is free."""
+    left = available_bytes()
     members: dict[str, bytearray] = {}
     try:
         for member in read_archive(archive.stream()):
             if member.name not in known or member.name in members:
                 raise ValueError(f"it holds {member.name[:80]!r}, which does not belong there")
-            left -= member.size_bytes
-            if left < 0:
-                raise ValueError("its files are larger than this machine's memory")
+            if left is not None and (left := left - member.size_bytes) < 0:
+                raise ValueError("its files are larger than the free memory")
             content = members[member.name] = bytearray()
             for block in member.blocks:
                 content += block

@@ -6,7 +6,7 @@ import bz2
 import lzma
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -24,6 +24,11 @@ SUFFIX = {
     Compression.lzma: ".tar.lzma",
 }
 _BLOCK = 1 << 20
+
+
+def archive_bytes(sizes: Iterable[int]) -> int:
+    """The size of an archive of files of these sizes, in bytes, before it is compressed."""
+    return 2 * tarfile.BLOCKSIZE + sum(tarfile.BLOCKSIZE + size + -size % tarfile.BLOCKSIZE for size in sizes)
 
 
 class _Compressor(Protocol):

@@ -39,37 +39,44 @@ class HuggingFaceLayout(FileLayout):
     shard_bytes: int = SHARD_BYTES
 
     @property
-    def shards(self) -> list[list[_Placed]]:
-        """The tensors of each file of the model, in the order of the names."""
-        shards: list[list[_Placed]] = [[]]
-        size_bytes = 0
-        for one in self._placed():
-            if one.entry.name.startswith(_MODEL):
-                if shards[-1] and size_bytes + one.entry.size_bytes > self.shard_bytes:
-                    shards.append([])
-                    size_bytes = 0
-                shards[-1].append(one)
-                size_bytes += one.entry.size_bytes
-        return [shard for shard in shards if shard]
+    def total_bytes(self) -> int:
+        files = self._model_files()
+        size_bytes = len(self.text) + len(_index(files))
+        for tensors in (*files.values(), self._rest()):
+            entries = [one.entry for one in tensors]
+            size_bytes += len(rendered_header(entries)) + sum(entry.size_bytes for entry in entries)
+        return size_bytes
 
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
-        shards = self.shards
-        weight_map: dict[str, str] = {}
-        for number, shard in enumerate(shards, 1):
-            name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-            own = [one._replace(entry=replace(one.entry, name=one.entry.name.removeprefix(_MODEL))) for one in shard]
+        files = self._model_files()
+        for name, own in files.items():
             self._write_tensors(folder, name, own, image)
-            weight_map |= {one.entry.name: name for one in own}
-        if len(shards) > 1:
-            total = sum(one.entry.size_bytes for shard in shards for one in shard)
-            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        if index := _index(files):
             with folder.create(INDEX_FILE) as file:
-                file.write(json.dumps(index, indent=2).encode() + b"\n")
-        rest = [one for one in self._placed() if not one.entry.name.startswith(_MODEL)]
-        self._write_tensors(folder, tensor_file(self.rank), rest, image)
+                file.write(index)
+        self._write_tensors(folder, tensor_file(self.rank), self._rest(), image)
         with folder.create(state_file(self.rank)) as file:
             file.write(self.text)
         return {tensor_file(self.rank): self.aliases} if self.aliases else {}
+
+    def _model_files(self) -> dict[str, list[_Placed]]:
+        """By name: the tensors of the model, under their names in it, in files of at most `shard_bytes`."""
+        shards: list[list[_Placed]] = []
+        size_bytes = 0
+        for entry, offset in self._placed():
+            if not entry.name.startswith(_MODEL):
+                continue
+            if not shards or size_bytes + entry.size_bytes > self.shard_bytes:
+                shards.append([])
+                size_bytes = 0
+            shards[-1].append(_Placed(replace(entry, name=entry.name.removeprefix(_MODEL)), offset))
+            size_bytes += entry.size_bytes
+        if len(shards) == 1:
+            return {"model.safetensors": shards[0]}
+        return {f"model-{one:05}-of-{len(shards):05}.safetensors": shard for one, shard in enumerate(shards, 1)}
+
+    def _rest(self) -> list[_Placed]:
+        return [one for one in self._placed() if not one.entry.name.startswith(_MODEL)]
 
     def _placed(self) -> Iterator[_Placed]:
         offset = len(self.header)
@@ -90,13 +97,22 @@ class HuggingFaceLayout(FileLayout):
                     file.write(bytes_of(leaf_at[offset]).data)
 
 
+def _index(files: Mapping[str, list[_Placed]]) -> bytes:
+    """The file that says which tensor is where; nothing for a single file."""
+    if len(files) < 2:
+        return b""
+    total = sum(one.entry.size_bytes for own in files.values() for one in own)
+    weight_map = {one.entry.name: name for name, own in files.items() for one in own}
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2).encode() + b"\n"
+
+
 class HuggingFaceFormat:
     """`model.safetensors`, or shards with an index, that `from_pretrained` reads; tied weights are in it once."""
 
     name = "huggingface"
 
-    def plan(self, tree: Mapping[str, Any]) -> FileLayout:
-        base = lay_out(*codec.encode(tree))
+    def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
+        base = lay_out(*codec.encode(tree), shapes_only=shapes_only)
         return HuggingFaceLayout(**{one.name: getattr(base, one.name) for one in fields(base)})
 
     def read(

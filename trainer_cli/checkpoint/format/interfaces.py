@@ -19,8 +19,11 @@ class Format(Protocol):
         """What the manifest calls it."""
         ...
 
-    def plan(self, tree: Mapping[str, Any]) -> FileLayout:
+    def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
         """What the files of one rank will hold, and where each tensor goes; nothing is copied or written.
+
+        Args:
+            shapes_only: tensors on the device `meta` are accepted, to learn the size.
 
         Raises:
             UnsavableState: naming the owner of what cannot be saved.

@@ -28,12 +28,8 @@ class TensorsFormat:
 
     name = "tensors"
 
-    def plan(self, tree: Mapping[str, Any]) -> FileLayout:
-        return lay_out(*codec.encode(tree))
-
-    def size_bytes(self, tree: Mapping[str, Any]) -> int:
-        """The size of a tree's files, whose tensors may have a shape but no memory (device `meta`)."""
-        return lay_out(*codec.encode(tree), shapes_only=True).total_bytes
+    def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
+        return lay_out(*codec.encode(tree), shapes_only=shapes_only)
 
     def read(
         self,

@@ -62,8 +62,8 @@ class TorchFileFormat:
 
     name = "torch_file"
 
-    def plan(self, tree: Mapping[str, Any]) -> FileLayout:
-        base = lay_out(*codec.encode(tree))
+    def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
+        base = lay_out(*codec.encode(tree), shapes_only=shapes_only)
         return TorchLayout(**{one.name: getattr(base, one.name) for one in fields(base)})
 
     def read(
