@@ -22,10 +22,12 @@ T = TypeVar("T")
 
 PART_BYTES = 16 * 1024 * 1024
 """Objects larger than this are sent and fetched in parts of this size, several at a time."""
+_PARTS_AT_ONCE = 8
 _ATTEMPTS = 6
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 8.0
 _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60}
+_S3 = ("s3", "s3a")
 _PACKAGES = {"s3": "'trainer-cli[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub"}
 _FINAL = (FileNotFoundError, FileExistsError, NotImplementedError, TypeError, ValueError)
 """Errors that a repeated request would raise again."""
@@ -63,6 +65,7 @@ class ObjectClient:
         self.read_only = self.scheme in ("http", "https")
         self._wait, self._attempts = wait, attempts
         self._files = _file_system(self.scheme, options or {})
+        self._parallel = {"max_concurrency": _PARTS_AT_ONCE} if self.scheme in _S3 else {}
 
     def list(self, folder: str = "") -> dict[str, ObjectInfo]:
         """Every object under the URL, or under one folder of it, by its key relative to that.
@@ -148,7 +151,7 @@ class ObjectClient:
         size_bytes = path.stat().st_size
 
         def send() -> None:
-            self._files.put_file(str(path), self._path(key), chunksize=PART_BYTES)
+            self._files.put_file(str(path), self._path(key), chunksize=PART_BYTES, **self._parallel)
             if (arrived := self.size(key)) != size_bytes:
                 raise OSError(errno.EIO, f"{arrived} bytes arrived instead of {size_bytes}")
 
@@ -206,10 +209,11 @@ class ObjectClient:
 def _file_system(scheme: str, options: dict[str, Any]) -> Any:
     import fsspec
 
-    if scheme in ("s3", "s3a"):
+    if scheme in _S3:
         # Repeated here, with a bound that is known.
         config = {**_TIMEOUTS, "retries": {"max_attempts": 1}, **options.pop("config_kwargs", {})}
-        options = {"config_kwargs": config, **options}
+        # With one, a small object is read by one request; else its size is asked for first.
+        options = {"config_kwargs": config, "max_concurrency": 1, **options}
     try:
         files = fsspec.filesystem(scheme, use_listings_cache=False, **options)
     except ImportError as error:
