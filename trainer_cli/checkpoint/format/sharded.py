@@ -67,10 +67,11 @@ class ShardedFormat:
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
 
-    def plan(self, tree: Mapping[str, Any]) -> FileLayout:
+    def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
         own = encode_own({key: tree[key] for key in PER_RANK if key in tree})
         text, tensors = codec.encode({key: value for key, value in tree.items() if key not in PER_RANK})
-        layout = lay_out_rank(text if self.rank == 0 else b"", tensors, self.rank, self.world_size)
+        text = text if self.rank == 0 else b""
+        layout = lay_out_rank(text, tensors, self.rank, self.world_size, shapes_only=shapes_only)
         return replace(layout, own=own)
 
     def read(
@@ -85,10 +86,15 @@ class ShardedFormat:
         return read_sharded(folder, manifest, only, targets, rank=rank, world_size=self.world_size)
 
 
-def lay_out_rank(text: bytes, tensors: Mapping[str, codec.Leaf], rank: int, world_size: int) -> FileLayout:
+def lay_out_rank(
+    text: bytes, tensors: Mapping[str, codec.Leaf], rank: int, world_size: int, *, shapes_only: bool = False
+) -> FileLayout:
     """What one rank writes of the state that all ranks have: its own parts, and its share of what others have too.
 
     Every rank has the same names in the same order, and finds the same shares without a word to the others.
+
+    Args:
+        shapes_only: as of `lay_out`.
 
     Raises:
         UnsavableState: naming what a file cannot hold.
@@ -119,7 +125,7 @@ def lay_out_rank(text: bytes, tensors: Mapping[str, codec.Leaf], rank: int, worl
             if writer.get(name, rank if sharded else 0) == rank:
                 own[name], shards[name] = part.leaf, part.shard
     written = {alias: name for alias, name in aliases.items() if name in shards}
-    return replace(lay_out(text, own), rank=rank, parts=shards, aliases=written)
+    return replace(lay_out(text, own, shapes_only=shapes_only), rank=rank, parts=shards, aliases=written)
 
 
 def why_uncovered(
