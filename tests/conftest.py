@@ -45,6 +45,9 @@ _PROCESSES = (
 )
 """Files that start processes. `scripts/test fast` leaves these out, and the long ones."""
 
+# Last: no name there hides another module.
+sys.path.append(str(Path(__file__).parent / "support"))
+
 # Before torch is imported anywhere, in this process and in those that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

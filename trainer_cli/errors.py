@@ -10,8 +10,8 @@
     ├── CheckpointError     3   checkpoints were demanded or exist, and none is valid
     └── RunDirectoryError   4   the run directory is in use, or another run's
 
-Every message is one thought: what is wrong, where, and the cure. They are shown without a traceback;
-any other exception is a fault of ours (or of the model) and is shown with all of it.
+Every message is one thought: what is wrong, where, and the cure. They are shown without a traceback
+(`cli/messages.py`); any other exception is a fault of ours (or of the model) and is shown with all of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ExitCode(IntEnum):
 
 
 class TrainError(Exception):
-    """A failure reported in one message: `what (where). cure`. A `what` that ends in a new line is a table."""
+    """A failure reported in one message: `what (place). cure`. A `what` that ends in a new line is a table."""
 
     exit_code: ExitCode = ExitCode.FAILED
     source: str | None = None
@@ -46,12 +46,16 @@ class TrainError(Exception):
         self.where = where
         self.cure = cure
 
-    def __str__(self) -> str:
-        text = self.what.rstrip()
-        # A message about its key needs only the source of the value.
+    @property
+    def place(self) -> str:
+        """Where it is wrong: the key path, unless the message begins with it, and the source of its value."""
         where = self.where or ""
         named = self.source is not None and (self.what.startswith(where) or f"'{where}'" in self.what)
-        if place := ", ".join(part for part in (None if named else self.where, self.source) if part):
+        return ", ".join(part for part in (None if named else self.where, self.source) if part)
+
+    def __str__(self) -> str:
+        text = self.what.rstrip()
+        if place := self.place:
             text = f"{text.rstrip('.')} ({place})"
         if self.what.endswith("\n"):
             return f"{text}\n{self.cure}" if self.cure else text

@@ -26,7 +26,7 @@ from table import Table
 
 TABLES = {
     "cli": "answers", "start": "start", "loop": "loop", "save": "save", "load": "load", "stall": "stall",
-    "scale": "scale", "files": "files",
+    "scale": "scale", "files": "files", "console": "console",
 }  # fmt: skip
 """By name: the module that measures it."""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from printed import message
 
 from trainer_cli.checkpoint import integrity
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
@@ -295,9 +296,9 @@ def test_a_mistake_is_one_message_and_changes_nothing(
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     said = ckpt(*arguments)
     assert (said.code, said.out) == (code, "")
-    assert said.err.startswith("train: error: ")
+    assert said.err.startswith("error: ")
     assert "Traceback" not in said.err
-    assert all(word in said.err for word in words), said.err
+    assert all(word in message(said.err) for word in words), said.err
     assert (there(FINE), there(ODD)) == (ALL_FINE, ALL_ODD)
     assert not (Path(ODD) / "step1" / "pinned").exists()
 
@@ -441,7 +442,7 @@ def test_verify_of_one_that_was_named_and_is_removed_meanwhile_is_exit_3(
     said = ckpt("verify", f"{FINE}/step10", "runs/fine@step20", "--json")
     assert said.code == 3
     assert [Path(one["path"]).name for one in said.json] == ["step20"]
-    assert f"train: error: {FINE}/step10: removed meanwhile" in said.err
+    assert f"error: {FINE}/step10: removed meanwhile" in said.err
     assert ckpt("verify", f"{FINE}/step10").code == 3
 
 
@@ -671,7 +672,7 @@ def test_what_the_disk_refuses_is_reported_without_a_traceback(ckpt: Ckpt, monke
         patch.setattr(os, "rename", refuse)
         said = ckpt("rm", "runs/fine@step10", "--yes")
     assert said.code == 1
-    assert "Permission denied (" in said.err
+    assert "rm: Permission denied\n  --> " in said.err
     assert "Traceback" not in said.err
 
 

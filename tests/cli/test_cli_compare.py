@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from printed import message
 
 from trainer_cli.cli.main import main
 from trainer_cli.config.json_schema import json_schema
@@ -115,8 +116,8 @@ def test_what_cannot_be_compared_with_is_reported(
     assert main(["config", f"--diff={other}"]) in (2, 3)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("train: error: ")
-    assert BAD[other] in captured.err
+    assert captured.err.startswith("error: ")
+    assert BAD[other] in message(captured.err)
 
 
 def test_an_interpolation_is_shown_with_what_it_comes_to_and_a_secret_is_not(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from printed import message
 
 from trainer_cli.cli.main import main
 from trainer_cli.config.schema import LoopConfig, TrainConfig
@@ -86,7 +87,7 @@ def test_fields_of_a_key_are_that_key_and_those_below_it(capsys: pytest.CaptureF
     ]  # fmt: skip
     assert printed(capsys, "config", "--fields", "checkpoint.keep_best.mode").count("\n") == 5
     assert main(["config", "--fields", "lop"]) == 2
-    assert "there is no key 'lop' (--fields). Did you mean 'loop'?" in capsys.readouterr().err
+    assert message(capsys.readouterr().err) == "there is no key 'lop' (--fields). Did you mean 'loop'?"
 
 
 def test_list_shows_groups_options_and_descriptions_experiments_first(
@@ -145,7 +146,7 @@ def test_what_lies_about_in_the_folder_of_configs_is_no_option(
     monkeypatch.setenv("TRAIN_COMPLETE_LINE", "train fit -cn ")
     assert printed(capsys, "complete", "--answer").split() == ["config"]
     assert main(["config", "model=old"]) == 2
-    said = capsys.readouterr().err
+    said = message(capsys.readouterr().err)
     assert "there is no model called 'old' (command line). There are: " in said
     assert "Did you mean 'old'?" not in said
 
@@ -174,7 +175,7 @@ def test_a_mistake_prints_nothing_on_stdout(project: Path, capsys: pytest.Captur
     assert main(["config", "seed=x"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "train: error: seed is 'x', but it must be a whole number (command line).\n"
+    assert captured.err == "error: seed is 'x', but it must be a whole number\n  --> command line\n"
 
 
 def test_json_holds_what_yaml_and_table_show(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,8 +49,7 @@ def test_our_errors_are_one_message_and_an_exit_code(
     verb_that(monkeypatch, raising(error))
     assert main(["probe"]) == code
     captured = capsys.readouterr()
-    assert captured.err.startswith("train: ")
-    assert captured.err.count("\n") == 1
+    assert captured.err == ("interrupted\n" if code == 130 else "error: a\n")
     assert captured.out == ""
 
 
@@ -60,7 +59,42 @@ def test_any_other_error_and_one_of_input_without_a_file_show_a_traceback(
 ) -> None:
     verb_that(monkeypatch, raising(error))
     assert main(["probe"]) == 1
-    assert "Traceback" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert said.rstrip().endswith(str(error)), "it is no fault of train's"
+
+
+def test_an_error_of_our_own_code_says_how_to_report_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main_module, "VERBS", {"list": Verb("trainer_cli.errors", "not a verb's module")})
+    assert main(["list"]) == 1
+    trace, _, said = capsys.readouterr().err.partition("\nerror: ")
+    assert trace.startswith("Traceback")
+    assert "\nAttributeError: " in trace
+    assert said == (
+        "this is a fault of train, not of your config or code\n"
+        "help: Please report it, with the traceback above and the output of `train env`.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "shown"),
+    [
+        (True, "", "\x1b[1;31merror:\x1b[0m a\n  \x1b[1;34m-->\x1b[0m b\n\x1b[1;36mhelp:\x1b[0m c\n"),
+        (True, "1", "error: a\n  --> b\nhelp: c\n"),
+        (False, "", "error: a\n  --> b\nhelp: c\n"),
+    ],
+)
+def test_errors_are_coloured_on_a_terminal_alone_and_not_where_no_color_is_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool, no_color: str, shown: str
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    verb_that(monkeypatch, raising(UserError("a", where="b", cure="c")))
+    assert main(["probe"]) == 2
+    assert capsys.readouterr().err == shown
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE])
@@ -71,7 +105,7 @@ def test_a_disk_that_is_full_or_fails_is_one_message_with_what_to_do(
     assert main(["probe"]) == 1
     said = capsys.readouterr().err
     intact = "What was committed before is intact."
-    assert said == f"train: error: {os.strerror(number)} (runs/x/metrics.jsonl). {intact} {DISK_CURES[number]}\n"
+    assert said == f"error: {os.strerror(number)}\n  --> runs/x/metrics.jsonl\nhelp: {intact} {DISK_CURES[number]}\n"
 
 
 def test_the_traceback_of_a_mistake_is_shown_on_demand(
@@ -82,7 +116,7 @@ def test_the_traceback_of_a_mistake_is_shown_on_demand(
     assert main(["probe"]) == 2
     captured = capsys.readouterr().err
     assert "Traceback" in captured
-    assert captured.endswith("train: error: yours.\n")
+    assert captured.endswith("\nerror: yours\n")
 
 
 def test_the_verbs_own_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +135,9 @@ def test_overrides_and_flags_mix(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["fti"], "there is no verb 'fti'. Did you mean 'fit'?"),
+        (["fti"], "there is no verb 'fti'\nhelp: Did you mean 'fit'?"),
         (["experiment=digits", "seed=1"], "Did you mean 'train fit experiment=digits seed=1'?"),
-        (["list", "--frob"], "train list has no flag --frob. See train list --help."),
+        (["list", "--frob"], "train list has no flag --frob\nhelp: See train list --help."),
     ],
 )
 def test_a_mistake_in_the_command_is_one_message(
@@ -112,7 +146,7 @@ def test_a_mistake_in_the_command_is_one_message(
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert expected in error
-    assert error.count("\n") == 1
+    assert error.count("error: ") == 1
 
 
 def test_how_a_sweep_starts_its_jobs_is_no_part_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +155,7 @@ def test_how_a_sweep_starts_its_jobs_is_no_part_of_the_command_line(capsys: pyte
     assert main(["fit", "--frozen", "x.yaml"]) == 2
     assert main(["jobs"]) == 2
     message = capsys.readouterr()
-    assert "train fit has no flag --frozen." in message.err
+    assert "train fit has no flag --frozen\n" in message.err
     assert "_job" not in message.out + message.err
     assert "frozen" not in message.out
 
@@ -222,10 +256,10 @@ def test_a_current_folder_that_is_gone_is_one_message(
         there.chdir(folder)
         folder.rmdir()
         assert (main(argv), main([*argv, "--help"])) == (2, 2 if "=" in argv[0] else 0)
-    said = capsys.readouterr().err.splitlines()
+    said = capsys.readouterr().err
     message = 'Change to another folder, or, if it was made again: cd "$PWD".'
-    assert said[0] == f"train: error: the current folder is gone (/work/gone). {message}"
-    assert not any("Traceback" in line for line in said)
+    assert said.startswith(f"error: the current folder is gone\n  --> /work/gone\nhelp: {message}\n")
+    assert "Traceback" not in said
 
 
 def test_collecting_garbage_is_left_as_it_was_and_on_where_something_is_built(

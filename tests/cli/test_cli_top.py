@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from printed import message as printed_message
 
 from trainer_cli.cli.main import main
 from trainer_cli.run.run_dir import Outcome, RunDir, RunLock, RunStatus
@@ -100,7 +101,7 @@ def test_a_run_that_ended_is_tailed_to_its_end(empty_folder: Path, capsys: Captu
 def test_a_mistake_is_one_message(arguments: list[str], message: str, empty_folder: Path, capsys: Captured) -> None:
     ended(Path("runs/done"), RunStatus.finished, "")
     assert main(arguments) == 2
-    assert capsys.readouterr().err == f"train: error: {message}\n"
+    assert printed_message(capsys.readouterr().err) == message
 
 
 def test_neither_loads_torch(empty_folder: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_save_that_fails_leaves_the_older_ones_and_can_be_made_again(campaign:
         what = (
             "is there, but may not survive a power cut: its directory could not be fsynced" if renamed else "could not"
         )
-        assert f"train: error: the checkpoint {what}" in failed.err
+        assert f"error: the checkpoint {what}" in failed.err
         assert os.strerror(error) in failed.err
         assert ("are free" in failed.err) is (full and not renamed)
         assert ("step6" in sound(own / "run")) is renamed

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from printed import untimed
+
 import trainer_cli
 
 ROOT = Path(trainer_cli.__file__).resolve().parents[1]
@@ -108,6 +110,10 @@ class Result:
     code: int
     out: str
     err: str
+
+    def __post_init__(self) -> None:
+        # What a line says counts here, not when it was written.
+        object.__setattr__(self, "err", untimed(self.err))
 
 
 class Running:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from command import environment
+from printed import untimed
 
 _HERE = Path(__file__).parent
 
@@ -26,6 +27,10 @@ class Done:
     err: str
     operations: list[str] = field(default_factory=list)
     """What was asked of a faulty disk, and each message `committed …` in its place among that."""
+
+    def __post_init__(self) -> None:
+        # What a line says counts here, not when it was written.
+        object.__setattr__(self, "err", untimed(self.err))
 
     @property
     def killed(self) -> bool:

@@ -24,7 +24,7 @@ def main(mount_point: str, *command: str) -> int:
     committed = 0
     for line in process.stderr:
         sys.stderr.write(line)
-        committed += line.startswith("committed step")
+        committed += "committed step" in line
         if committed == 3:
             break
     descriptor = os.open(mount_point, os.O_RDONLY)

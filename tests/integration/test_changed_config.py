@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from command import SMALL, environment
 from forks import Done, Forks
+from printed import message
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_a_refused_change_leaves_the_run_byte_for_byte_as_it_was(base: Path, for
     before = tree(base)
     done = forks.fit(base, *SMALL, "name=base", *REFUSED[case])
     assert done.code == 2, done.err
-    assert "train: error: the config differs from the one that runs/base was trained with" in done.err
+    assert "error: the config differs from the one that runs/base was trained with" in done.err
     assert "  refused  " in done.err
     assert tree(base) == before
 
@@ -190,7 +191,7 @@ def test_a_config_is_compared_with_that_of_a_run_in_a_sweep(place: Path, below: 
 def test_a_checkpoint_that_is_not_there_or_whose_config_is_damaged_is_reported(place: Path) -> None:
     gone = compared(place, "--diff", "runs/base@step11")
     assert (gone.returncode, gone.stdout) == (3, "")
-    assert "there is none (--diff). runs/base/checkpoints holds step0, step10, step20." in gone.stderr
+    assert "there is none (--diff). runs/base/checkpoints holds step0, step10, step20." in message(gone.stderr)
     with (place / "runs/base/checkpoints/step20/config.yaml").open("a") as file:
         file.write("seed: 9\n")
     damaged = compared(place, "--diff", "runs/base/checkpoints/step20")

@@ -23,6 +23,7 @@ from command import (
     trained,
     weights,
 )
+from printed import message
 
 from trainer_cli import make_sync_checkpointer
 
@@ -31,9 +32,9 @@ def assert_reported(result: Result, code: int, *parts: str) -> None:
     """One message on stderr, with these parts, and the exit code."""
     assert result.code == code, result
     assert "Traceback" not in result.err
-    message = result.err[result.err.index("train: error: ") :]
+    said = message(result.err)
     for part in parts:
-        assert part in message
+        assert part in said
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def test_a_mistake_of_the_command_is_reported_at_once_and_nothing_is_written(cas
     arguments, *parts = BEFORE_TORCH[case]
     result = train(*arguments, cwd=tmp_path)
     assert_reported(result, 2, *parts)
-    assert result.err.startswith("train: error: ")
+    assert result.err.startswith("error: ")
     assert result.out == ""
     assert list(tmp_path.iterdir()) == []
 
@@ -244,7 +245,7 @@ def test_the_traceback_of_a_mistake_is_shown_on_demand(tmp_path: Path) -> None:
     result = train("fit", "experiment=nope", cwd=tmp_path, TRAIN_FULL_ERROR="1")
     assert result.code == 2
     assert "Traceback" in result.err
-    assert result.err.splitlines()[-1].startswith("train: error: there is no experiment called 'nope'")
+    assert message(result.err).startswith("there is no experiment called 'nope'")
 
 
 CHECKPOINTS = {

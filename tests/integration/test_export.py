@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from command import SMALL, records, trained
 from forks import Done, Forks
+from printed import message
 
 pytestmark = pytest.mark.slow
 quickly: Callable[..., Done]
@@ -86,7 +87,7 @@ def test_an_export_holds_the_weights_or_their_averages(place: Path) -> None:
 def test_a_mistake_is_one_message(base: Path, arguments: list[str], code: int, said: str) -> None:
     done = quickly(base, "ckpt", *arguments)
     assert done.code == code, done
-    assert said in done.err
+    assert said in message(done.err)
     assert "Traceback" not in done.err
 
 

@@ -16,6 +16,7 @@ import torch
 from command import SMALL, environment, records, trained
 from compare import final_state
 from forks import Done, Forks
+from printed import message
 
 quickly: Callable[..., Done]
 
@@ -188,14 +189,14 @@ def test_a_file_that_runs_code_needs_a_flag_on_the_command_line(place: Path) -> 
     subprocess.run([sys.executable, "-c", code], cwd=place, env=environment(), check=True)
     node = "model={_target_: mine.Net}"
     done = fit(place, node, "ckpt=whole.pt", code=3)
-    assert "loading it can run any code (whole.pt). If you trust the file, add --allow-pickle." in done.err
+    assert "loading it can run any code (whole.pt). If you trust the file, add --allow-pickle." in message(done.err)
     assert "weights from whole.pt (4 tensors)" in fit(place, node, "ckpt=whole.pt", "--allow-pickle").err
 
 
 @pytest.mark.slow
 def test_a_foreign_checkpoint_is_validated_under_an_experiment(place: Path) -> None:
     done = quickly(place, "validate", "ckpt=torch.pt")
-    assert (done.code, "carries no config.yaml. Name its experiment: experiment=NAME" in done.err) == (3, True)
+    assert (done.code, "carries no config.yaml. Name its experiment: experiment=NAME" in message(done.err)) == (3, True)
     done = quickly(
         place, "validate", "ckpt=[torch.pt,lightning.ckpt]", "experiment=digits_mlp", "model={_target_: mine.Net}",
         "load.key_mapping={net.*: *}", "validate.folder=out",

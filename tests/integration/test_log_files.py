@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -41,11 +42,11 @@ DEVICES = {"/proc/self/mem": "Input/output error", "/dev/full": "No space left o
 
 
 def broken(forks: Forks, project: Path, file: str, device: str) -> tuple[int, list[str]]:
-    """The exit code of a fit whose file breaks after step 6, and what it says on stderr that is no news of progress."""
+    """The exit code of a fit whose file breaks after step 6, and the errors on stderr, each with its help."""
     done = forks.fit(project, *FIT, FILE=file, DEVICE=device)
     assert "Traceback" not in done.err
     assert "--- Logging error ---" not in done.err
-    return done.code, [line for line in done.err.splitlines() if "error: " in line]
+    return done.code, re.findall(r"^error: .*\n(?:  --> .*\n)?(?:help: .*\n)?", done.err, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +58,12 @@ def test_metrics_that_cannot_be_written_end_the_training_in_one_message(
 ) -> None:
     why = DEVICES[device]
     project = make_project(tmp_path, **{"mine/breaks.py": BREAKS})
-    code, (message,) = broken(forks, project, file, device)
+    code, (error,) = broken(forks, project, file, device)
     run = project / "runs/mine"
     (path,) = run.rglob(f"{file}*")
-    assert (code, message) == (
-        1, f"train: error: {why} ({path.relative_to(project)}). What was committed before is intact. "
-        f"{DISK_CURES[NUMBERS[device]]}",
+    assert (code, error) == (
+        1, f"error: {why}\n  --> {path.relative_to(project)}\n"
+        f"help: What was committed before is intact. {DISK_CURES[NUMBERS[device]]}\n",
     )  # fmt: skip
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["step"]) == ("failed", 8)
@@ -79,7 +80,7 @@ def test_a_log_that_cannot_be_written_is_reported_once_and_the_training_goes_on(
     project = make_project(tmp_path, **{"mine/breaks.py": BREAKS})
     code, messages = broken(forks, project, "train.log", device)
     assert (code, messages) == (
-        0, [f"error: runs/mine/train.log could not be written: {why}. The run continues without it."],
+        0, [f"error: runs/mine/train.log could not be written: {why}. The run continues without it.\n"],
     )  # fmt: skip
     assert names(project / "runs/mine/checkpoints") == ["step0", "step16", "step32", "step40"]
 

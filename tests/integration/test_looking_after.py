@@ -12,6 +12,7 @@ import pytest
 from command import SMALL, hold, make_project, names, running
 from compare import assert_same_state, metrics
 from forks import Forks
+from printed import message
 
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.checkpoint.integrity import catalog_of
@@ -26,7 +27,7 @@ def test_going_back_is_asked_about_done_and_not_done_again_by_the_same_command(f
     back = (*RUN, "resume=run/checkpoints/step20")
     refused = forks.fit(tmp_path, *back)
     assert refused.code == 2
-    assert "newer checkpoints exist: step30, step40 (checkpoint.newer" in refused.err
+    assert "newer checkpoints exist: step30, step40 (checkpoint.newer" in message(refused.err)
     assert "checkpoint.newer=trash" in refused.err
     assert names(folder) == ["step0", "step10", "step20", "step30", "step40"]
     gone = (*back, "checkpoint.newer=trash")

@@ -217,7 +217,7 @@ def test_a_chosen_name_that_is_taken_is_refused_with_another(
 ) -> None:
     assert main(["new", "work", "--name", name]) == 2
     error = capsys.readouterr().err
-    assert f"{name!r} is {why} (--name)" in error
+    assert f"{name!r} is {why}\n  --> --name\n" in error
     assert f"--name {name}_project" in error
     assert list(empty_folder.iterdir()) == []
 
@@ -266,7 +266,7 @@ def test_what_is_there_is_never_overwritten(
     make(empty_folder / "shapes")
     before = sorted((path.as_posix(), path.lstat().st_mtime_ns) for path in empty_folder.rglob("*"))
     assert main(["new", "shapes"]) == 2
-    assert "nothing is overwritten. Name a new directory." in capsys.readouterr().err
+    assert "nothing is overwritten\nhelp: Name a new directory.\n" in capsys.readouterr().err
     assert sorted((path.as_posix(), path.lstat().st_mtime_ns) for path in empty_folder.rglob("*")) == before
 
 
@@ -301,7 +301,7 @@ def test_a_directory_that_cannot_be_written_is_one_line(empty_folder: Path, caps
     (empty_folder / "file").write_text("")
     assert main(["new", "file/shapes"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("train: error: cannot make file/shapes: ")
+    assert error.startswith("error: cannot make file/shapes: ")
     assert error.count("\n") == 1
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from command import names
 from forks import Forks
+from printed import message
 
 FIT = (
     "+experiment=digits_mlp", "device=cpu", "run_dir=run", "loop.max_duration=60", "loop.eval_interval=null",
@@ -27,7 +28,7 @@ def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(forks: Forks, t
     assert "Traceback" not in done.err
     warning = next(line for line in done.err.splitlines() if line.startswith("warning: the loss is not finite at step"))
     assert "The last finite checkpoint is run/checkpoints/step12." in warning
-    error = next(line for line in done.err.splitlines() if line.startswith("train: error:"))
+    error = message(done.err)
     assert "the loss is not finite since step" in error
     assert "The last finite checkpoint is run/checkpoints/step12. The same command resumes it" in error
     steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -46,7 +47,7 @@ def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(forks: Forks, t
 def test_weights_that_are_not_finite_at_the_end_finish_no_run(forks: Forks, tmp_path: Path) -> None:
     done = forks.fit(tmp_path, *FIT, "loop.log_interval=null", "optimizer.lr=1e38")
     assert done.code == 1, done.err
-    assert "train: error: the weights are not finite at the end of the training, step 60. " in done.err
+    assert message(done.err).startswith("the weights are not finite at the end of the training, step 60. ")
     assert "are not finite: no resume takes step" in done.err
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
     assert "step60" not in names(tmp_path / "run/checkpoints")

@@ -101,7 +101,7 @@ def test_a_store_that_is_away_is_one_message(tmp_path: Path) -> None:
     result = train("fit", *SMALL, "checkpoint.folder=s3://bucket/run", cwd=tmp_path, **away)
     assert result.code == 1
     assert "Traceback" not in result.err
-    assert "train: error: list failed 6 times:" in result.err
+    assert "error: list failed 6 times:" in result.err
     assert "Check the network and the address of the store." in result.err
     assert time.monotonic() - began < 60
     assert os.listdir(tmp_path) == []

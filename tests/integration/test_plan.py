@@ -12,6 +12,11 @@ import pytest
 from command import make_project
 from forks import Forks
 
+from trainer_cli.checkpoint.timeline import Timeline
+from trainer_cli.run.plan_view import schedule_lines
+from trainer_cli.trainer.progress import Progress
+from trainer_cli.trainer.stopping import Stop
+
 MEASURE = '''
 """Notes each save, and what the checkpoints take while what it replaces is still there."""
 
@@ -323,5 +328,43 @@ def test_people_get_a_chart_and_a_table(forks: Forks, place: Path) -> None:
 def test_a_fit_reports_its_timetable_before_the_first_step(forks: Forks, place: Path) -> None:
     did(forks, place, *BASE)
     log = (place / "runs/mine/train.log").read_text()
-    assert "will train steps 0 to 40, epochs of 20 (max_duration of 40 steps); 3 evaluations (16, 32, 40)" in log
+    assert "will train steps 0 to 40 (40 steps, 20 an epoch); 3 evaluations (16, 32, 40)" in log
     assert log.index("4 checkpoints (0, 16, 32, 40); 4 on the disk at the end") < log.index("committed step 0")
+
+
+@pytest.mark.parametrize(
+    ("reason", "steps_per_epoch", "length"),
+    [
+        ("max_duration of 1 epoch reached", 45, "1 epoch"),
+        ("max_duration of 15 epochs reached", 45, "15 epochs of 45 steps"),
+        ("max_duration of 15 epochs reached", None, "15 epochs"),
+        ("max_duration of 40 steps reached", 1000, "40 steps, 1,000 an epoch"),
+        ("hard_stop of 2 epochs reached", 45, "hard_stop of 2 epochs of 45 steps"),
+        ("max_time of 30s used up", None, "max_time of 30s used up"),
+    ],
+)
+def test_the_length_of_a_training_is_no_report_of_its_end(
+    reason: str, steps_per_epoch: int | None, length: str
+) -> None:
+    line = Timeline(end=Progress(45), stop=Stop(reason, finished=True))
+    assert next(iter(schedule_lines(line, 0, steps_per_epoch))) == f"will train steps 0 to 45 ({length}); no evaluation"
+
+
+def test_a_sweep_is_planned_with_a_row_for_each_job(forks: Forks, place: Path) -> None:
+    sweep = ("plan", "-m", *BASE, "name=swept", "loop.max_duration=40,60", "seed=1")
+    done = forks.run(place, *sweep)
+    assert (done.code, done.err) == (0, "")
+    header, *rows, empty, total = done.out.splitlines()
+    assert re.split("  +", header) == ["job", "steps", "evaluations", "checkpoints", "on the disk at most"]
+    shown = {row.split()[0]: re.split("  +", row)[1:4] for row in rows}
+    assert shown == {
+        "loop.max_duration=40": ["0 to 40", "3", "4"],
+        "loop.max_duration=60": ["0 to 60", "4", "5"],
+    }
+    assert empty == ""
+    assert re.fullmatch(r"2 jobs, 100 steps, [\d.]+ kB on the disk at most", total)
+    both = json.loads(forks.run(place, *sweep, "--json").out)
+    assert [one["end"]["step"] for one in both.values()] == [40, 60]
+    assert not (place / "runs/swept").exists()
+    several = forks.run(place, "plan", *BASE, "loop.max_duration=40,60")
+    assert (several.code, "-m to run each" in several.err) == (2, True)

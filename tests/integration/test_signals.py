@@ -182,7 +182,7 @@ def test_a_second_ctrl_c_ends_it_at_once(project: Path, place: str) -> None:
         run.signal(SIGINT)
         result = run.end()  # still held
     assert result.code == 130
-    assert result.err.endswith("train: interrupted\n")
+    assert result.err.endswith("\ninterrupted\n")
     assert "Traceback" not in result.err
     if place == "start":
         assert not (project / "runs").exists()

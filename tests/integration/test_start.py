@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,9 @@ def test_a_default_run_imports_neither_the_compiler_nor_rich(tmp_path: Path) -> 
     )  # fmt: skip
     found = json.loads(process.stdout.splitlines()[-1])
     assert found["code"] == 0, process.stderr
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in process.stderr.splitlines()), (
+        "no terminal"
+    )
     assert [name for name in _UNUSED if name in found["modules"]] == []
     assert list((tmp_path / "runs/digits_mlp/tensorboard").iterdir()), "nothing was written for TensorBoard"
     assert found["spins"], "threads that wait take the time of those that work"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from command import make_project
 from forks import Forks
+from printed import message
 
 HIDDEN = """
 import torch
@@ -61,7 +62,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "said"),
     [
         (["model._target_=mine.hidden.Model", "model.width=x"], "model.width is 'x', but it must be a whole number"),
         (["model._target_=mine.hidden.Model", "+model.widht=1"], "Model takes no argument 'widht' (model.widht"),
@@ -85,12 +86,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_live_mistake_is_reported_before_anything_is_written(
-    overrides: list[str], message: str, project: Path, tmp_path: Path, forks: Forks
+    overrides: list[str], said: str, project: Path, tmp_path: Path, forks: Forks
 ) -> None:
     done = forks.fit(project, "experiment=mine", f"run_dir={tmp_path}/run", *overrides)
     assert done.code == 2, done.err
-    assert message in done.err
-    assert "command line)" in done.err
+    assert said in message(done.err)
+    assert "command line)" in message(done.err)
     assert "Traceback" not in done.err
     assert not list(tmp_path.iterdir())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command import ROOT, train, trained
 from compare import assert_same_run, checkpoints, final_state, metrics
+from printed import message
 
 PAGE = (ROOT / "docs/training-step.md").read_text(encoding="utf-8")
 DIES = '''
@@ -95,5 +96,5 @@ def test_mistakes_are_reported_with_their_place(project: Path, override: str, sa
     extra = ("~step.smoothing",) if "Circle" in override else ()
     result = train("fit", "experiment=gan", "name=mistaken", override, *extra, cwd=project)
     assert result.code in (1, 2)
-    assert said in result.err
+    assert said in message(result.err)
     assert "Traceback" not in result.err

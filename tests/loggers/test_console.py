@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
+import time
 
 import pytest
 
 from trainer_cli.errors import UserError
-from trainer_cli.loggers.base import Record, RunFacts
+from trainer_cli.loggers.base import SAVES, Now, Record, RunFacts
+from trainer_cli.loggers.bottom_line import BottomLine
 from trainer_cli.loggers.console import ConsoleLogger
+from trainer_cli.loggers.progress_bar import ProgressBar
+from trainer_cli.trainer import messages
 
 FACTS = RunFacts(name="digits", total_steps=500, start_time=100.0)
 
@@ -35,14 +41,14 @@ def shown(style: str | None, stream: io.StringIO, *records: Record, facts: RunFa
 def test_a_plain_line_shows_step_metrics_rate_and_remaining_time() -> None:
     record = Record(100, 1.0, 110.0, {"train/loss": 0.12341234, "train/lr": 0.001}, samples=12340)
     assert (
-        shown("plain", io.StringIO(), record)
+        shown("plain", Terminal(), record)
         == "step 100/500  train/loss 0.1234  train/lr 0.001  1,234 samples/s  ETA 0:40\n"
     )
 
 
 def test_a_measured_rate_is_shown_in_the_place_of_the_counted_one() -> None:
     record = Record(100, 1.0, 110.0, {"train/samples_per_s": 2000.0}, samples=12340)
-    assert shown("plain", io.StringIO(), record) == "step 100/500  2,000 samples/s  ETA 0:40\n"
+    assert shown("plain", Terminal(), record) == "step 100/500  2,000 samples/s  ETA 0:40\n"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,7 @@ def test_a_measured_rate_is_shown_in_the_place_of_the_counted_one() -> None:
     ids=["no total, no samples", "nothing done yet", "counted from where it goes on"],
 )
 def test_what_cannot_be_reported_is_left_out(facts: RunFacts, record: Record, end: str) -> None:
-    assert shown("plain", io.StringIO(), record, facts=facts) == end
+    assert shown("plain", Terminal(), record, facts=facts) == end
 
 
 @pytest.mark.parametrize(
@@ -78,7 +84,7 @@ def test_the_style_fits_the_stream_unless_it_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("TERM", term)
-    facts = RunFacts(total_steps=10, start_time=100.0, console=facts_style)
+    facts = RunFacts(total_steps=10, start_time=100.0, console=facts_style, now=lambda: Now(5))
     text = shown(style, stream(), Record(5, 0.0, 110.0, {"train/loss": 1.0}), facts=facts)
     assert ("\x1b[" in text) == live
     assert "step 5/10" in text
@@ -93,10 +99,96 @@ def test_on_a_terminal_an_evaluation_leaves_a_line_that_stays() -> None:
         "rich",
         Terminal(),
         Record(100, 1.0, 110.0, {"train/loss": 0.5}),
-        Record(200, 1.0, 120.0, {"train/loss": 0.4, "val/loss": 0.3, "val/accuracy": 0.9}),
+        Record(200, 1.0, 120.0, {"train/loss": 0.4, "train/lr": 0.1, "val/loss": 0.3, "val/accuracy": 0.9}),
     )
-    assert "step 200/500  train/loss 0.4  val/loss 0.3  val/accuracy 0.9\r\n" in text.replace("\n", "\r\n")
-    assert text.endswith("\x1b[?25h"), "the cursor must be visible again"
+    assert text == "step 200/500  train/loss 0.4  val/loss 0.3  val/accuracy 0.9\n"
+
+
+def test_a_long_line_is_broken_between_words_and_only_a_longer_word_within() -> None:
+    metrics = {f"val/metric_{number}": number for number in range(9)} | {"val/" + "x" * 90: 1}
+    lines = shown("rich", Terminal(), Record(1, 0.0, 101.0, metrics)).splitlines()
+    assert [len(line) < 80 for line in lines] == [True, True, True, False, True]
+    assert " ".join(" ".join(lines).split()) == " ".join(
+        ["step 1/500", *(f"{key} {value}" for key, value in metrics.items())]
+    )
+
+
+NOW = Now(200, 3200)
+EARLY = {0: Now(0), 100: Now(100, 1600), 110: NOW}
+
+
+@pytest.mark.parametrize(
+    ("moments", "total", "width", "words"),
+    [
+        ({0: Now(0)}, 500, 79, "step 0/500  waiting for the first step"),
+        ({0: Now(0), 75: Now(0)}, 500, 79, "step 0/500  waiting for the first step 1:15"),
+        (EARLY, 500, 79, "step 200/500  160 samples/s  ETA 0:30"),
+        (EARLY, 500, 22, "step 200/500"),
+        (EARLY, None, 79, "step 200  160 samples/s"),
+        ({**EARLY, 113: NOW}, 500, 79, "step 200/500  (0:03)  160 samples/s  ETA 0:27"),
+        ({**EARLY, 111: Now(200, 3200, "saving")}, 500, 79, "step 200/500  saving  160 samples/s  ETA 0:30"),
+        ({0: Now(0), 1: Now(1), 11: Now(11)}, 12, 79, "step 11/12  1 steps/s  ETA 0:01"),
+    ],
+)
+def test_the_bar_shows_step_rate_and_time_left_and_what_takes_long(
+    moments: dict[int, Now], total: int | None, width: int, words: str
+) -> None:
+    bar = ProgressBar(Terminal(), RunFacts(total_steps=total))
+    (*_, text) = (bar.text(now, float(seconds), width) for seconds, now in moments.items())
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert len(plain) <= width
+    assert re.fullmatch(rf"\S* +{re.escape(words)}(  RAM [\d.]+ [MG]B)? *", plain), plain
+
+
+def test_the_bar_shows_the_last_save_and_loss_where_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, messages.ROOT)
+    bar = ProgressBar(Terminal(), RunFacts(total_steps=500, now=lambda: NOW))
+    try:
+        bar.show(Record(200, 1.0, 110.0, {"train/loss": 0.25}))
+        SAVES.info("committed step %d (%s)", 150, "every 50 steps")
+        wide, narrow = (bar.text(NOW, 1.0, width) for width in (79, 50))
+    finally:
+        bar.close()
+    assert "loss 0.25  saved 150  RAM " in wide
+    assert "loss 0.25" in narrow
+    assert "saved" in narrow
+    assert "RAM" not in narrow
+
+
+def test_what_the_bar_shows_is_no_line_unless_the_level_is_debug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    try:
+        for level, now in (("info", lambda: NOW), ("debug", lambda: NOW), ("info", None)):
+            messages.to_console(level)
+            bar = ProgressBar(Terminal(), RunFacts(now=now))
+            SAVES.info("committed step %d (%s)", 150, "every 50 steps")
+            bar.close()
+            said.append("committed step 150 (every 50 steps)\n" in capsys.readouterr().err)
+    finally:
+        logging.getLogger(messages.ROOT).handlers.clear()
+        logging.getLogger(messages.ROOT).propagate = True
+    assert said == [False, True, True]
+
+
+def test_the_bottom_line_is_one_write_and_leaves_the_cursor_where_it_was() -> None:
+    stream = Terminal()
+    line = BottomLine(stream)
+    line.draw("a")
+    line.draw("b")
+    line.close()
+    line.close()
+    opened, closed = "\n\x1b7\x1b[1;23r\x1b8\x1b[1A", "\x1b7\x1b[r\x1b8\x1b[J"
+    drawn = "".join(f"\x1b7\x1b[24;1H\x1b[2K{text}\x1b8" for text in "ab")
+    assert stream.getvalue() == opened + drawn + closed
+
+
+def test_lines_have_the_time_in_front_where_there_is_no_terminal() -> None:
+    record = Record(5, 0.0, 110.0, {"val/loss": 1.0})
+    assert shown("plain", Terminal(), record) == "step 5/500  val/loss 1  0.5 steps/s  ETA 16:30\n"
+    stamped = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(110.0))
+    assert shown("plain", io.StringIO(), record) == f"{stamped}step 5/500  val/loss 1  0.5 steps/s  ETA 16:30\n"
 
 
 def test_metric_names_are_not_taken_for_markup() -> None:

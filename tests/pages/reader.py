@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from printed import untimed
+
 ROOT = Path(__file__).parents[2]
-ERROR = "train: error: "
+ERROR = "error: "
 NOTEBOOK = "python.md"
 """The page whose Python blocks are the cells of one notebook: one program."""
 SERVER = Path(__file__).with_name("command_server.py")
@@ -107,8 +109,9 @@ class Reader:
             command, cwd=self.cwd, text=True, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         assert done.returncode == code, f"{command[-1]}\n{done.stdout}"
-        self.output += done.stdout
-        return done.stdout
+        printed = untimed(done.stdout)
+        self.output += printed
+        return printed
 
 
 def shapes(text: str) -> list[str]:

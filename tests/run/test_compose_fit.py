@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from printed import message
 
 from trainer_cli.cli.main import main
 from trainer_cli.errors import UserError
@@ -46,11 +47,10 @@ def test_a_command_that_would_train_the_shipped_default_in_a_project_asks_which(
     project(here)
     before = sorted(here.rglob("*"))
     assert main(words) == 2
-    message = capsys.readouterr().err
-    assert message == (
-        "train: error: no experiment is chosen, and without one the model and data are the shipped ones, not this "
+    assert message(capsys.readouterr().err) == (
+        "no experiment is chosen, and without one the model and data are the shipped ones, not this "
         "project's (configs/experiment). Choose one: experiment=mine, experiment=other; or a model or data: "
-        "model=NAME, data=NAME.\n"
+        "model=NAME, data=NAME."
     )
     assert sorted(here.rglob("*")) == before, "nothing is written"
 

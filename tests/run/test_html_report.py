@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from printed import message as printed_message
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -237,7 +238,7 @@ def test_the_command_writes_a_report_and_replaces_only_a_report(
         ("runs/x/checkpoints",): "runs/x/checkpoints holds no run",
     }.items():
         assert main(["report", *arguments]) == 2
-        assert message in capsys.readouterr().err
+        assert message in printed_message(capsys.readouterr().err)
     monkeypatch.setattr("trainer_cli.run.html_report.find_spec", lambda name: None)
     assert main(["report", "runs/x"]) == 2
     assert "pip install 'trainer-cli[report]'" in capsys.readouterr().err

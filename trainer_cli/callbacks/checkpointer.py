@@ -47,6 +47,7 @@ from trainer_cli.config.schema import (
     Removal,
 )
 from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
+from trainer_cli.loggers.base import SAVES
 from trainer_cli.parallel.process_group import is_of_peer
 from trainer_cli.trainer.hooks import Callback
 
@@ -428,7 +429,7 @@ class CheckpointerCallback(Callback):
         storage.sweep()
         for earlier in Retention(folder, storage, self.identity.run_id).own():
             if not earlier.pinned and storage.remove(earlier.name):
-                log.info("removed %s (of an earlier failure)", folder / earlier.name)
+                SAVES.info("removed %s (of an earlier failure)", folder / earlier.name)
         decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
         metadata = replace(self._metadata_of(trainer, decision, None), metrics={})
         try:
@@ -539,7 +540,7 @@ class CheckpointerCallback(Callback):
             self._failed_step = step
 
     def _is_committed(self, name: str, metadata: CheckpointMetadata) -> None:
-        log.info("committed step %d (%s)", metadata.step, metadata.reason)
+        SAVES.info("committed step %d (%s)", metadata.step, metadata.reason)
         self.history.saved(name, metadata.step, metadata.kind.value, metadata.reason)
 
     def _retire_after_commit(self, name: str, metadata: CheckpointMetadata) -> None:
@@ -630,7 +631,7 @@ class CheckpointerCallback(Callback):
                 where=str(self.folder / entry.name),
                 cure=f"It is intact as it was. {disk_cure(error)}",
             ) from error
-        log.info("completed step %d (its evaluation is made)", entry.step)
+        SAVES.info("completed step %d (its evaluation is made)", entry.step)
         if whole.kind is not entry.manifest.kind:
             self.history.saved(entry.name, entry.step, whole.kind.value, whole.reason)
         self.retention.retire(self._last_saved_step)

@@ -12,6 +12,7 @@ from trainer_cli.checkpoint.policy import RetentionRules, Saved, why_keep, why_r
 from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.config.schema import Newer, Removal
 from trainer_cli.errors import UserError
+from trainer_cli.loggers.base import SAVES
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Retention:
                 continue
             if removed:
                 self._reported.discard(name)
-                log.info("removed %s (%s)", name, reason)
+                SAVES.info("removed %s (%s)", name, reason)
                 self._history.removed(name, reason)
 
     def leave_branch(self, step: int, newer: Newer) -> None:

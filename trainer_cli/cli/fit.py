@@ -98,7 +98,7 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
     except Exception as error:
         if is_of_peer(error):
             if group.is_main and group.fails_first():
-                print("train: error: another rank has ended, and did not say why", file=sys.stderr)
+                print("error: another rank has ended, and did not say why", file=sys.stderr)
             return int(ExitCode.FAILED)
         if not group.fails_first():
             return int(getattr(error, "exit_code", ExitCode.FAILED))

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
+from trainer_cli.cli.messages import print_crash, print_error
 from trainer_cli.config.garbage import uncollected
 from trainer_cli.errors import DISK_CURES, NO_SPACE, ExitCode, TrainError, UserError, disk_cure
 
@@ -74,22 +75,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrainError as error:
         if _wants_traceback():
             traceback.print_exc()
-        print(f"train: error: {error}", file=sys.stderr)
+        print_error(error)
         return int(error.exit_code)
     except KeyboardInterrupt:
-        print("train: interrupted", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
         return _reader_closed()
     except Exception as error:
         if _is_disk_error(error) and not _wants_traceback():
-            where = f" ({error.filename})" if error.filename else ""
-            print(
-                f"train: error: {error.strerror}{where}. What was committed before is intact. {disk_cure(error)}",
-                file=sys.stderr,
-            )
+            cure = f"What was committed before is intact. {disk_cure(error)}"
+            print_error(TrainError(error.strerror or str(error), where=error.filename, cure=cure))
         else:
-            traceback.print_exc()
+            print_crash(error)
         return int(ExitCode.FAILED)
 
 

@@ -34,13 +34,6 @@ def age(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def clock(seconds: float) -> str:
-    """Minutes and seconds as `2:05`, or hours, minutes and seconds as `1:02:05`."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
 def print_json(value: object) -> None:
     """As JSON that every program can read: NaN and infinity, which it lacks, as texts."""
     print(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))

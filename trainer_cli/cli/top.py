@@ -13,8 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.cli.table import age, clock
+from trainer_cli.cli.table import age
 from trainer_cli.errors import UserError, one_line
+from trainer_cli.loggers.eta import clock
 from trainer_cli.loggers.jsonl import strict_json
 from trainer_cli.run.run_view import RunsBelow, RunView
 

@@ -85,7 +85,9 @@ def _refuse_shapes(reading: Reading, name: str) -> None:
         for part in path[:-1]:
             values = values[part]
         values.pop(path[-1], None)
-        reading.add(f"{'.'.join(path)} is {what}", f"{name}:{node.start_mark.line + 1}", "")
+        several = len(path) == 1 and path[0] in ("optimizer", "scheduler") and what.startswith("a list")
+        cure = f"For several write a mapping of names: {path[0]}: {{first: {{_target_: …}}}}." if several else ""
+        reading.add(f"{'.'.join(path)} is {what}", f"{name}:{node.start_mark.line + 1}", cure)
 
 
 def _misshapen(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, yaml.Node, str]]:

@@ -116,6 +116,10 @@ def _wrong_options(search: SearchPath, override: Override) -> Iterator[ConfigErr
         yield refused(f"{line}: {key} is a group, whose option is chosen", f"Write {line.lstrip('+')}.")
         return
     known = list(options(search.dirs, key))
+    if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        hint = f"For several write a mapping of names: '{key}={{first: {{_target_: …}}}}'."
+        yield refused(f"{key} is a list, but it must be a mapping of keys to values", hint, Code.wrong_type)
+        return
     if key == "experiment" and value in (None, []):
         hint = f"Leave it out, or choose one: {', '.join(known)}."
         yield refused(f"{line.lstrip('+')} chooses no experiment", hint)

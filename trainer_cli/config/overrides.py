@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from trainer_cli.config.fields import KeyPath
+from trainer_cli.config.fields import KeyPath, sections
 from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.override_syntax import closes_at_end, hint_for, split_at_commas, unquoted
-from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.config.suggest import did_you_mean, of_a_section
 from trainer_cli.config.yaml_traps import DEEPEST, PYTHONS_NULL, instead_of, looks_like_number
 from trainer_cli.errors import Code, ConfigError, raise_all
 
 COMMAND_LINE = "command line"
+_USUAL = ("optimizer.lr", "optimizer.weight_decay", "data.batch_size", "data.num_workers")
+"""Keys of open sections that most components have."""
 
 
 class Append(NamedTuple):
@@ -59,7 +61,9 @@ def no_such_key(path: KeyPath, known: Sequence[str], source: str) -> ConfigError
     if not above and source != COMMAND_LINE:
         names.append("defaults")  # Hydra's own, which no schema knows.
     key = ".".join(path)
-    hint = did_you_mean(key, names).strip() or f"Known here: {', '.join(known)}."
+    below = [*_USUAL, *(".".join((*at, one.name)) for at, kind in sections().items() for one in fields(kind))]
+    hint = did_you_mean(key, names) or ("" if above else of_a_section(key, below))
+    hint = hint.strip() or f"Known here: {', '.join(known)}."
     return ConfigError(f"there is no key '{key}'", location=key, source=source, code=Code.unknown_key, hint=hint)
 
 

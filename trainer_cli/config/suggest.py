@@ -21,6 +21,11 @@ _ELSEWHERE = {
     "bf16": "bfloat16 bf16_mixed bf16_true",
     "fp32": "float32 32_true",
     "cuda": "gpu",
+    "loop": "trainer training",
+    "data": "dataset datasets datamodule dataloader",
+    "scheduler": "lr_scheduler lr_schedule",
+    "loggers": "logger",
+    "device": "accelerator",
 }
 """What other trainers call it, as `_plain` writes it."""
 _OURS = {theirs: ours for ours, names in _ELSEWHERE.items() for theirs in names.split()}
@@ -43,8 +48,20 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """`" Did you mean 'x'?"`, or nothing."""
-    match = nearest(word, choices)
-    return f" Did you mean '{match}'?" if match is not None else ""
+    return _question(word, nearest(word, choices))
+
+
+def of_a_section(word: str, keys: Iterable[str]) -> str:
+    """The same, of the key whose last part is the word, or what other trainers call by it: `lr` is `optimizer.lr`."""
+    names = {key.rpartition(".")[2]: key for key in keys}
+    return _question(word, names.get(_plain(word)) or names.get(_OURS.get(_plain(word), "")))
+
+
+def _question(word: str, match: str | None) -> str:
+    if match is None:
+        return ""
+    epochs = " Epochs are written as 5ep." if "epoch" in word and match.endswith("max_duration") else ""
+    return f" Did you mean '{match}'?{epochs}"
 
 
 def _plain(word: str) -> str:

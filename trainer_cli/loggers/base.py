@@ -11,9 +11,10 @@ The order of calls over a run's life:
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+SAVES = logging.getLogger("trainer_cli.saves")
+"""For what happens at each save: a display of the console may show it instead of a line."""
+
+
+@dataclass(slots=True)
+class Pauses:
+    """The evaluations, or the saves, of this process: how many, their seconds, and the step of the last."""
+
+    count: int = 0
+    seconds: float = 0.0
+    last_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What a training is at, at the moment of asking. `activity` is empty while it trains."""
+
+    step: int
+    samples: int = 0
+    activity: str = ""
+    pauses: tuple[Pauses, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +53,7 @@ class RunFacts:
     `run_dir` is None for a library user without a run directory; `total_steps` is None if it is not known.
     `start_step` and `start_samples` are the counts that this process starts from, `start_time` its unix time.
     `console` is the style that `logging.console` names. `config` is the run's config as YAML, empty without one.
-    `hparams` are the values that tell this run from others, by name.
+    `hparams` are the values that tell this run from others, by name. `now` may be called at any time, by any thread.
     """
 
     run_dir: Path | None = None
@@ -42,6 +65,7 @@ class RunFacts:
     console: str = "auto"
     config: str = ""
     hparams: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    now: Callable[[], Now] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -75,10 +75,7 @@ def schedule_lines(line: Timeline, start_step: int, steps_per_epoch: int | None)
     """Two log lines for the start of a training; none if its end is not known."""
     if line.end is None or line.stop is None:
         return
-    epochs = "" if steps_per_epoch is None else f", epochs of {steps_per_epoch:,}"
-    whole = (
-        f"will train steps {start_step:,} to {line.end.step:,}{epochs} ({line.stop.reason.removesuffix(' reached')})"
-    )
+    whole = f"will train steps {start_step:,} to {line.end.step:,} ({_length(line.stop.reason, steps_per_epoch)})"
     if line.cut:
         yield whole
         yield f"checkpoints at {_spread([one.step for one in line.saves[:4]])}, … (`train plan` lists all of them)"
@@ -87,6 +84,36 @@ def schedule_lines(line: Timeline, start_step: int, steps_per_epoch: int | None)
     may = f"; {_counted(line.may_save, 'evaluation')} may save for a metric" if line.may_save else ""
     stay = f"; {len(line.kept)} on the disk at the end" if line.kept else ""
     yield f"{_counted([one.step for one in line.saves], 'checkpoint')}{stay}{may}"
+
+
+def _length(reason: str, steps_per_epoch: int | None) -> str:
+    """How long that is, and how long an epoch is, where the steps do not say it: `15 epochs of 45 steps`."""
+    length = reason.removesuffix(" reached").removeprefix("max_duration of ")
+    if steps_per_epoch is None or length == "1 epoch":
+        return length
+    return (
+        f"{length} of {steps_per_epoch:,} steps"
+        if length.endswith("epochs")
+        else f"{length}, {steps_per_epoch:,} an epoch"
+    )
+
+
+def sweep_table(plans: Mapping[str, Plan]) -> str:
+    """A row for each job of a sweep, and what all of them take."""
+    rows = []
+    for key, plan in plans.items():
+        line, first = plan.timeline, plan.start_point.progress.step
+        peak = "" if line.peak is None else _many(line.peak.count, line.peak.size_bytes)
+        if isinstance(plan.start, Done):
+            rows.append((key, f"finished at {first:,}", "", "", ""))
+        else:
+            end = "?" if line.end is None else f"{line.end.step:,}"
+            rows.append((key, f"{first:,} to {end}", f"{len(line.evaluations):,}", f"{len(line.saves):,}", peak))
+    steps = sum(one.timeline.end.step - one.start_point.progress.step for one in plans.values() if one.timeline.end)
+    most = sum(one.timeline.peak.size_bytes for one in plans.values() if one.timeline.peak)
+    header = ("job", "steps", "evaluations", "checkpoints", "on the disk at most")
+    total = f"{len(plans):,} jobs, {steps:,} steps{f', {_bytes(most)} on the disk at most' if most else ''}"
+    return f"{table(header, rows, right=header[2:4])}\n\n{total}"
 
 
 def _summary(plan: Plan) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.checkpoint.naming import parse_step
 from trainer_cli.config.schema import KeepBestConfig, Mode
 from trainer_cli.run.run_dir import Outcome, RunDir
+from trainer_cli.terminal import columns, is_terminal, wrapped
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -100,23 +101,28 @@ def closing(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None
     """Print how the run ended, where its files are, and what to type next."""
     rate = outcome.throughput.get("samples_per_s", 0.0)
     took = f"{outcome.wall_time_s:.1f}s, {rate:,.0f} samples/s"
-    print(f"\n{outcome.status} at step {outcome.step}: {outcome.reason} ({took})")
+    _print(f"\n{outcome.status} at step {outcome.step}: {outcome.reason} ({took})")
     last = {key: value for key, value in metrics.items() if not key.startswith("train/")}
     for key, value in last.items():
         best = outcome.best_metrics.get(key)
         note = f"   (best {best['value']:.4g} at step {best['step']})" if best else ""
-        print(f"  {key:<16} {value:.4f}{note}")
-    print(f"  {'run directory':<16} {run.path}")
+        _print(f"  {key:<16} {value:.4f}{note}")
+    _print(f"  {'run directory':<16} {run.path}")
     if outcome.checkpoints:
         names = ", ".join(f"{one['name']} ({one['why']})" for one in _distinctive_first(outcome.checkpoints)[:4])
         more = len(outcome.checkpoints) - 4
-        print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
+        _print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
     if outcome.status == "finished":
         evaluate = f"  {_validate_command(run, outcome.checkpoints)}\n" if outcome.checkpoints else ""
-        print(f"next:\n{evaluate}  tensorboard --logdir {run.path.parent}")
+        _print(f"next:\n{evaluate}  tensorboard --logdir {run.path.parent}")
     else:
-        print("next: the same command again resumes from here.")
+        _print("next: the same command again resumes from here.")
     sys.stdout.flush()
+
+
+def _print(text: str) -> None:
+    """Print to stdout; on a terminal wrapped between words."""
+    print(wrapped(text, columns(sys.stdout) - 1) if is_terminal(sys.stdout) else text)
 
 
 def _distinctive_first(checkpoints: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -21,9 +21,16 @@ def exit_early() -> None:
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
     # Not by an exception: a module that is being imported might catch it.
-    with contextlib.suppress(OSError):
-        os.write(2, f"{_name(number)}: stopped; the same command again resumes\n".encode())
+    _say(number, f"{_name(number)}: stopped; the same command again resumes\n")
     os._exit(_STOPPED_EARLY)
+
+
+def _say(number: int, text: str) -> None:
+    """Write to the descriptor: a handler must not wait for a stream that the interrupted code has locked."""
+    with contextlib.suppress(OSError):
+        if number == signal.SIGINT and os.isatty(2):
+            text = f"\n{text}"  # A terminal shows ^C where its cursor is.
+        os.write(2, text.encode())
 
 
 def _name(number: int) -> str:
@@ -69,9 +76,7 @@ class StopSignals:
         if self.stop_request is not None:
             return
         self.stop_request = _name(number)
-        # To the descriptor: a handler must not wait for a stream that the interrupted code has locked.
-        with contextlib.suppress(OSError):
-            if not self._quiet:
-                os.write(2, f"{self.stop_request}: {self._promise}; Ctrl-C again stops at once\n".encode())
+        if not self._quiet:
+            _say(number, f"{self.stop_request}: {self._promise}; Ctrl-C again stops at once\n")
         if self._listener is not None:
             self._listener(self.stop_request)

@@ -12,21 +12,34 @@ from pathlib import Path
 from trainer_cli.config.schema import ConsoleStyle, LogLevel
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.files import AppendedFile
+from trainer_cli.terminal import columns, is_terminal, painted, stamp, wrapped
 
 log = logging.getLogger(__name__)
 
 ROOT = "trainer_cli"
 SILENT = "critical"
 """The level at which nothing is printed."""
+_COLOURS = {"warning": "yellow", "error": "red"}
 
 
 class _StderrHandler(logging.Handler):
-    """Write messages to the present sys.stderr, so that a live display stays below them."""
+    """Write messages to the present sys.stderr: wrapped on a terminal, with the time in front elsewhere.
+
+    What a progress bar shows is left out, unless the level is debug.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        prefix = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        if getattr(record, "in_bar", False) and self.level > logging.DEBUG:
+            return
+        stream, level = sys.stderr, record.levelname.lower()
+        prefix = "" if record.levelno == logging.INFO else f"{level}: "
         try:
-            sys.stderr.write(f"{prefix}{record.getMessage()}\n")
+            text = f"{stamp(stream)}{prefix}{record.getMessage()}"
+            if is_terminal(stream):
+                text = wrapped(text, columns(stream) - 1)
+                if level in _COLOURS:
+                    text = painted(prefix[:-1], _COLOURS[level], stream) + text.removeprefix(prefix[:-1])
+            stream.write(f"{text}\n")
         except OSError:
             self.handleError(record)
 

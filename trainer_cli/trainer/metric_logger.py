@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from torch import Tensor
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts
 from trainer_cli.trainer.media import Kind, Medium
 from trainer_cli.trainer.progress import Progress
 
 _MOST_WAITING = 1000
 """Records that are kept at most, so that their memory is bounded."""
+EVALUATING, SAVING = "evaluating", "saving"
+_SHORTEST_PAUSE_S = 0.01
+"""Less is no pause: most of the steps at which a save may be made make none."""
 
 
 class MetricLogger:
@@ -28,6 +31,9 @@ class MetricLogger:
         """The last record; empty if there is none."""
         self._waiting: list[tuple[Progress, float, float, dict[str, float | Tensor | Medium]]] = []
         """Records with metrics on a device that was not waited for: counts, epoch, time and content."""
+        self.activity = ""
+        """What is done beside training at the moment, for displays."""
+        self._pauses = {EVALUATING: Pauses(), SAVING: Pauses()}
         self._last_step = -1
         self._began, self._seconds_before = time.monotonic(), 0.0
         self._rate_mark = (time.monotonic(), 0)
@@ -120,6 +126,24 @@ class MetricLogger:
     def exclude_time(self, seconds: float) -> None:
         """Exclude time from the rate."""
         self._rate_mark = (self._rate_mark[0] + seconds, self._rate_mark[1])
+
+    @contextmanager
+    def pause(self, activity: str, progress: Progress) -> Iterator[None]:
+        """Exclude from the rate what is done meanwhile: EVALUATING or SAVING."""
+        began, self.activity = time.monotonic(), activity
+        try:
+            yield
+        finally:
+            seconds, self.activity = time.monotonic() - began, ""
+            self.exclude_time(seconds)
+            if seconds >= _SHORTEST_PAUSE_S:
+                pauses = self._pauses[activity]
+                self._pauses[activity] = Pauses(pauses.count + 1, pauses.seconds + seconds, progress.step)
+
+    @property
+    def pauses(self) -> tuple[Pauses, ...]:
+        """The evaluations and the saves of this process."""
+        return tuple(self._pauses.values())
 
     def close(self) -> None:
         """Close every logger, also after an error in one."""

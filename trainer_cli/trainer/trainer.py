@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,7 @@ from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.schema import ModelCall, SchedulerInterval
 from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import UserError
-from trainer_cli.loggers.base import Logger, RunFacts
+from trainer_cli.loggers.base import Logger, Now, RunFacts
 from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.single import Single
 from trainer_cli.parallel.strategy import Strategy
@@ -34,7 +33,7 @@ from trainer_cli.trainer.finite import check_end
 from trainer_cli.trainer.freezing import freeze as freeze_parameters
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, global_callbacks, second_to
 from trainer_cli.trainer.messages import Logging
-from trainer_cli.trainer.metric_logger import MetricLogger, metrics_in
+from trainer_cli.trainer.metric_logger import EVALUATING, SAVING, MetricLogger, metrics_in
 from trainer_cli.trainer.optimizers import made_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.progress import Progress
@@ -243,6 +242,7 @@ class Trainer:
         self._train_loader: Any = None
         self._start_samples = 0
         self.stop_reason: str | None = None
+        self._evaluating: ValidationLoop | None = None
         self.hooks.call("setup", self)
         self.hooks.call("post_setup", self)
         self._first_states = {name: copy.deepcopy(call.state_dict()) for name, call in self.callbacks.items()}
@@ -513,33 +513,29 @@ class Trainer:
     def evaluate(self, due: Due, *, is_last: bool) -> bool:
         """Evaluate on the loaders that are due and log `LOADER/K`. False if a stop was requested meanwhile."""
         before = dict(self.metric_logger.record)
-        began = time.monotonic()
         try:
-            self._evaluate_all(due, is_last=is_last)
-            if self.hooks["on_after_evaluation"] or self.schedulers.has(SchedulerInterval.evaluation):
-                found = {key: value for key, value in self.metric_logger.record.items() if before.get(key) is not value}
-                metrics = metrics_in(found)
-                self.hooks.call("on_after_evaluation", self, metrics)
-                self.schedulers.step(self, SchedulerInterval.evaluation, metrics, all_metrics=due.is_all)
+            with self.metric_logger.pause(EVALUATING, self.progress):
+                self._evaluate_all(due, is_last=is_last)
+                if self.hooks["on_after_evaluation"] or self.schedulers.has(SchedulerInterval.evaluation):
+                    record = self.metric_logger.record
+                    metrics = metrics_in({key: value for key, value in record.items() if before.get(key) is not value})
+                    self.hooks.call("on_after_evaluation", self, metrics)
+                    self.schedulers.step(self, SchedulerInterval.evaluation, metrics, all_metrics=due.is_all)
         except EvaluationInterruptedError:
             self.metric_logger.record.clear()
             self.metric_logger.record.update(before)
             return False
-        finally:
-            self.metric_logger.exclude_time(time.monotonic() - began)
         self.progress.evaluated_step = self.progress.step
         return True
 
     def evaluate_rest(self, due: Due) -> None:
         """At an end that the last evaluation caused: evaluate on the loaders that were not due, and let callbacks make
         their last evaluations."""
-        began = time.monotonic()
         try:
-            self._evaluate_all(due, is_last=True)
+            with self.metric_logger.pause(EVALUATING, self.progress):
+                self._evaluate_all(due, is_last=True)
         except EvaluationInterruptedError:
             log.warning("the run was stopped before its last evaluation on %s", ", ".join(due.loaders) or "callbacks")
-        finally:
-            self.metric_logger.exclude_time(time.monotonic() - began)
 
     def _evaluate_all(self, due: Due, *, is_last: bool, loop: ValidationLoop | None = None) -> None:
         rng = model_state.capture_rng()
@@ -550,8 +546,9 @@ class Trainer:
             with ExitStack() as stack:
                 self.hooks.call("on_enter_validate_all", self, stack, due.loaders)
                 for name, loader in due.loaders.items():
+                    self._evaluating = loop or self.loop.validation_of(name)
                     with self.name_scope(name):
-                        means = (loop or self.loop.validation_of(name)).run(self, loader, name)
+                        means = self._evaluating.run(self, loader, name)
                     self.metric_logger.add({f"{name}/{key}": value for key, value in means.items()})
                 if due.callbacks:
                     self.hooks.call("run_validation", self, is_last)
@@ -570,9 +567,8 @@ class Trainer:
         early = Occasion.last_stop if over else Occasion.stop
         occasion = Occasion.step if stop is None else Occasion.final if stop.finished else early
         self.stop_reason = stop.reason if stop is not None else None
-        began = time.monotonic()
-        self.hooks.call("on_save_opportunity", self, occasion)
-        self.metric_logger.exclude_time(time.monotonic() - began)
+        with self.metric_logger.pause(SAVING, self.progress):
+            self.hooks.call("on_save_opportunity", self, occasion)
 
     def train_mode(self) -> None:
         """Put the model into train mode, but for frozen norms."""
@@ -757,8 +753,16 @@ class Trainer:
             console=self.logging.console,
             config=self.config,
             hparams=self.hparams,
+            now=self._now,
         )
         self.metric_logger.start(facts, self.progress, keep=self.progress.step if whole else self.progress.step - 1)
+
+    def _now(self) -> Now:
+        """What the training is at, for displays, which call this in threads of their own."""
+        doing, loop = self.metric_logger.activity, self._evaluating
+        if doing == EVALUATING and loop is not None:
+            doing = f"{doing} {loop.name}, batch {loop.batch_idx + 1:,}"
+        return Now(self.progress.step, self.progress.samples, doing, self.metric_logger.pauses)
 
     @staticmethod
     def _check_names(val_loaders: Mapping[str, Any]) -> None:

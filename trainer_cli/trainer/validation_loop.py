@@ -55,6 +55,8 @@ class ValidationLoop:
         self.metrics: dict[str, float] = {}
         self.counts = True
         """Whether the present batch counts: of several processes, one without further batches repeats its last."""
+        self.name, self.batch_idx = "", 0
+        """The loader that is evaluated, and its batch, for displays."""
 
     def run(self, trainer: Trainer, loader: Any, name: str) -> dict[str, float]:
         """Means over the loader (or its first `eval_steps` batches), weighted by the batches' weights.
@@ -99,6 +101,7 @@ class ValidationLoop:
         gathering: dict[str, Any] = {}
         for module in filter(is_metric, model.modules()):
             module.reset()  # type: ignore[operator]  # of the training, and of an evaluation that was interrupted
+        self.name, self.batch_idx = name, 0
         batches = loader.iterate(0)
         try:
             for batch_idx, batch in enumerate(batches if trainer.agreement is None else _turns(trainer, batches)):
@@ -107,6 +110,7 @@ class ValidationLoop:
                 self.counts = counts
                 if trainer.stop_request is not None and not trainer.stop_request.finished:
                     raise EvaluationInterruptedError
+                self.batch_idx = batch_idx
                 batch = to_device(batch, device) if device.type != "cpu" else batch
                 for call in batch_start:
                     call(trainer, model, batch, batch_idx)

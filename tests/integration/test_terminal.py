@@ -1,0 +1,120 @@
+"""A run on a terminal: the bar keeps to the bottom line, and whatever is printed stays whole above it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import struct
+import subprocess
+import termios
+import threading
+from pathlib import Path
+
+from command import LIMIT_S, command, environment, hold, make_project
+
+NOISY = """
+import subprocess
+import warnings
+
+from mine.parts import Data as Quiet
+from mine.parts import Points
+
+
+class Noisy(Points):
+    def __getitem__(self, index):
+        if index == 7:
+            print("a worker prints", flush=True)
+            warnings.warn("a worker warns of something that is told in more words than the terminal has columns")
+            subprocess.run(["echo", "a child of a worker prints"])
+        return super().__getitem__(index)
+
+
+class Data(Quiet):
+    def __init__(self, size=160):
+        super().__init__(size)
+        self.train = Noisy(size, "train")
+"""
+DRAWING = re.compile(r"\x1b7(?P<drawn>.*?)\x1b8", re.DOTALL)
+
+
+class Terminal:
+    """A command on a terminal of 80 columns; `shown` is all that came to it."""
+
+    def __init__(self, arguments: list[str], cwd: Path) -> None:
+        self._master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.shown = ""
+        self.process = subprocess.Popen(
+            arguments, cwd=cwd, env=environment(TERM="xterm", NO_COLOR="1"), stdin=slave, stdout=slave, stderr=slave,
+            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(slave)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def press_ctrl_c(self) -> None:
+        """As from the keyboard: the terminal shows ^C and sends the signal."""
+        os.write(self._master, b"\x03")
+
+    def end(self) -> int:
+        """Wait for the end of the command, and return its exit code."""
+        code = self.process.wait(LIMIT_S)
+        self._reader.join(LIMIT_S)
+        os.close(self._master)
+        return code
+
+    def _read(self) -> None:
+        while True:
+            try:
+                self.shown += os.read(self._master, 1 << 16).decode()
+            except OSError:  # The last of the processes on it has ended.
+                return
+
+
+def wait_for(condition: object, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a callable is true while the process lives."""
+    for _ in range(int(LIMIT_S / 0.02)):
+        if condition():  # type: ignore[operator]
+            return
+        assert process.poll() is None, "it ended before"
+        threading.Event().wait(0.02)
+    raise AssertionError("never came true")
+
+
+def test_lines_are_whole_above_a_bar_that_ctrl_c_takes_away(tmp_path: Path) -> None:
+    project = make_project(tmp_path, **{"mine/noisy.py": NOISY})
+    held = hold(project, "train")
+    overrides = [
+        "data._target_=mine.noisy.Data",
+        "data.num_workers=1",
+        "loop.eval_interval=2",
+        "checkpoint.save_interval=2",
+    ]
+    run = Terminal(command("fit", "experiment=mine", *overrides), project)
+    wait_for((project / "at-train").exists, run.process)
+    run.press_ctrl_c()
+    wait_for(lambda: "stopping" in run.shown, run.process)
+    held.unlink()
+    assert run.end() == 75, run.shown
+
+    drawn = [re.sub(r"^\x1b\[24;1H\x1b\[2K", "", text) for text in DRAWING.findall(run.shown)]
+    assert drawn[0] == "\x1b[1;23r"
+    assert "step 0/40  waiting for the first step" in drawn[1]
+    assert drawn[-1] == "\x1b[r"
+    assert all(len(one) < 80 for one in drawn)
+    printed = DRAWING.sub("", run.shown).replace("\x1b[1A", "").replace("\r\n", "\n")
+    above, cleared, after = printed.partition("\x1b[J")
+    assert cleared
+    assert "\x1b" not in above + after
+    lines = above.splitlines()
+    assert all(len(line) < 80 for line in lines if " " in line.strip())
+    assert {"a worker prints", "a child of a worker prints"} <= {*lines}
+    assert "a worker warns of something that is told in more words" in " ".join(" ".join(lines).split())
+    evaluations = [
+        line for line in lines if re.match(r"step \d+/40  (train/loss \S+  )?val/loss \S+  val/far \S+$", line)
+    ]
+    assert evaluations, "an evaluation is a line"
+    assert "^C\nCtrl-C: stopping after this step; Ctrl-C again stops at once\n" in above
+    assert "committed" not in above, "the bar shows it"
+    assert re.match(r"\nstopped at step \d+: Ctrl-C ", after)

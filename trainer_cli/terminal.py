@@ -1,0 +1,60 @@
+"""What a stream can show: colours, and lines that are wrapped between words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import textwrap
+import time
+from typing import TextIO
+
+_CODES = {"red": "1;31", "yellow": "1;33", "blue": "1;34", "cyan": "1;36"}
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at the stream, on a terminal that can move its cursor."""
+    try:
+        return stream.isatty() and os.environ.get("TERM") != "dumb"
+    except ValueError:  # It is closed.
+        return False
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether text on the stream may be coloured: on a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def painted(text: str, colour: str, stream: TextIO) -> str:
+    """The text in bold and a colour (red, yellow, blue, cyan), where the stream shows colours."""
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if has_colours(stream) else text
+
+
+def stamp(stream: TextIO, seconds: float | None = None) -> str:
+    """What stands before a line of a log: date and time (of a unix time, or now), or nothing on a terminal."""
+    return "" if stream.isatty() else time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(seconds))
+
+
+def columns(stream: TextIO) -> int:
+    """Columns of the terminal; COLUMNS, or 80, if the stream is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return shutil.get_terminal_size((80, 24)).columns
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text with its lines broken between words, so that the terminal does not break them within one.
+
+    A word longer than a line stays whole. What follows a break is indented like the line, and by two spaces more.
+    """
+    lines = []
+    for line in text.split("\n"):
+        if len(line) <= width:
+            lines.append(line)
+            continue
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False,
+            drop_whitespace=True, replace_whitespace=False, expand_tabs=False,
+        )  # fmt: skip
+    return "\n".join(lines)
