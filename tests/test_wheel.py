@@ -106,6 +106,7 @@ def test_the_wheel_carries_code_configs_data_and_licence_and_no_tests(wheel: Pat
     tracked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.*")}
     assert {f"trainer_cli/{name}" for name in tracked} <= names
     assert {"trainer_cli/py.typed", "trainer_cli/data/digits.npz"} <= names
+    assert {"trainer_cli/run/report_page.html", "trainer_cli/run/report_page.js"} <= names
     templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "trainer_cli/scaffold").rglob("*.tmpl")}
     assert templates
     assert templates <= names

@@ -15,6 +15,8 @@ from ranks import HERE, on_ranks
 sys.path.insert(0, str(HERE.parent / "integration"))
 from compare import final_state, metrics
 
+from trainer_cli.checkpoint.history import lives
+
 pytestmark = pytest.mark.slow
 
 SHORT = ["loop.log_interval=1", "loggers.tensorboard=null", "logging.console=off"]
@@ -118,6 +120,13 @@ def test_each_rank_has_a_part_of_the_checkpoint(runs: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["world_size"] == 2
     assert all(part.partition(" of ")[0] for parts in manifest["shards"].values() for part in parts.values())
+
+
+def test_each_save_is_recorded_once_and_not_by_each_rank(runs: Path) -> None:
+    run = runs / "whole"
+    saved = [one.step for one in lives((run / "checkpoints.jsonl").read_bytes().splitlines())]
+    assert saved == sorted(set(saved))
+    assert 40 in saved
 
 
 def test_a_stop_on_one_rank_stops_both_with_one_checkpoint(runs: Path) -> None:

@@ -152,8 +152,11 @@ def test_a_sweep_has_its_best_run_first_and_parallel_coordinates(tmp_path: Path)
 def test_of_several_runs_it_shows_what_differs(tmp_path: Path) -> None:
     for name, lr in (("a", 0.1), ("b", 0.2)):
         make_run(tmp_path / "runs" / name, lr=lr)
+    validate(tmp_path / "runs/validation-1", {f"{tmp_path}/runs/b/checkpoints/step20": (20, 0.5)})
     found = told(tmp_path / "r.html", tmp_path / "runs/a", tmp_path / "runs", tmp_path / "runs/b")
     assert found["runs"] == ["a", "b"], "each once"
+    validated = blocks(found, "Validation of checkpoints", "chart")[0]["curves"][0]
+    assert (validated["run"], validated["name"], validated["y"]) == (1, "val/loss", [0.5])
     differs, *whole = blocks(found, "Config", "table")
     assert rows(differs) == [{"key": "optimizer.lr", "a": "0.1", "b": "0.2"}]
     assert len(whole) == 2

@@ -52,7 +52,9 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
     validated: list[Row] = []
     sweep: dict[str, SweepJob] = {}
     for path in paths:
-        found, rows = _runs_at(path), read_validation(path)
+        found = _runs_at(path)
+        # Results for several runs are in folders beside them.
+        rows = [row for folder in (path, *sorted(path.glob("validation-*"))) for row in read_validation(folder)]
         for folder in dict.fromkeys([path, *(one.parent for one in found)]):
             sweep |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
         if not found and not rows and not sweep:

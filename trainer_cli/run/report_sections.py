@@ -106,7 +106,10 @@ def _validation(records: Sequence[RunRecord], names: Sequence[str], validated: S
     by_run: dict[str, list[Row]] = {}
     for row in validated:
         by_run.setdefault(str(Path(row.checkpoint).parent.parent), []).append(row)
-    sources += [(name, len(records) + at, rows) for at, (name, rows) in enumerate(by_run.items())]
+    known = {record.path.resolve(): run for run, record in enumerate(records)}
+    for at, (name, own_rows) in enumerate(by_run.items()):
+        run = known.get(Path(name).resolve(), len(records) + at)
+        sources.append((name if run >= len(records) else names[run], run, own_rows))
     sources = [source for source in sources if source[2]]
     everything = [row for _, _, rows in sources for row in rows]
     charts: dict[str, list[Block]] = {}
