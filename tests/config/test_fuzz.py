@@ -194,7 +194,10 @@ PATHS = Kind(
 KEYS: dict[str, Kind] = {
     "name": TEXT_OR_NULL, "run_dir": TEXT, "seed": whole(0, null=False), "deterministic": TRUTH,
     "device": choice("auto", "cpu", "cuda", "mps"), "model_call": choice("batch", "args", "kwargs"), "resume": TEXT, "resume_allow": KEYS_OF, "ckpt": PATHS,
-    "parallel.strategy": choice("single"),
+    "parallel.strategy": choice("single", "ddp", "fsdp"), "parallel.find_unused_parameters": TRUTH,
+    "parallel.shard_size": whole(1, null=True), "parallel.wrap": TEXTS_OF,
+    "parallel.wrap_min_parameters": whole(1, null=True), "parallel.mixed_precision": TRUTH,
+    "parallel.cpu_offload": TRUTH, "parallel.activation_checkpointing": TRUTH,
     "model": NODE, "data": NODE, "optimizer": NODE, "step": NODE, "sparsity": NODE, "param_groups": GROUPS,
     "loop.max_duration": duration(null=False), "loop.hard_stop": duration(), "loop.max_time": duration("s"),
     "loop.steps_per_epoch": whole(1, null=True), "loop.grad_accum_steps": whole(1, null=False),

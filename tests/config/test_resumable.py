@@ -20,11 +20,13 @@ _FREE = """
     checkpoint.suffix checkpoint.format checkpoint.compression
     checkpoint.digest checkpoint.on_save_error checkpoint.max_save_errors
     data.num_workers data.persistent_workers data.worker_timeout
+    parallel.strategy parallel.find_unused_parameters parallel.shard_size parallel.wrap parallel.wrap_min_parameters
+    parallel.mixed_precision parallel.cpu_offload parallel.activation_checkpointing
 """
 _BOUND = """
     seed deterministic model model._target_ model.hidden data data._target_ data.batch_size data.seed data.path
     data.num_workers.deep optimizer optimizer._target_ optimizer.lr optimizer.betas scheduler scheduler.warmup
-    step parallel.strategy param_groups param_groups.*bias*.weight_decay loop.steps_per_epoch loop.grad_accum_steps
+    step param_groups param_groups.*bias*.weight_decay loop.steps_per_epoch loop.grad_accum_steps
     sparsity loop.limit_train_batches precision.dtype precision.loss_scale precision.clip_norm precision.clip_value
     callbacks callbacks.ema callbacks.ema.decay names run_dirs loggerss loop checkpoint
 """

@@ -13,7 +13,7 @@ from trainer_cli.checkpoint.model_state import clean_name, plain_name, unwrapped
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.torch_compat import foreach_copy_, foreach_lerp_
+from trainer_cli.trainer.torch_compat import foreach_copy_, foreach_lerp_, local
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -133,8 +133,9 @@ class EMA(Callback):
         self._pairs, self._halves = ([], []), ([], [])
         for name, average in self._average.items():
             averages, parameters = self._halves if trained[name].dtype in _HALF else self._pairs
-            averages.append(average)
-            parameters.append(trained[name])
+            # Of a sharded parameter this rank's part.
+            averages.append(local(average))
+            parameters.append(local(trained[name]))
 
     def _trained(self) -> dict[str, Tensor]:
         """What is averaged, by its clean name."""

@@ -265,7 +265,9 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether no element of any of them is NaN or infinite. One wait for the device, and a second where a sum says
     that some may be."""
     # Torch sums no elements of 8 bits.
-    values = [one.detach().float() if one.dtype.itemsize == 1 else one.detach() for one in tensors if one.numel()]
+    # Of a sharded one this rank's part.
+    parts = [getattr(one.detach(), "_local_tensor", one.detach()) for one in tensors]
+    values = [one.float() if one.dtype.itemsize == 1 else one for one in parts if one.numel()]
     # A finite sum proves that all elements are, in a tenth of the time. A sum may overflow though all are finite: then
     # the largest magnitude decides, without memory of the tensor's size.
     return _all_finite([one.sum() for one in values]) or _all_finite(

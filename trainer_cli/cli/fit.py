@@ -69,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
         from trainer_cli.run.children import stop_with_parent
 
         stop_with_parent()
+    if composed.config.parallel.strategy == "fsdp":
+        # One process needs a group, too.
+        return _fit_as_rank(lambda: composed, allow_pickle=args.allow_pickle)
     # Only now: a mistake in the config is answered without what training needs.
     from trainer_cli.run.fit import fit
 
@@ -87,7 +90,7 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
 
     Only the rank that fails says why; the others end with the same exit code as an error of the training.
     """
-    group = from_environment(os.environ)
+    group = from_environment(os.environ, alone_too=True)
     try:
         composed = group.on_main(compose)
         from trainer_cli.run.fit import fit

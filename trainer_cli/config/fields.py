@@ -29,6 +29,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "name": "a name, no part of the training",
     "run_dir": "where the run is kept",
     "device": "where it trains",
+    "parallel.*": "where it trains, and how processes share the work",
     "model_call": "a model that takes a batch one way refuses the others",
     "resume": "how to start",
     "resume_allow": "how to start",

@@ -60,6 +60,7 @@ CompileMode = StrEnum(
 class ParallelStrategy(StrEnum):
     single = "single"
     ddp = "ddp"
+    fsdp = "fsdp"
 
 
 class Removal(StrEnum):
@@ -479,9 +480,26 @@ class ParallelConfig:
     """How many processes train the model."""
 
     strategy: ParallelStrategy = ParallelStrategy.single
-    """single: one process on one device; ddp: every process holds the model, and gradients are averaged."""
+    """single: one process on one device; ddp: every process holds the model, and gradients are averaged; fsdp: every
+    process holds a part of each parameter, gradient and optimizer state."""
     find_unused_parameters: bool = False
     """ddp: parameters that get no gradient in some steps are allowed; that costs time."""
+    shard_size: Optional[int] = at_least(1)
+    """fsdp: processes that share one copy of the parameters (hybrid sharding); null: all."""
+    wrap: list[str] = field(default_factory=list)
+    """Names of the classes of modules that are sharded, or computed again, as one; empty: those in a ModuleList,
+    unless wrap_min_parameters is given."""
+    wrap_min_parameters: Optional[int] = at_least(1)
+    """Modules with this many parameters, beside those of such modules inside them, are sharded as one, too."""
+    mixed_precision: bool = False
+    """fsdp: gather and compute parameters in the number format of `precision`; gradients are reduced in 32 bits."""
+    cpu_offload: bool = False
+    """fsdp: keep parameters, gradients and optimizer states on the host between steps."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of each block for the backward, which computes the block again."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "parallel")
 
 
 @dataclass(kw_only=True, slots=True)

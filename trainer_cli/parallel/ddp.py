@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -44,10 +45,12 @@ class DDP:
             # As its no_sync() does; the forward reads this too.
             self._wrapped.require_backward_grad_sync = on
 
-    def before_evaluation(self, model: nn.Module) -> None:
-        """The buffers of rank 0, which are those of a checkpoint, on every rank."""
+    @contextmanager
+    def evaluation(self, model: nn.Module) -> Iterator[None]:
+        # The buffers of rank 0 are those of a checkpoint.
         for buffer in model.buffers():
             torch.distributed.broadcast(buffer, src=0)
+        yield
 
     def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(parameters, max_norm)

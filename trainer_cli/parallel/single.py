@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,8 @@ class Single:
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
         """There are no other gradients."""
 
-    def before_evaluation(self, model: nn.Module) -> None:
-        """There are no other buffers."""
+    def evaluation(self, model: nn.Module) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(parameters, max_norm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -29,8 +30,9 @@ class Strategy(Protocol):
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
         """Whether the next forward and backward averages gradients over the processes, or only adds to its own."""
 
-    def before_evaluation(self, model: nn.Module) -> None:
-        """Make the model the same on all processes, where training leaves differences. Collective."""
+    def evaluation(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Around an evaluation: the model is the same on all processes, also where training leaves differences.
+        Collective."""
 
     def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         """Scale gradients down to this norm over all processes. Returns the norm before, without a wait for it."""

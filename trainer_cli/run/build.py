@@ -27,11 +27,12 @@ from trainer_cli.config.arguments import (
     no_node,
     optimizers,
 )
-from trainer_cli.config.schema import ParallelConfig, ParallelStrategy, TrainConfig
+from trainer_cli.config.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.config.signatures import call_parameters, misfits
 from trainer_cli.config.targets import Trust, component
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError, raise_all
+from trainer_cli.parallel.blocks import blocks_of, recompute
 from trainer_cli.parallel.ddp import DDP
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.single import Single
@@ -50,19 +51,36 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-def strategy_of(config: ParallelConfig, group: ProcessGroup) -> Strategy:
+def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> Strategy:
     """How these processes train one model.
 
     Raises:
-        ConfigError: there are several, but the config says single.
+        ConfigError: there are several, but the config says single; or it says what cannot be.
     """
+    if config.strategy is ParallelStrategy.fsdp:
+        if dtype is Dtype.fp16:
+            raise ConfigError(
+                "parallel.strategy is fsdp, and precision.dtype fp16, whose loss scaling knows no shards",
+                location="precision.dtype",
+                hint="Choose precision=bf16.",
+            )
+        from trainer_cli.parallel.fsdp import FSDP
+
+        return FSDP(
+            group,
+            shard_size=config.shard_size,
+            wrap=config.wrap,
+            wrap_min_parameters=config.wrap_min_parameters,
+            dtype=torch.bfloat16 if config.mixed_precision and dtype is Dtype.bf16 else None,
+            cpu_offload=config.cpu_offload,
+        )
     if config.strategy is ParallelStrategy.ddp and group.world_size > 1:
         return DDP(group, find_unused_parameters=config.find_unused_parameters)
     if group.world_size > 1:
         raise ConfigError(
             f"there are {group.world_size} processes, but parallel.strategy is {config.strategy}",
             location="parallel.strategy",
-            hint="Choose parallel=ddp, or start one process.",
+            hint="Choose parallel=ddp or parallel=fsdp, or start one process.",
         )
     return Single()
 
@@ -131,6 +149,12 @@ class Builder:
                     )
                 node[key] = getattr(source, key)
         model: nn.Module = self.make(node, "model")
+        return model
+
+    def _trained_model(self, source: Any) -> nn.Module:
+        model, parallel = self.model(source), self.config.parallel
+        if parallel.activation_checkpointing:
+            recompute(blocks_of(model, parallel.wrap, parallel.wrap_min_parameters))
         return model
 
     def optimizer(self, model: nn.Module) -> Optimizer | dict[str, Optimizer]:
@@ -229,7 +253,7 @@ class Builder:
         loop = self.loop()
         schedulers = self.schedulers(loop)
         return Trainer(
-            model=lambda: self.model(data.source),
+            model=lambda: self._trained_model(data.source),
             optimizer=self.optimizer if config.optimizer is not None else None,
             schedulers=schedulers,
             model_call=config.model_call,
@@ -245,7 +269,7 @@ class Builder:
             seed=config.seed,
             deterministic=config.deterministic,
             device=config.device,
-            strategy=strategy_of(config.parallel, self.group),
+            strategy=strategy_of(config.parallel, config.precision.dtype, self.group),
             run_dir=run_dir,
             name=config.name or "default",
             logging=Logging(console=config.logging.console),

@@ -44,7 +44,8 @@ def check_end(trainer: Trainer) -> None:
     Raises:
         NotFiniteError: they are not.
     """
-    if not is_finite(trainer.model):
+    fails = not is_finite(trainer.model)
+    if fails if trainer.agreement is None else trainer.agreement.total(fails) > 0:
         raise not_finite(
             trainer, f"the weights are not finite at the end of the training, step {trainer.progress.step}"
         )

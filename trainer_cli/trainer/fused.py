@@ -20,6 +20,8 @@ _KERNELS: Mapping[Any, frozenset[str]] = {
     Adagrad: frozenset({"cpu"}),
 }
 """Optimizers with a fused kernel -> its devices."""
+_SHARDED = frozenset({Adam, AdamW})
+"""Optimizers whose fused kernel takes sharded parameters."""
 _WAYS = ("fused", "foreach", "capturable", "differentiable")
 """Settings that choose the implementation of a step; fused is no default if one is set."""
 
@@ -37,10 +39,15 @@ def can_be_fused(
         return False
     if any(isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse for part in model.modules()):
         return False
-    return all(_fits(parameter, _KERNELS[optimizer]) for group in groups for parameter in group["params"])
+    sharded = optimizer in _SHARDED
+    return all(
+        _fits(parameter, _KERNELS[optimizer], sharded=sharded) for group in groups for parameter in group["params"]
+    )
 
 
-def _fits(parameter: Tensor, devices: frozenset[str]) -> bool:
-    """Whether a parameter is a plain tensor on a device with the kernel."""
+def _fits(parameter: Tensor, devices: frozenset[str], *, sharded: bool) -> bool:
+    """Whether a parameter is a plain tensor, or a sharded one where that may be, on a device with the kernel."""
     floats = {torch.float32} if parameter.device.type == "mps" else {torch.float32, torch.bfloat16, torch.float64}
-    return type(parameter) in (Tensor, nn.Parameter) and parameter.device.type in devices and parameter.dtype in floats
+    # Not by its class, whose module takes half a second to import.
+    plain = type(parameter) in (Tensor, nn.Parameter) or (sharded and type(parameter).__name__ == "DTensor")
+    return plain and parameter.device.type in devices and parameter.dtype in floats

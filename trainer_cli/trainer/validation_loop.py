@@ -71,7 +71,7 @@ class ValidationLoop:
             with ExitStack() as stack, torch.no_grad():
                 hooks.call("on_enter_validate", trainer, stack, loader, self)
                 model.eval()
-                trainer.strategy.before_evaluation(model)
+                stack.enter_context(trainer.strategy.evaluation(model))
                 hooks.call(f"on_{base}_start", trainer, model, loader, self)
                 self.metrics = self._means(trainer, model, loader, name)
                 hooks.call_all(f"on_{base}_end", trainer, model, self)

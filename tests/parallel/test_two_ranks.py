@@ -1,4 +1,4 @@
-"""Two ranks under DDP train as one process does, stop together, and resume bit for bit."""
+"""Two ranks under DDP or FSDP train as one process does, stop together, and resume bit for bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,20 @@ TWO = {
     "gpt": [*GPT, "data.batch_size=2", "+data.global_batch_size=8"],
     "weighted": [*WEIGHTED, "data.batch_size=8"],
 }
-NOISY = ["experiment=digits", "model.channels=[4,8]", "data.batch_size=16", "loop.max_duration=40", *SHORT]
+FSDP = ["parallel=fsdp", "checkpoint.enabled=false"]
+SHARDED = {
+    "digits": [*TWO["digits"], *FSDP, "parallel.wrap_min_parameters=1000"],
+    "gpt": [*TWO["gpt"], *FSDP, "parallel.activation_checkpointing=true"],
+    "weighted": [*TWO["weighted"], *FSDP],
+}
+NOISY = [
+    "experiment=digits",
+    "parallel=ddp",
+    "model.channels=[4,8]",
+    "data.batch_size=16",
+    "loop.max_duration=40",
+    *SHORT,
+]
 STOPS = [
     "loop.log_interval=10", "loop.eval_interval=20", "checkpoint.save_interval=10",
     "+callbacks.ask._target_=fits.Stopping",
@@ -66,7 +79,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [sys.executable, HERE / "fits.py", json.dumps(alone)], capture_output=True, text=True, check=True
         )
         assert f"ENDS {json.dumps(['0'] * len(alone))}" in done.stdout, done.stdout + done.stderr
-        jobs = [[*job, f"run_dir=two/{name}"] for name, job in TWO.items()]
+        jobs = [[*job, f"run_dir=two/{name}", "parallel=ddp"] for name, job in TWO.items()]
+        jobs += [[*job, f"run_dir=sharded/{name}"] for name, job in SHARDED.items()]
         jobs += [
             [*NOISY, *ask(1, 99, "stop"), "run_dir=whole"],
             [*NOISY, *ask(1, 16, "stop"), "run_dir=cut"],
@@ -74,8 +88,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [*NOISY, *ask(1, 13, "evaluate"), "run_dir=asked", "loop.max_duration=20"],
             [*NOISY, *ask(1, 13, "log"), "run_dir=logged", "loop.max_duration=20"],
         ]
-        ends = on_ranks(2, [HERE / "fits.py", json.dumps([[*job, "parallel=ddp"] for job in jobs])])
-        expected = f"ENDS {json.dumps(['0'] * (len(TWO) + 1) + ['75', '0', '0', '0'])}"
+        ends = on_ranks(2, [HERE / "fits.py", json.dumps(jobs)])
+        expected = f"ENDS {json.dumps(['0'] * (2 * len(TWO) + 1) + ['75', '0', '0', '0'])}"
         assert [(code, expected in output) for code, output in ends] == [(0, True)] * 2, ends
         (folder / "output.json").write_text(json.dumps([output for _, output in ends]))
     finally:
@@ -84,15 +98,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("how", ["two", "sharded"])
 @pytest.mark.parametrize("name", TWO)
-def test_two_ranks_have_the_losses_of_one_process(runs: Path, name: str) -> None:
-    one, two = metrics(runs / "one" / name), metrics(runs / "two" / name)
+def test_two_ranks_have_the_losses_of_one_process(runs: Path, name: str, how: str) -> None:
+    one, two = metrics(runs / "one" / name), metrics(runs / how / name)
     assert len(one) >= 20
     assert [sorted(record) for record in one] == [sorted(record) for record in two]
     for alone, both in zip(one, two, strict=True):
         for key, value in alone.items():
             assert both[key] == pytest.approx(value, rel=1e-5), (name, alone["step"], key)
-    counts = [json.loads((runs / who / name / "summary.json").read_text())["step"] for who in ("one", "two")]
+    counts = [json.loads((runs / who / name / "summary.json").read_text())["step"] for who in ("one", how)]
     assert counts[0] == counts[1]
 
 

@@ -1,0 +1,96 @@
+"""Every process holds a part of each parameter, gradient and optimizer state (torch's fully_shard, FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import broadcast
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from trainer_cli.errors import ConfigError
+from trainer_cli.parallel.blocks import blocks_of
+from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.parallel.single import on_local_device
+
+
+class FSDP:
+    """Blocks of the model are sharded; a block is gathered when it is computed.
+
+    Args:
+        shard_size: processes that share one copy of the parameters; between these groups gradients are averaged, as by
+            DDP (hybrid sharding). None: all processes.
+        wrap, wrap_min_parameters: which modules are blocks, as of `blocks_of`.
+        dtype: the number format that parameters are gathered and computed in; None: their own. Gradients are reduced
+            in 32 bits.
+        cpu_offload: keep parts on the host between steps.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        *,
+        shard_size: int | None = None,
+        wrap: Sequence[str] = (),
+        wrap_min_parameters: int | None = None,
+        dtype: torch.dtype | None = None,
+        cpu_offload: bool = False,
+    ) -> None:
+        self.group, self.world_size = group, group.world_size
+        if shard_size is not None and (shard_size > self.world_size or self.world_size % shard_size):
+            raise ConfigError(
+                f"parallel.shard_size is {shard_size}, which does not divide {self.world_size} processes",
+                location="parallel.shard_size",
+            )
+        self._shard_size = shard_size
+        self._wrap, self._min_parameters = wrap, wrap_min_parameters
+        self._precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
+        self._offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
+
+    def place(self, model: nn.Module, device: torch.device) -> nn.Module:
+        device = on_local_device(device, self.group)
+        with torch.no_grad():
+            # As under DDP: one initialization, also if ranks drew different numbers.
+            for tensor in (*model.parameters(), *model.buffers()):
+                value = tensor.data.to(device)
+                broadcast(value, src=0)
+                tensor.data.copy_(value)
+        mesh = self._mesh(device.type)
+        for module in (*blocks_of(model, self._wrap, self._min_parameters), model):
+            fully_shard(module, mesh=mesh, mp_policy=self._precision, offload_policy=self._offload)
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(device)
+        return model
+
+    def _mesh(self, device: str) -> DeviceMesh:
+        if self._shard_size is None or self._shard_size == self.world_size:
+            return init_device_mesh(device, (self.world_size,), mesh_dim_names=("shard",))
+        shape = (self.world_size // self._shard_size, self._shard_size)
+        return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+
+    def trained(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def sync_gradients(self, model: nn.Module, on: bool) -> None:
+        assert isinstance(model, FSDPModule)
+        model.set_requires_gradient_sync(on)
+
+    @contextmanager
+    def evaluation(self, model: nn.Module) -> Iterator[None]:
+        for buffer in model.buffers():
+            broadcast(buffer, src=0)
+        try:
+            yield
+        finally:
+            # The last forward has left the outermost parameters gathered.
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+        norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
