@@ -83,7 +83,7 @@ PAGES = {
             r"finished at step 90",
         ),
     ),
-    "docs/models.md": Page(shows=(r"finished at step 40", r"exported: gpt2")),
+    "docs/models.md": Page(shows=(r"finished at step 40", r"exported: gpt2", r"exported: merged")),
     "docs/own-project.md": Page(shows=(r"finished at step", r"exact")),
     "docs/python.md": Page(
         shows=(

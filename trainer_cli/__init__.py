@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.norms import Norms
     from trainer_cli.callbacks.parameter_table import ParameterTable
     from trainer_cli.callbacks.scoped_flags import ScopedFlags
+    from trainer_cli.callbacks.selective_grad import SelectiveGrad
     from trainer_cli.callbacks.skip_samples import SkipSamples
     from trainer_cli.callbacks.swa import SWA
     from trainer_cli.callbacks.tensor_listener import TensorListener
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.csv import CsvLogger
     from trainer_cli.loggers.jsonl import JsonlLogger
     from trainer_cli.loggers.tensorboard import TensorBoardLogger
+    from trainer_cli.models.lora import lora
     from trainer_cli.trainer.duration import Duration
     from trainer_cli.trainer.hooks import Callback, add_global_callback
     from trainer_cli.trainer.messages import Logging
@@ -102,6 +104,7 @@ _MODULES = {
     "LoadOptions": "trainer_cli.checkpoint.load_options",
     "Logger": "trainer_cli.loggers.base",
     "Logging": "trainer_cli.trainer.messages",
+    "lora": "trainer_cli.models.lora",
     "make_async_checkpointer": "trainer_cli.checkpoint.async_checkpointer",
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
     "MemoryMonitor": "trainer_cli.callbacks.memory_monitor",
@@ -120,6 +123,7 @@ _MODULES = {
     "Scheduled": "trainer_cli.trainer.scheduler_intervals",
     "scheduler_factory": "trainer_cli.trainer.schedulers",
     "ScopedFlags": "trainer_cli.callbacks.scoped_flags",
+    "SelectiveGrad": "trainer_cli.callbacks.selective_grad",
     "SkipSamples": "trainer_cli.callbacks.skip_samples",
     "SWA": "trainer_cli.callbacks.swa",
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
@@ -182,6 +186,7 @@ __all__ = [
     "SaveError",
     "Scheduled",
     "ScopedFlags",
+    "SelectiveGrad",
     "SkipSamples",
     "SyncCheckpointer",
     "TensorBoardLogger",
@@ -207,6 +212,7 @@ __all__ = [
     "checkpoint_pattern",
     "latest_checkpoint",
     "load_checkpoint",
+    "lora",
     "make_async_checkpointer",
     "make_sync_checkpointer",
     "observe",

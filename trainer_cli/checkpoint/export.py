@@ -15,8 +15,30 @@ from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.model_state import table
 from trainer_cli.checkpoint.storage.replacing import replacing
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.models.lora import SCALING
 
 Weights = Mapping[str, torch.Tensor]
+
+
+def merged_lora(weights: Weights, where: str) -> dict[str, torch.Tensor]:
+    """The weights of the model without the adapters of `trainer_cli.models.lora`: each layer's weight plus the product
+    of its matrices, computed in 32 bits. Names are those of the model without adapters.
+
+    Raises:
+        CheckpointError: there are no adapters.
+    """
+    layers = [name.removesuffix(f".{SCALING}") for name in weights if name.endswith(f".{SCALING}")]
+    if not layers:
+        raise CheckpointError("the checkpoint has no LoRA adapters", where=where)
+    result = dict(weights)
+    for layer in layers:
+        own = {name.removeprefix(f"{layer}."): result.pop(name) for name in weights if name.startswith(f"{layer}.")}
+        factor, transposed = own[SCALING].tolist()
+        product = own["lora_B.default.weight"].float() @ own["lora_A.default.weight"].float() * factor
+        base = own["base_layer.weight"]
+        own["base_layer.weight"] = (base.float() + (product.T if transposed else product)).to(base.dtype)
+        result |= {f"{layer}.{name[11:]}": value for name, value in own.items() if name.startswith("base_layer.")}
+    return result
 
 
 class ExportFormat(StrEnum):

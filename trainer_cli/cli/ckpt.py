@@ -342,7 +342,8 @@ ACTIONS: Mapping[str, _Action] = {
         1,
         "CKPT",
         (
-            "--format", "--output", "--dtype", "--shard-size", "--ema", "--key-mapping", "--hf-config", "--overwrite",
+            "--format", "--output", "--dtype", "--shard-size", "--ema", "--merge-lora", "--key-mapping", "--hf-config",
+            "--overwrite",
         ),
         "write the weights of a checkpoint for other programs",
     ),

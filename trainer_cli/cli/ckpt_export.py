@@ -52,6 +52,9 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("--ema",),
         {"nargs": "?", "const": "ema", "metavar": "CALLBACK", "help": "averaged weights, of the callback ema"},
     ),
+    "--merge-lora": (
+        ("--merge-lora",), {"action": "store_true", "help": "add LoRA adapters to the weights that they adapt"}
+    ),
     "--key-mapping": (
         ("--key-mapping",),
         {
@@ -77,7 +80,7 @@ def export(args: argparse.Namespace) -> int:
     from trainer_cli.run.export import archive_one, export_one
 
     if args.format == "archive":
-        if args.dtype or args.ema or args.key_mapping or args.hf_config:
+        if args.dtype or args.ema or args.merge_lora or args.key_mapping or args.hf_config:
             raise UserError("an archive is the whole checkpoint as it is: it takes --output and --overwrite alone")
         return _report(args, "exported", archive_one(path, args.output, overwrite=args.overwrite))
 
@@ -90,6 +93,7 @@ def export(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         shard_bytes=args.shard_size,
         ema=args.ema,
+        merge_lora=args.merge_lora,
         key_mapping=dict(args.key_mapping),
         hf_config=args.hf_config,
         overwrite=args.overwrite,

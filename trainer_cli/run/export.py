@@ -12,7 +12,7 @@ import torch
 
 from trainer_cli.checkpoint.archive_file import write_archive
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.export import Average, ExportFormat, Weights, export, renamed, weights_of
+from trainer_cli.checkpoint.export import Average, ExportFormat, Weights, export, merged_lora, renamed, weights_of
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.integrity import catalog_of
@@ -44,6 +44,7 @@ def export_one(
     dtype: str | None = None,
     shard_bytes: int = 5_000_000_000,
     ema: str | None = None,
+    merge_lora: bool = False,
     key_mapping: Mapping[str, str] | None = None,
     hf_config: Path | None = None,
     overwrite: bool = False,
@@ -57,7 +58,8 @@ def export_one(
     if hf_config is not None and format is not ExportFormat.huggingface:
         raise UserError("--hf-config is for --format huggingface")
     extra = _model_files(path, hf_config) if format is ExportFormat.huggingface else {}
-    weights = renamed(_weights(path, ema), key_mapping or {})
+    weights: Weights = _weights(path, ema)
+    weights = renamed(merged_lora(weights, str(path)) if merge_lora else weights, key_mapping or {})
     output = output or _beside(path, _SUFFIXES[format])
     size_bytes = export(
         weights,

@@ -59,6 +59,9 @@ class Sparsity(Callback):
         per_layer: log `train/sparsity/NAME` too.
     """
 
+    least_dimensions = 2
+    """Of a parameter that has a mask."""
+
     def __init__(
         self,
         sparsity: float | Mapping[str, float],
@@ -97,12 +100,12 @@ class Sparsity(Callback):
         self._weights = {
             name: one
             for name, one in named.items()
-            if one.requires_grad and one.ndim >= 2
+            if one.requires_grad and one.ndim >= self.least_dimensions
             and any(matches(name, glob) for glob in self.parameters)
             and not any(matches(name, glob) for glob in self.exclude)
         }  # fmt: skip
         if not self._weights:
-            fit = [name for name, one in named.items() if one.requires_grad and one.ndim >= 2]
+            fit = [name for name, one in named.items() if one.requires_grad and one.ndim >= self.least_dimensions]
             raise ConfigError(
                 "no parameter has a mask", location="sparsity.parameters", hint=f"They could be: {fit[:20]}."
             )
