@@ -37,6 +37,7 @@ _PROCESSES = (
     "tests/loggers/test_contract",
     "tests/loggers/test_tensorboard",
     "tests/parallel/",
+    "tests/pages/",
     "tests/run/test_children",
     "tests/run/test_run_dir",
     "tests/run/test_sweep.py",

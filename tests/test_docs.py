@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import trainer_cli
 from trainer_cli import Callback, Logger, Trainer, TrainingLoop
+from trainer_cli.cli.main import VERBS
+from trainer_cli.config.fields import OPEN, fields
+from trainer_cli.trainer.hooks import VOCABULARY
 
 ROOT = Path(__file__).parents[1]
-DOCS = sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
+DOCS = sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md"))
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+OWN_PARTS = (ROOT / "docs/own-callback.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -32,6 +39,11 @@ def test_lines_have_at_most_120_columns(page: str) -> None:
     """But in blocks of output, which show it as it is printed."""
     text = re.sub(r"^```text\n.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     assert not [line for line in text.splitlines() if len(line) > 120]
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = re.findall(r"\]\(([\w/-]+\.md)\)", (ROOT / "docs/index.md").read_text(encoding="utf-8"))
+    assert sorted(f"docs/{page}" for page in linked) == [page for page in DOCS if page != "docs/index.md"]
 
 
 def test_the_paths_and_names_of_the_architecture_exist() -> None:
@@ -55,7 +67,7 @@ def test_a_step_and_a_save_pass_at_most_eight_modules() -> None:
 
 def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```$", ARCHITECTURE, re.MULTILINE | re.DOTALL):
+    for block in re.findall(r"(?<!`:\n\n)^```python\n(.*?)^```$", OWN_PARTS, re.MULTILINE | re.DOTALL):
         exec(block, names)
     callback, logger = names["PrintStep"](), names["PrintLoss"]()
     assert isinstance(callback, Callback)
@@ -79,5 +91,62 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_scripts_can_be_executed() -> None:
-    for name in ("install", "test", "lint", "check", "faults", "quickstart"):
+    for name in ("install", "test", "lint", "check", "docs", "faults", "quickstart"):
         assert os.access(ROOT / "scripts" / name, os.X_OK)
+
+
+LIBRARIES = {
+    "Lightning": ["lightning/pytorch/**/*.py"],
+    "Trainer of Hugging Face": [
+        "transformers/trainer*.py",
+        "transformers/training_args.py",
+        "transformers/modeling_utils.py",
+    ],
+}
+
+
+def _tables(title: str) -> list[tuple[str, str]]:
+    """The two cells of each row in a section of docs/moving.md."""
+    text = (ROOT / "docs/moving.md").read_text(encoding="utf-8")
+    section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return [(theirs, ours) for theirs, ours in re.findall(r"^\| (.*?) \| (.*) \|$", section, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("title", LIBRARIES)
+def test_the_names_of_other_trainers_are_those_of_their_present_versions(title: str) -> None:
+    site = Path(sysconfig.get_path("purelib"))
+    sources = "".join(file.read_text("utf-8") for pattern in LIBRARIES[title] for file in site.glob(pattern))
+    names = {name for theirs, _ in _tables(title) for name in re.findall(r"`(?:trainer\.|self\.)?(\w+)[^`]*`", theirs)}
+    assert len(names) > 40
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", sources)] == []
+
+
+@pytest.mark.parametrize("title", [*LIBRARIES, "Composer", "torchtune"])
+def test_the_equivalents_of_other_trainers_are_keys_hooks_and_commands_of_ours(title: str) -> None:
+    keys = {one.key for one in fields()}
+    others = {
+        "forward",
+        "fit",
+        "train",
+        "val",
+        "interval",
+        "patience",
+        "_target_",
+        "targets",
+        "r",
+        "alpha",
+        "train/lr",
+        "train/samples_per_s",
+    }
+    known = {*keys, *VOCABULARY, *trainer_cli.__all__, *others, "ep", "sp", "tok", "RUN@best"}
+    for _, ours in _tables(title):
+        for span in re.findall(r"`([^`]+)`", ours):
+            word, *rest = re.split(r"[=\s]", span)
+            if word == "train" and rest:
+                assert rest[0] in VERBS
+            elif word.startswith("trainer."):
+                assert hasattr(Trainer, word.removeprefix("trainer."))
+            elif word.startswith("trainer_cli."):
+                assert pkgutil.resolve_name(word)
+            elif word and not word.startswith('"'):
+                assert word in known or word.split(".")[0] in OPEN

@@ -63,7 +63,7 @@ def serve(folder: Path) -> None:
             with caller:
                 asked, streams = _receive(caller)
                 if os.fork() == 0:
-                    _become(asked, streams, caller)
+                    _become(asked, streams, caller, folder)
             for number in streams:
                 os.close(number)
 
@@ -77,7 +77,7 @@ def _receive(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(asked), list(streams)
 
 
-def _become(asked: dict[str, Any], streams: list[int], caller: socket.socket) -> None:
+def _become(asked: dict[str, Any], streams: list[int], caller: socket.socket, scripts: Path) -> None:
     """Be the command, in this process; tell the caller its exit code."""
     code = 70
     try:
@@ -90,7 +90,10 @@ def _become(asked: dict[str, Any], streams: list[int], caller: socket.socket) ->
         os.environ.clear()
         os.environ.update(asked["env"])
         name, *arguments = asked["argv"]
-        code = _train(arguments) if name == "train" else _python(*arguments)
+        if "-m" in arguments:
+            # The jobs of a sweep, too.
+            sys.executable = str(scripts / "python")
+        code = _train(arguments) if name == "train" else _python(arguments)
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -108,8 +111,11 @@ def _train(arguments: list[str]) -> int:
     return main(arguments)
 
 
-def _python(option: str, program: str) -> int:
-    """`python -c PROGRAM`, with warnings as errors."""
+def _python(arguments: list[str]) -> int:
+    """`python [-P] -m trainer_cli …`, or `python -c PROGRAM` with warnings as errors."""
+    if "trainer_cli" in arguments:
+        return _train(arguments[arguments.index("trainer_cli") + 1 :])
+    option, program = arguments
     assert option == "-c"
     warnings.simplefilter("error")
     sys.argv = ["-c"]

@@ -1,0 +1,124 @@
+"""What the site adds to the pages that are written: the reference, from schema, parsers and docstrings; the menu.
+
+An extension of Sphinx. Each text is appended to its page when that is read, so that the pages are plain Markdown.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import trainer_cli
+from trainer_cli.cli.main import VERBS, actions_of, parser_of
+from trainer_cli.config.diff import shown
+from trainer_cli.config.fields import Described, fields
+from trainer_cli.trainer import hooks
+
+PACKAGE = Path(trainer_cli.__file__).parent
+CONFIGS = next(folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir())
+
+
+def commands() -> Iterator[str]:
+    """The help of every verb, and of its actions."""
+    os.environ["COLUMNS"] = "100"
+    for verb, entry in VERBS.items():
+        parser = parser_of(verb, import_module(entry.module))
+        yield f"## train {verb}\n\n```text\n{parser.format_help()}```\n"
+        for action, inner in actions_of(parser).items():
+            yield f"### train {verb} {action}\n\n```text\n{inner.format_help()}```\n"
+
+
+def config() -> Iterator[str]:
+    """A table for each section: every key with its default and meaning."""
+    by_section: dict[tuple[str, ...], list[Described]] = {}
+    meanings = {(): "Keys of the config itself."}
+    for one in fields():
+        if one.is_section:
+            meanings[one.path] = one.meaning
+        else:
+            by_section.setdefault(one.path[:-1], []).append(one)
+    for section, keys in by_section.items():
+        name = ".".join(section)
+        yield f"## {f'`{name}`' if name else 'The run'}\n\n{meanings[section]}\n"
+        yield "| key | default | meaning | may change on a resume |\n|---|---|---|---|"
+        for one in keys:
+            cells = (f"`{one.key}`", f"`{shown(one.default)}`", one.meaning, "yes" if one.may_change else "")
+            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        yield ""
+
+
+def hook_list() -> Iterator[str]:
+    """The loop in pseudo-code, then every hook."""
+    story = inspect.cleandoc(hooks.__doc__ or "").partition("\n\n")[2]
+    code = re.sub(r"(?m)^((?: {4}.*\n|\n)+)", r"```text\n\1```\n\n", story.partition("\n\n")[2], count=1)
+    yield f"{story.partition(chr(10) * 2)[0]}\n\n{code}\n"
+    yield "```{eval-rst}"
+    for name in hooks.VOCABULARY:
+        yield f".. automethod:: trainer_cli.Callback.{name}"
+    yield "```"
+
+
+def classes() -> Iterator[str]:
+    """Every public name of the package, then every component that a shipped config names."""
+    yield "## Public names\n\n```{eval-rst}"
+    for name in sorted(trainer_cli.__all__, key=str.lower):
+        kind = "class" if inspect.isclass(getattr(trainer_cli, name)) else "function"
+        yield f".. auto{kind}:: trainer_cli.{name}"
+        if name == "Callback":
+            # The hooks have a page of their own.
+            yield f"   :exclude-members: {', '.join(hooks.VOCABULARY)}"
+    yield "```\n\n## Components of the shipped configs\n\n```{eval-rst}"
+    text = "".join(path.read_text("utf-8") for path in sorted(CONFIGS.rglob("*.yaml")))
+    public = {getattr(trainer_cli, name) for name in trainer_cli.__all__}
+    for target in sorted(set(re.findall(r"_target_: (trainer_cli\.[\w.]+)", text))):
+        module, _, name = target.rpartition(".")
+        made = getattr(import_module(module), name)
+        if made not in public:
+            yield f".. auto{'class' if inspect.isclass(made) else 'function'}:: {target}"
+    yield "```"
+
+
+def menu(index: str) -> Iterator[str]:
+    """The pages that the index links to, under its headings, as the site's menu."""
+    for section in index.split("\n## ")[1:]:
+        pages = re.findall(r"\]\(([\w/-]+)\.md\)", section)
+        yield "\n".join(["```{toctree}", ":hidden:", f":caption: {section.splitlines()[0]}", "", *pages, "```\n"])
+
+
+PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
+    "reference/commands": commands,
+    "reference/config": config,
+    "reference/hooks": hook_list,
+    "reference/python": classes,
+}
+
+
+def add(_app: Any, page: str, source: list[str]) -> None:
+    """Append to a page what it lacks; called for each page that is read."""
+    # The site has no files outside this folder: of a link to one the text remains.
+    above = re.escape("../" * (page.count("/") + 1))
+    source[0] = re.sub(rf"\[([^\]]+)\]\({above}[^)]*\)", r"\1", source[0])
+    if page in PAGES:
+        source[0] += "\n" + "\n".join(PAGES[page]())
+    elif page == "index":
+        source[0] += "\n" + "\n".join(menu(source[0]))
+
+
+def as_rst(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
+    """Docstrings are Markdown, of which they use single backticks: make these literals, and keep stars as they are."""
+    parts = re.split(r"(?<!`)`([^`]+)`(?!`)", "\n".join(lines))
+    parts[0::2] = [text.replace("*", r"\*") for text in parts[0::2]]
+    parts[1::2] = [f"``{' '.join(code.split())}``" for code in parts[1::2]]
+    lines[:] = "".join(parts).splitlines()
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.connect("source-read", add)
+    app.connect("autodoc-process-docstring", as_rst, priority=100)  # Before napoleon's, which makes rst.
+    return {"parallel_read_safe": True}

@@ -1,0 +1,65 @@
+"""The pages build as a site without a warning, and its reference has every key, command, hook and public name."""
+
+from __future__ import annotations
+
+import html
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import trainer_cli
+from trainer_cli.cli.main import VERBS
+from trainer_cli.config.fields import fields
+from trainer_cli.trainer.hooks import VOCABULARY
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Page -> its text, as `scripts/docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    script = (ROOT / "scripts/docs").read_text(encoding="utf-8")
+    (options,) = re.findall(r"-m sphinx (.*) docs ", script)
+    command = [sys.executable, "-m", "sphinx", *options.split(), "docs", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return lambda page: html.unescape(re.sub(r"<[^>]+>", "", (folder / page).read_text(encoding="utf-8")))
+
+
+def test_every_page_is_in_the_menu(site: Callable[[str], str]) -> None:
+    index = site("index.html")
+    for page in (ROOT / "docs").rglob("*.md"):
+        title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        assert title.replace("`", "") in index
+
+
+def test_every_config_key_is_explained(site: Callable[[str], str]) -> None:
+    text = site("reference/config.html")
+    keys = [one for one in fields() if not one.is_section]
+    assert len(keys) > 60
+    assert [one.key for one in keys if not re.search(rf"^{re.escape(one.key)}$", text, re.MULTILINE)] == []
+    assert "Batches whose gradients are accumulated into one optimizer step." in text
+
+
+def test_every_command_shows_its_help(site: Callable[[str], str]) -> None:
+    text = site("reference/commands.html")
+    assert [verb for verb in VERBS if f"usage: train {verb} " not in text] == []
+    assert "usage: train ckpt export " in text
+
+
+def test_every_hook_is_described(site: Callable[[str], str]) -> None:
+    text = site("reference/hooks.html")
+    assert [name for name in VOCABULARY if f"Callback.{name}(" not in text] == []
+    assert "The loop in pseudo-code" in text
+
+
+def test_every_public_name_and_shipped_component_is_described(site: Callable[[str], str]) -> None:
+    text = site("reference/python.html")
+    assert [name for name in trainer_cli.__all__ if not re.search(rf"trainer_cli\.{name}\b", text)] == []
+    assert "trainer_cli.data.digits.Digits(" in text
+    assert "trainer_cli.models.gpt.GPT(" in text
