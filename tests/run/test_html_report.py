@@ -175,7 +175,11 @@ def test_a_folder_of_results_alone_is_reported(tmp_path: Path) -> None:
     found = told(tmp_path / "r.html", tmp_path / "validation-1")
     assert [section["title"] for section in found["sections"]] == ["Validation of checkpoints"]
     (chart,) = blocks(found, "Validation of checkpoints", "chart")
-    assert [curve["name"] for curve in chart["curves"]] == ["val/loss runs/a", "val/loss runs/b"]
+    assert [(curve["run"], curve["name"]) for curve in chart["curves"]] == [(0, "val/loss"), (1, "val/loss")]
+    assert found["runs"] == ["a", "b"]
+    runs, table = blocks(found, "Validation of checkpoints", "table")
+    assert (runs["rows"], runs["runs"], runs["choose"]) == ([["a", "2"], ["b", "2"]], [0, 1], True)
+    assert [table["rows"][at][0] for at in table["marked"]] == ["runs/a/checkpoints/step20"], "of all runs"
 
 
 @pytest.mark.parametrize(
@@ -202,6 +206,17 @@ def test_a_run_that_has_only_begun_is_reported(tmp_path: Path) -> None:
         file.unlink()
     found = told(tmp_path / "r.html", run.path)
     assert [section["title"] for section in found["sections"]] == ["Summary", "Config", "Environment"]
+
+
+def test_of_checkpoints_in_an_object_store_the_record_is_told_and_the_store_not_asked(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x", steps=40)
+    shutil.rmtree(run.checkpoints_folder)
+    run.config_file.write_text("name: x\ncheckpoint: {folder: 's3://bucket-that-is-not-there/x'}\n")
+    (drawn,) = blocks(told(tmp_path / "r.html", run.path), "Checkpoints", "timeline")
+    assert {mark["step"]: mark["kept"] for mark in drawn["marks"]} == {10: False, 20: True, 30: False, 40: True}
+    run.config_file.write_text("name: x\n")
+    (table,) = blocks(told(tmp_path / "r.html", run.path), "Checkpoints", "table")
+    assert [row["then"] for row in rows(table)][1] == "gone; it is not recorded why"
 
 
 def test_names_of_a_hostile_run_stay_texts(tmp_path: Path) -> None:

@@ -63,12 +63,12 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         known = {os.path.realpath(record.path) for record in records}
         new = [one for one in found if os.path.realpath(one) not in known]
         records += [record for one in new if (record := read_run(one, now)) is not None]
-    names = short_names(records, sweep)
+    names, others = short_names(records, sweep), _attributed(validated, records)
     data: Block = {
         "title": _title(paths, records),
         "made": f"{clock_time(now)} UTC by trainer-cli {versions(['trainer-cli'])['trainer-cli'] or ''}".strip(),
-        "runs": names,
-        "sections": sections(records, names, validated, list(sweep.values())),
+        "runs": [*names, *others],
+        "sections": sections(records, names, others, list(sweep.values())),
     }
     page = _page(data, plotly)
     try:
@@ -78,6 +78,18 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         raise UserError(f"{output} cannot be written: {error.strerror}", cure=cure) from error
     charts = sum(block["kind"] not in ("table", "facts") for one in data["sections"] for block in one["blocks"])
     return Report(len(records), charts, len(page))
+
+
+def _attributed(rows: Sequence[Row], records: Sequence[RunRecord]) -> dict[str, list[Row]]:
+    """Add results of several runs to the runs that they are of; returns those of other runs, by name."""
+    of_run: dict[str, list[Row]] = {}
+    for row in rows:
+        of_run.setdefault(os.path.abspath(Path(row.checkpoint).parent.parent), []).append(row)
+    for record in records:
+        own = of_run.pop(os.path.abspath(record.path), [])
+        record.validation = sorted([*record.validation, *own], key=lambda row: row.step)
+    above = os.path.commonpath(of_run) if len(of_run) > 1 else os.getcwd()
+    return {os.path.relpath(path, above): of for path, of in of_run.items()}
 
 
 def _title(paths: Sequence[Path], records: Sequence[RunRecord]) -> str:

@@ -17,7 +17,7 @@ const charts = [];
 const escaped = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const colour = (index, count) =>
   count <= PALETTE.length ? PALETTE[index % PALETTE.length] : `hsl(${Math.round((360 * index) / count)}, 65%, 45%)`;
-const colourOfRun = (run) => colour(run, Math.max(data.runs.length, run + 1));
+const colourOfRun = (run) => colour(run, data.runs.length);
 
 function element(tag, text, parent, className) {
   const made = document.createElement(tag);

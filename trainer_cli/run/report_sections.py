@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,13 +37,16 @@ _RATES = ("samples_per_s", "tokens_per_s", "steps_per_s")
 
 
 def sections(
-    records: Sequence[RunRecord], names: Sequence[str], validated: Sequence[Row] = (), sweep: Sequence[SweepJob] = ()
+    records: Sequence[RunRecord],
+    names: Sequence[str],
+    others: Mapping[str, Sequence[Row]],
+    sweep: Sequence[SweepJob] = (),
 ) -> list[Block]:
     """All sections of a report.
 
     Args:
         names: a short name for each run.
-        validated: rows of a `train validate` over several runs.
+        others: what `train validate` measured of other runs, by name.
         sweep: the jobs of sweeps, also those that have no run.
     """
     swept = differing(records, sweep)
@@ -52,7 +54,7 @@ def sections(
         ("Summary", summary(records, names, swept, sweep)),
         ("Metrics", _metrics(records, lambda name: not _is_rate(name) and not _is_setting(name))),
         ("Checkpoints", _checkpoints(records, names)),
-        ("Validation of checkpoints", _validation(records, names, validated)),
+        ("Validation of checkpoints", _validation(records, others)),
         ("Learning rates and norms", _metrics(records, _is_setting)),
         ("Throughput and pauses", _throughput(records, names)),
         ("Config", _config(records, names)),
@@ -100,26 +102,21 @@ def _metrics(records: Sequence[RunRecord], wanted: Callable[[str], bool]) -> Ite
         yield {"kind": "chart", "title": title, "curves": curves, "restarts": marks}
 
 
-def _validation(records: Sequence[RunRecord], names: Sequence[str], validated: Sequence[Row]) -> Iterator[Block]:
+def _validation(records: Sequence[RunRecord], others: Mapping[str, Sequence[Row]]) -> Iterator[Block]:
     """Charts and a table of what `train validate` measured."""
-    sources = [(names[run], run, record.validation) for run, record in enumerate(records)]
-    by_run: dict[str, list[Row]] = {}
-    for row in validated:
-        by_run.setdefault(str(Path(row.checkpoint).parent.parent), []).append(row)
-    known = {record.path.resolve(): run for run, record in enumerate(records)}
-    for at, (name, own_rows) in enumerate(by_run.items()):
-        run = known.get(Path(name).resolve(), len(records) + at)
-        sources.append((name if run >= len(records) else names[run], run, own_rows))
-    sources = [source for source in sources if source[2]]
-    everything = [row for _, _, rows in sources for row in rows]
+    sources = [*(record.validation for record in records), *others.values()]
+    everything = [row for rows in sources for row in rows]
     charts: dict[str, list[Block]] = {}
-    for name, run, rows in sources:
+    for run, rows in enumerate(sources):
         for metric in dict.fromkeys(key for row in rows for key in row.metrics):
             for loader in dict.fromkeys(row.loader for row in rows if metric in row.metrics):
                 own = [row for row in rows if row.loader == loader and metric in row.metrics]
-                shown = f"{loader}/{metric}" if run < len(records) else f"{loader}/{metric} {name}"
-                steps, values = [row.step for row in own], [row.metrics[metric] for row in own]
-                charts.setdefault(metric, []).append(points(run, shown, steps, values, f"{loader}/{metric}"))
+                name, steps, values = (
+                    f"{loader}/{metric}",
+                    [row.step for row in own],
+                    [row.metrics[metric] for row in own],
+                )
+                charts.setdefault(metric, []).append(points(run, name, steps, values, name))
     for run, record in enumerate(records):
         measured = when_saved(record)
         for name in dict.fromkeys(name for values in measured.values() for name in values):
@@ -127,6 +124,10 @@ def _validation(records: Sequence[RunRecord], names: Sequence[str], validated: S
             values = [measured[step][name] for step in steps]
             shown = f"{name} in training"
             charts.setdefault(name.partition("/")[2], []).append(points(run, shown, steps, values, shown))
+    if len(others) > 1:
+        lines = [[name, str(len({row.checkpoint for row in rows}))] for name, rows in others.items()]
+        numbers = list(range(len(records), len(sources)))
+        yield table(["run", "checkpoints"], lines, right=["checkpoints"], title="Runs", runs=numbers, choose=True)
     for metric, curves in charts.items():
         # One point of each run says no more than the charts of its training.
         if any(metric in row.metrics for row in everything) or any(len(one["step"]) > 1 for one in curves):
@@ -137,17 +138,12 @@ def _validation(records: Sequence[RunRecord], names: Sequence[str], validated: S
             [row.checkpoint, f"{row.step:,}", row.loader, *(number(row.metrics.get(name)) for name in metrics)]
             for row in everything
         ]
-        marked: list[int] = []
-        start = 0
-        for _, _, part in sources:
-            marked += sorted(start + at for at in best_rows(part))
-            start += len(part)
         yield table(
             ["checkpoint", "step", "loader", *metrics],
             cells,
             right=["step", *metrics],
             title="Results of train validate; the smallest loss of each loader is marked",
-            marked=marked,
+            marked=sorted(best_rows(everything)),
             **_fold(cells),
         )
 
