@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.metrics import Metrics
     from trainer_cli.callbacks.norms import Norms
     from trainer_cli.callbacks.parameter_table import ParameterTable
+    from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
     from trainer_cli.callbacks.scoped_flags import ScopedFlags
     from trainer_cli.callbacks.selective_grad import SelectiveGrad
     from trainer_cli.callbacks.skip_samples import SkipSamples
@@ -119,6 +120,7 @@ _MODULES = {
     "RunDirectoryError": "trainer_cli.errors",
     "RunFacts": "trainer_cli.loggers.base",
     "save_checkpoint": "trainer_cli.checkpoint.without_trainer",
+    "SaveCheckpointState": "trainer_cli.callbacks.save_checkpoint_state",
     "SaveError": "trainer_cli.errors",
     "Scheduled": "trainer_cli.trainer.scheduler_intervals",
     "scheduler_factory": "trainer_cli.trainer.schedulers",
@@ -183,6 +185,7 @@ __all__ = [
     "Record",
     "RunDirectoryError",
     "RunFacts",
+    "SaveCheckpointState",
     "SaveError",
     "Scheduled",
     "ScopedFlags",

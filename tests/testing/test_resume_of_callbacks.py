@@ -1,0 +1,49 @@
+"""`train check resume` passes with every callback that ships, in one training."""
+
+from __future__ import annotations
+
+import pytest
+from exact_project import Check
+
+CALLBACKS = {
+    "finite": "{_target_: trainer_cli.CheckFinite, policy: skip}",
+    "ema": "{_target_: trainer_cli.callbacks.ema.EMA, decay: 0.9}",
+    "swa": "{_target_: trainer_cli.SWA, start: 2, every: 2}",
+    "enough": "{_target_: trainer_cli.ThresholdStopper, metric: val/loss, threshold: 0}",
+    "early": "{_target_: trainer_cli.callbacks.early_stopping.EarlyStopping, patience: 90ep}",
+    "exit": "{_target_: trainer_cli.EarlyExit}",
+    "skip": "{_target_: trainer_cli.SkipSamples, samples: 8}",
+    "part": "{_target_: trainer_cli.SelectiveGrad, share: 0.5, parameters: [hidden.bias]}",
+    "flags": "{_target_: trainer_cli.ScopedFlags, train: {torch.backends.cudnn.benchmark: true}}",
+    "norms": "{_target_: trainer_cli.Norms, weights: true, per_layer: true}",
+    "rates": "{_target_: trainer_cli.LearningRateMonitor}",
+    "activations": "{_target_: trainer_cli.ActivationStatistics}",
+    "table": "{_target_: trainer_cli.ParameterTable}",
+    "states": "{_target_: trainer_cli.SaveCheckpointState, every: 2}",
+}
+
+
+@pytest.mark.slow
+def test_every_callback_is_exact_beside_all_others(check: Check) -> None:
+    added = [f"+callbacks.{name}={node}" for name, node in CALLBACKS.items()]
+    sparse = ("sparsity=rigl", "sparsity.every=2", "sparsity.stop=90", "sparsity.sparsity=0.5")
+    report = check("", *added, *sparse, "data.num_workers=0", "loop.log_interval=2", steps=6)
+    assert report.exact, report
+    assert not report.remarks
+
+
+@pytest.mark.slow
+def test_a_training_that_goes_back_is_exact(check: Check) -> None:
+    """A batch of the data is bad: the straight run goes back once, and so does each that is stopped and resumed."""
+    code = """
+class Bad(Callback):
+    def on_train_step_start(self, trainer, model, batch):
+        if (trainer.progress.epoch, trainer.progress.batch) == (0, 4):
+            batch[1].fill_(float("nan"))
+"""
+    back = "+callbacks.finite={_target_: trainer_cli.CheckFinite, policy: roll_back}"
+    report = check(
+        code, back, "+callbacks.bad._target_=parts.Bad", "data.num_workers=0", "loop.log_interval=1", steps=6
+    )
+    print(report)
+    assert report.exact, report

@@ -1,0 +1,105 @@
+"""SaveCheckpointState: save a part of some checkpoints beside them, such as the weights alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.format.verified_file import read_verified
+from trainer_cli.checkpoint.integrity import catalog_of
+from trainer_cli.checkpoint.load_options import LoadOptions
+from trainer_cli.checkpoint.manifest import Manifest
+from trainer_cli.checkpoint.naming import CONFIG_FILE
+from trainer_cli.checkpoint.storage.url_path import as_path
+from trainer_cli.errors import ConfigError, SaveError
+from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.intervals import Interval
+from trainer_cli.trainer.progress import Progress
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.training_loop import TrainingLoop
+
+log = logging.getLogger(__name__)
+
+
+class SaveCheckpointState(Callback):
+    """Copies chosen states of permanent checkpoints into another folder, once each is committed: a checkpoint of the
+    same name, for `ckpt=` and `train validate`. Retention never removes it.
+
+    Args:
+        states: of model, optimizer, schedulers, progress, callbacks and rng.
+        every: a duration: which permanent checkpoints, those at whose step this is due; null: each. The one at the
+            end of the run is always copied.
+        folder: where, relative to the run directory.
+    """
+
+    def __init__(
+        self, states: Sequence[str] = ("model",), every: int | str | None = None, folder: str = "states"
+    ) -> None:
+        self._options = LoadOptions(states=[states] if isinstance(states, str) else list(states))
+        if self._options.whole:
+            raise ConfigError("states is all, which every checkpoint has already", location="states")
+        self._every = None if every is None else Duration.parse(every)
+        self.folder = as_path(folder)
+        self._interval: Interval | None = None
+        self._newest: Path | None = None
+        self._copied: Path | None = None
+
+    def on_fit_start(
+        self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
+    ) -> None:
+        self._newest = self._copied = None
+        self._interval = loop.checkpoint_interval("every", self._every)
+
+    def on_after_save_checkpoint(self, trainer: Trainer, path: Path) -> None:
+        self._newest = path
+        manifest = catalog_of(path.parent).entry(path.name).manifest
+        if manifest is None or manifest.kind.value != "permanent":
+            return
+        now = Progress.of(manifest.progress or {})
+        if self._interval is None or (now is not None and self._interval.due(now)):
+            self._copy(trainer, path, manifest)
+
+    def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        stop = loop.why_stop(trainer)
+        if self._newest is None or self._newest == self._copied or stop is None or not stop.finished:
+            return
+        manifest = catalog_of(self._newest.parent).entry(self._newest.name).manifest
+        if manifest is not None:
+            self._copy(trainer, self._newest, manifest)
+
+    def _copy(self, trainer: Trainer, path: Path, manifest: Manifest) -> None:
+        if trainer.strategy.group.rank != 0:
+            return
+        target = (self.folder if trainer.run_dir is None else trainer.run_dir / self.folder) / path.name
+        metadata = CheckpointMetadata(
+            step=manifest.step,
+            epoch=manifest.epoch,
+            reason=f"{', '.join(self._options.states)} of {path}"[:500],
+            metrics=manifest.metrics,
+            config_digest=manifest.config_digest,
+            target_packages=manifest.target_packages,
+            files=_config(path, manifest),
+            progress=dict(manifest.progress or {}),
+        )
+        try:
+            state = trainer.checkpointer.read(path, self._options.keys())
+            make_sync_checkpointer().save(state, target, metadata=metadata)
+        except SaveError as error:
+            log.error("%s; the training continues", error)
+            return
+        self._copied = path
+        log.info("saved %s of step %d to %s", ", ".join(self._options.states), manifest.step, target)
+
+
+def _config(path: Path, manifest: Manifest) -> dict[str, bytes]:
+    """The config in a checkpoint, for `train validate` of the copy."""
+    if CONFIG_FILE not in manifest.files:
+        return {}
+    with catalog_of(path.parent).storage.reading(path.name) as folder:
+        return {CONFIG_FILE: read_verified(folder, manifest, CONFIG_FILE)}
