@@ -32,7 +32,7 @@ from trainer_cli.checkpoint.policy import (
     why_save,
 )
 from trainer_cli.checkpoint.rules import checkpoint_config, retention_rules, save_rules
-from trainer_cli.checkpoint.save import CheckpointMetadata, disk_error, errors_of_save
+from trainer_cli.checkpoint.save import CheckpointMetadata, disk_error, errors_of_save, nothing
 from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.checkpoint.storage.url_path import as_path, is_url
@@ -171,10 +171,7 @@ class CheckpointerCallback(Callback):
         form = format_of(self.settings.format, self.settings.compression)
         self.checkpointer = make_sync_checkpointer(format=form, storage=self._storage_at, digest=self.settings.digest)
         self.background: AsyncCheckpointer | None = None
-        if _saves_in_background(self.settings.save_async):
-            self.background = AsyncCheckpointer(
-                format=form, storage=self._storage_at, digest=self.settings.digest, thread=self.thread
-            )
+        self._write_in_background(_saves_in_background(self.settings.save_async))
         self._in_flight: InFlightSave | None = None
         self._prepared = False
         """Whether memory for copies was reserved."""
@@ -199,10 +196,24 @@ class CheckpointerCallback(Callback):
         best = self.settings.keep_best
         return {} if best.metric is None else {"keep_best.metric": best.metric}
 
+    def _write_in_background(self, wanted: bool) -> None:
+        if wanted and self.background is None:
+            self.background = AsyncCheckpointer(
+                format=self.checkpointer.format,
+                storage=self._storage_at,
+                digest=self.settings.digest,
+                thread=self.thread,
+            )
+        elif not wanted:
+            self.background = None
+
     def setup(self, trainer: Trainer) -> None:
+        group = trainer.strategy.group
+        # Ranks may have different numbers of usable CPUs.
+        self._write_in_background(group.broadcast(self.background is not None))
         for checkpointer in (self.checkpointer, self.background):
             if checkpointer is not None:
-                checkpointer.join(trainer.strategy.group)
+                checkpointer.join(group)
 
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run, every byte verified; newer damaged ones are quarantined.
@@ -368,10 +379,12 @@ class CheckpointerCallback(Callback):
             self.background.prepare(trainer.checkpoint_state())
         elif ask is _Ask.finish:
             save, self._in_flight = self._in_flight, None
-            if trainer.agreement is not None:
-                trainer.agreement.saved()
             assert save is not None
-            save.raise_failure()
+            try:
+                save.raise_failure()
+            finally:
+                if trainer.agreement is not None:
+                    trainer.agreement.saved()
         elif ask is _Ask.save:
             assert path is not None
             assert metadata is not None
@@ -496,15 +509,14 @@ class CheckpointerCallback(Callback):
                 before_commit=trainer.metric_logger.make_durable,
                 # In the writer thread, before the save is done: nothing else reads the disk meanwhile.
                 after_commit=partial(self._retire_after_commit, path.name, metadata),
+                after_write=nothing if trainer.agreement is None else partial(trainer.agreement.report, written=True),
             )
+        if trainer.agreement is None:
 
-        def request_poll(written: Future[None]) -> None:
-            if trainer.agreement is None:
+            def request_poll(written: Future[None]) -> None:
                 trainer.interrupt()
-            else:
-                trainer.agreement.report(written=True)
 
-        self._in_flight.written.add_done_callback(request_poll)
+            self._in_flight.written.add_done_callback(request_poll)
 
     def _poll(self, trainer: Trainer, *, wait: bool) -> None:
         """Report the outcome of the save in flight, if it has ended, or once it has.

@@ -95,6 +95,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         trained: Iterable[torch.Tensor] = (),
         before_commit: Callable[[], object] = nothing,
         after_commit: Callable[[], object] = nothing,
+        after_write: Callable[[], object] = nothing,
     ) -> InFlightSave:
         """Save a tree as the checkpoint at `path`; all of it may change as soon as this returns.
 
@@ -102,6 +103,8 @@ class AsyncCheckpointer(FolderCheckpointer):
             trained: tensors of the state that must hold neither NaN nor infinity for the checkpoint to be finite.
             before_commit: called in the writing thread before the manifest is made; an OSError fails the save.
             after_commit: called in the writing thread after the commit; it raises nothing.
+            after_write: with several ranks, called in the writing thread when this rank's files are written or could
+                not be. The other two are called by rank 0 in its main thread then.
 
         Raises:
             UnsavableState: naming the owner of what cannot be saved.
@@ -112,9 +115,8 @@ class AsyncCheckpointer(FolderCheckpointer):
         self.drain()
         stage = partial(self.stager.stage, self.format, state_dict, [local_of(one) for one in trained])
         if self.group.world_size > 1:
-            return self._save_together(
-                self._group_save(storage, name, metadata, before_commit, after_commit), stage, path
-            )
+            together = self._group_save(storage, name, metadata, before_commit, after_commit, after_write)
+            return self._save_together(together, stage, path)
         snapshot = stage()
 
         def write() -> None:

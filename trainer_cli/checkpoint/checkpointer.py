@@ -292,6 +292,7 @@ class FolderCheckpointer(Checkpointer):
         metadata: CheckpointMetadata,
         before_commit: Callable[[], object],
         after_commit: Callable[[], object] = nothing,
+        after_write: Callable[[], object] = nothing,
     ) -> GroupSave:
         assert isinstance(self.writer, CheckpointWriter)
         return GroupSave(
@@ -300,6 +301,7 @@ class FolderCheckpointer(Checkpointer):
             name,
             metadata,
             self.writer,
+            after_write=after_write,
             before_commit=before_commit,
             after_commit=after_commit,
         )

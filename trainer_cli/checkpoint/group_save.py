@@ -35,6 +35,7 @@ class GroupSave:
     """The save of one step. Every rank makes one and calls `begin`, then `write` if that says so, then `finish`.
 
     Args:
+        after_write: called by every rank, in the thread that writes, when its files are written or could not be.
         before_commit: called by rank 0 when all files are there; an OSError fails the save.
         after_commit: called by rank 0 after the commit; it raises nothing.
     """
@@ -47,6 +48,7 @@ class GroupSave:
         metadata: CheckpointMetadata,
         writer: CheckpointWriter,
         *,
+        after_write: Callable[[], object],
         before_commit: Callable[[], object],
         after_commit: Callable[[], object],
     ) -> None:
@@ -54,7 +56,7 @@ class GroupSave:
         self.metadata = replace(metadata, world_size=group.world_size)
         self.where = storage.location(name)
         self._writer = writer
-        self._before_commit, self._after_commit = before_commit, after_commit
+        self._after_write, self._before_commit, self._after_commit = after_write, before_commit, after_commit
         self._stack = ExitStack()
         """Of rank 0: removes the hidden folder unless it was published."""
         self._folder: StagedFolder | None = None
@@ -103,6 +105,7 @@ class GroupSave:
             self._finite = self._snapshot.is_finite()
         except BaseException as error:  # Raised by `finish`.
             self._failure = error
+        self._after_write()
 
     def finish(self) -> None:
         """Commit what all ranks have written. Collective: every rank's `write` is done, or is said to have failed.
