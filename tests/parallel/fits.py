@@ -1,4 +1,5 @@
-"""Trains several times on one start of the ranks: `python fits.py JOBS`, a JSON list of lists of overrides.
+"""Trains several times on one start of the ranks: `python fits.py JOBS`, a JSON list of lists of overrides, or of
+`["damage", FILE]`, which changes a bit of a file.
 
 Rank 0 prints each exit code and how the fit failed. Without torchrun's variables it trains in this process alone.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from errno import ENOSPC
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from trainer_cli import Callback
 from trainer_cli.parallel.process_group import from_environment
 from trainer_cli.run.compose_fit import compose_fit
 from trainer_cli.run.fit import fit
+from trainer_cli.testing.faults import FaultyDisk
 
 
 class Stopping(Callback):
@@ -35,6 +39,19 @@ class Stopping(Callback):
             trainer.ask_for_evaluation()
 
 
+class FullDisk(Callback):
+    """On one rank the disk takes no byte of a checkpoint in the next two steps."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+
+    def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.strategy.group.rank == self.rank and trainer.progress.step in (self.step, self.step + 2):
+            full = trainer.progress.step == self.step
+            trainer.checkpoint.drain()
+            trainer.checkpoint.storage.disk = FaultyDisk(*([1] if full else []), number=ENOSPC, persistent=True)
+
+
 class Uneven(torch.nn.Module):
     """A linear model whose batches weigh as much as their labels: no two ranks have the same."""
 
@@ -49,12 +66,22 @@ class Uneven(torch.nn.Module):
         return {"loss": (losses * labels).sum() / weight.clamp(min=1), "weight": weight, "tokens": weight}
 
 
+def _damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
 def main(jobs: list[list[str]]) -> None:
     torch.set_num_threads(1)
     group = from_environment(os.environ, timeout_s=60)
     ends = []
     for overrides in jobs:
         try:
+            if overrides[0] == "damage":
+                group.on_main(lambda own=overrides: _damage(Path(own[1])))
+                ends.append("damaged")
+                continue
             ends.append(str(int(fit(group.on_main(lambda own=overrides: compose_fit(own)), group=group))))
         except Exception as error:
             ends.append(f"{type(error).__name__}: {error}")
