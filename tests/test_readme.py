@@ -77,7 +77,7 @@ PAGES = {
         ),
     ),
     "docs/data.md": Page(shows=(r"finished at step 12", r"finished at step 10\b")),
-    "docs/distributed.md": Page(),
+    "docs/distributed.md": Page(shows=(r"finished at step 20\b", r"evaluation")),
     "docs/logging.md": Page(
         trained=True,
         shows=(

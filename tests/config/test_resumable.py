@@ -20,6 +20,7 @@ _FREE = """
     checkpoint.suffix checkpoint.format checkpoint.compression
     checkpoint.digest checkpoint.on_save_error checkpoint.max_save_errors
     data.num_workers data.persistent_workers data.worker_timeout
+    parallel.processes_per_node logging.rank_files
     parallel.strategy parallel.find_unused_parameters parallel.shard_size parallel.wrap parallel.wrap_min_parameters
     parallel.mixed_precision parallel.cpu_offload parallel.activation_checkpointing
 """

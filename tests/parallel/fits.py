@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from errno import ENOSPC
 from pathlib import Path
@@ -37,6 +38,10 @@ class Stopping(Callback):
             trainer.log_metrics({"seen": self.step})
         elif self.ask == "evaluate":
             trainer.ask_for_evaluation()
+        elif self.ask == "fail":
+            raise ZeroDivisionError("the callback's own")
+        elif self.ask == "signal":
+            os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM)
 
 
 class FullDisk(Callback):

@@ -59,6 +59,10 @@ def run(args: argparse.Namespace) -> int:
 
     compose = partial(compose_fit, args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     if several:
+        if args.supervised:
+            from trainer_cli.run.children import stop_with_parent
+
+            stop_with_parent()
         return _fit_as_rank(compose, allow_pickle=args.allow_pickle)
     composed = compose()
     if composed.config.restarts.max > 0 and not args.supervised:
@@ -69,6 +73,11 @@ def run(args: argparse.Namespace) -> int:
         from trainer_cli.run.children import stop_with_parent
 
         stop_with_parent()
+    processes = composed.config.parallel.processes_per_node or 1
+    if processes > 1:
+        from trainer_cli.parallel.launch import launch
+
+        return launch(["fit", *_again(args)], processes)
     if composed.config.parallel.strategy == "fsdp":
         # One process needs a group, too.
         return _fit_as_rank(lambda: composed, allow_pickle=args.allow_pickle)
@@ -95,7 +104,10 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
         composed = group.on_main(compose)
         from trainer_cli.run.fit import fit
 
-        return fit(composed, allow_pickle=allow_pickle, group=group)
+        code = fit(composed, allow_pickle=allow_pickle, group=group)
+        # The launcher ends all when the first ends early, and rank 0 has the summary to write.
+        group.barrier()
+        return code
     except PeerError as error:
         return error.exit_code
     except Exception as error:

@@ -482,6 +482,8 @@ class ParallelConfig:
     strategy: ParallelStrategy = ParallelStrategy.single
     """single: one process on one device; ddp: every process holds the model, and gradients are averaged; fsdp: every
     process holds a part of each parameter, gradient and optimizer state."""
+    processes_per_node: Optional[int] = at_least(1)
+    """Processes that `train fit` starts on this machine; null: this one, or those that torchrun or srun has started."""
     find_unused_parameters: bool = False
     """ddp: parameters that get no gradient in some steps are allowed; that costs time."""
     shard_size: Optional[int] = at_least(1)
@@ -522,6 +524,8 @@ class LoggingConfig:
 
     level: LogLevel = LogLevel.info
     """Messages from this level on: debug, info, warning or error."""
+    rank_files: bool = False
+    """With several processes: write the messages of each but the first to `train.rankN.log` in the run directory."""
     console: ConsoleStyle = ConsoleStyle.auto
     """auto (a live display on a terminal, plain lines elsewhere), rich, plain or off."""
 

@@ -84,6 +84,8 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
         _warn_of_world_size(start.entry, trainer.strategy.world_size)
         fork = group.on_main(lambda: fork_of(composed, start))
         group.on_main(lambda: _open_run(composed, start, trainer, stack))
+        if config.logging.rank_files and not group.is_main:
+            stack.enter_context(to_file(run.path / f"train.rank{group.rank}.log"))
         if start.finished is not None:
             trainer.stop(start.finished)
         signals.listen(lambda reason: trainer.stop(reason, finished=False))
@@ -98,7 +100,11 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
         load = WHOLE if start.entry is not None else load_options(config.load, allow_pickle=allow_pickle)
         if group.is_main:
             return _train(composed, start, trainer, data, path, load)
-        result = trainer.fit(data.train, data.val, path, load=load, keep_settings=start.keep_settings)
+        try:
+            result = trainer.fit(data.train, data.val, path, load=load, keep_settings=start.keep_settings)
+        except BaseException:
+            log.debug("the training failed", exc_info=True)
+            raise
         return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
 
 

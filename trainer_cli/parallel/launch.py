@@ -1,0 +1,62 @@
+"""Start the processes of one machine by torch's elastic agent, as torchrun does."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+_SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGHUP"
+"""What is handed on to the processes, which then save and stop."""
+_SAVING_S = 24 * 3600
+"""How long stopping processes may take. The default, half a minute, would kill them during a save."""
+_STOPPED_EARLY = 75
+
+
+def launch(arguments: Sequence[str], processes: int) -> int:
+    """Run `train ARGUMENTS` in so many processes. Returns 0, or the exit code of the first process that failed.
+
+    Signals are handed on; the exit code is then 75, as of processes that saved and stopped.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+
+    # The end of their stdin, which comes when this process ends in any way, stops the processes.
+    os.dup2(os.pipe()[0], 0)
+    # Each failure is reported by its process.
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    # As torchrun: the processes would each use all cores.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    settings: dict[str, Any] = {
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "nproc_per_node": processes,
+        "run_id": uuid4().hex,
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+        "max_restarts": 0,
+        "monitor_interval": 0.1,
+        "logs_specs": DefaultLogsSpecs(),
+        "signals_to_handle": _SIGNALS,
+        "shutdown_timeout": _SAVING_S,
+    }
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    config = LaunchConfig(**{name: value for name, value in settings.items() if name in known})
+    try:
+        launch_agent(config, sys.executable, ["-m", "trainer_cli", *arguments])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            name = signal.Signals(-failure.exitcode).name
+            print(f"train: error: rank {rank} was killed by {name}", file=sys.stderr)
+            return 1
+        return int(failure.exitcode)
+    except SignalException:
+        return _STOPPED_EARLY
+    return 0
