@@ -76,6 +76,9 @@ PAGES = {
             r"device",
         ),
     ),
+    "docs/debugging.md": Page(
+        shows=(r"^batch\.0: \(32, 1, 8, 8\) float32 from", r"hard_stop at 6 steps", r"finished at step 20"),
+    ),
     "docs/data.md": Page(shows=(r"finished at step 12", r"finished at step 10\b")),
     "docs/distributed.md": Page(shows=(r"finished at step 20\b", r"evaluation")),
     "docs/logging.md": Page(

@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from trainer_cli.callbacks.activation_statistics import ActivationStatistics
+    from trainer_cli.callbacks.anomaly_detection import AnomalyDetection
+    from trainer_cli.callbacks.batch_summary import BatchSummary
     from trainer_cli.callbacks.check_finite import CheckFinite
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
     from trainer_cli.callbacks.confusion_matrix import ConfusionMatrix
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.early_exit import EarlyExit
     from trainer_cli.callbacks.early_stopping import EarlyStopping
     from trainer_cli.callbacks.ema import EMA
+    from trainer_cli.callbacks.eval_harness import EvalHarness
     from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
     from trainer_cli.callbacks.memory_monitor import MemoryMonitor
     from trainer_cli.callbacks.metrics import Metrics
@@ -51,7 +54,9 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.console import ConsoleLogger
     from trainer_cli.loggers.csv import CsvLogger
     from trainer_cli.loggers.jsonl import JsonlLogger
+    from trainer_cli.loggers.mlflow import MlflowLogger
     from trainer_cli.loggers.tensorboard import TensorBoardLogger
+    from trainer_cli.loggers.wandb import WandbLogger
     from trainer_cli.models.lora import lora
     from trainer_cli.trainer.duration import Duration
     from trainer_cli.trainer.hooks import Callback, add_global_callback
@@ -76,7 +81,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "ActivationStatistics": "trainer_cli.callbacks.activation_statistics",
     "add_global_callback": "trainer_cli.trainer.hooks",
+    "AnomalyDetection": "trainer_cli.callbacks.anomaly_detection",
     "AsyncCheckpointer": "trainer_cli.checkpoint.async_checkpointer",
+    "BatchSummary": "trainer_cli.callbacks.batch_summary",
     "Callback": "trainer_cli.trainer.hooks",
     "CheckFinite": "trainer_cli.callbacks.check_finite",
     "checkpoint_path": "trainer_cli.checkpoint.find",
@@ -95,6 +102,7 @@ _MODULES = {
     "EarlyExit": "trainer_cli.callbacks.early_exit",
     "EarlyStopping": "trainer_cli.callbacks.early_stopping",
     "EMA": "trainer_cli.callbacks.ema",
+    "EvalHarness": "trainer_cli.callbacks.eval_harness",
     "Evaluation": "trainer_cli.trainer.trainer",
     "FitResult": "trainer_cli.trainer.trainer",
     "JsonlLogger": "trainer_cli.loggers.jsonl",
@@ -110,6 +118,7 @@ _MODULES = {
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
     "MemoryMonitor": "trainer_cli.callbacks.memory_monitor",
     "Metrics": "trainer_cli.callbacks.metrics",
+    "MlflowLogger": "trainer_cli.loggers.mlflow",
     "Norms": "trainer_cli.callbacks.norms",
     "NotFiniteError": "trainer_cli.errors",
     "observe": "trainer_cli.trainer.observe",
@@ -142,6 +151,7 @@ _MODULES = {
     "UserError": "trainer_cli.errors",
     "ValidationCallback": "trainer_cli.callbacks.validation_callback",
     "ValidationLoop": "trainer_cli.trainer.validation_loop",
+    "WandbLogger": "trainer_cli.loggers.wandb",
     "WarmupCosine": "trainer_cli.trainer.warmup",
     "WarmupInverseSqrt": "trainer_cli.trainer.warmup",
     "WarmupLinear": "trainer_cli.trainer.warmup",
@@ -152,7 +162,9 @@ __all__ = [
     "EMA",
     "SWA",
     "ActivationStatistics",
+    "AnomalyDetection",
     "AsyncCheckpointer",
+    "BatchSummary",
     "Callback",
     "CheckFinite",
     "CheckpointError",
@@ -168,6 +180,7 @@ __all__ = [
     "DurationProfiler",
     "EarlyExit",
     "EarlyStopping",
+    "EvalHarness",
     "Evaluation",
     "FitResult",
     "JsonlLogger",
@@ -178,6 +191,7 @@ __all__ = [
     "Logging",
     "MemoryMonitor",
     "Metrics",
+    "MlflowLogger",
     "Norms",
     "NotFiniteError",
     "ParameterTable",
@@ -205,6 +219,7 @@ __all__ = [
     "UserError",
     "ValidationCallback",
     "ValidationLoop",
+    "WandbLogger",
     "WarmupCosine",
     "WarmupInverseSqrt",
     "WarmupLinear",

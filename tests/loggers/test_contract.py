@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.loggers.base import Logger, Record, RunFacts, Table
 from trainer_cli.loggers.console import ConsoleLogger
 from trainer_cli.loggers.csv import CsvLogger
 from trainer_cli.loggers.jsonl import JsonlLogger
@@ -61,6 +61,7 @@ def test_a_logger_takes_numbers_that_are_not_finite(logger: Logger, tmp_path: Pa
 def test_a_logger_takes_texts_images_and_histograms_or_leaves_them_out(logger: Logger, tmp_path: Path) -> None:
     media = {
         "texts": {"a": "b"}, "images": {"c": np.zeros((2, 2, 3), dtype=np.uint8)}, "histograms": {"d": np.ones(3)},
+        "tables": {"e": Table(("x", "y"), ((1, "a|b"),))},
     }  # fmt: skip
     logger.start(RunFacts(run_dir=tmp_path, total_steps=10))
     logger.log(Record(1, 0.1, 1e9, {}, **media))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,3 +148,20 @@ def test_a_compiled_model_is_saved_under_its_own_names_and_resumes_exactly(tmp_p
     assert "torch._dynamo" in sys.modules
     assert list(resumed.checkpoint_state()["model"]) == list(nn.Module.state_dict(Noisy()))
     assert same(everything(plain)["model"], everything(resumed)["model"]) == []
+
+
+def test_deterministic_covers_cublas_cudnn_and_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.delenv("TORCHINDUCTOR_DETERMINISTIC", raising=False)
+    inductor = SimpleNamespace(deterministic=False)
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", inductor)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    try:
+        trainer(Noisy, deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert os.environ["TORCHINDUCTOR_DETERMINISTIC"] == "1"
+    assert inductor.deterministic
+    assert not torch.backends.cudnn.benchmark

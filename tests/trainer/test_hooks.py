@@ -11,7 +11,9 @@ import torch
 from tiny import Line, ListLogger, StopAt, loader, recorder, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.errors import UserError
+from trainer_cli.checkpoint.find import latest_checkpoint
+from trainer_cli.checkpoint.integrity import catalog_of
+from trainer_cli.errors import SaveError, UserError
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.trainer import hooks as hooks_module
 from trainer_cli.trainer.hooks import VOCABULARY, Callback, Hooks
@@ -299,3 +301,60 @@ def test_loggers_are_closed_after_every_callback_has_come_to_rest() -> None:
 
     trainer(Line, callbacks=[Waits()], loggers={"list": logger}).fit(loader())
     assert (closed, logger.closed) == ([0], 1)
+
+
+_OUTSIDE = ("on_before_load_checkpoint", "preprocess_checkpoint", "on_load_checkpoint", "on_enter_fit", "on_fit_start",
+            "finalize", "on_fit_end")  # fmt: skip
+"""Called once, with or without steps."""
+
+
+@pytest.mark.parametrize("hook", [hook for hook in VOCABULARY if hook not in ("next_step",)])
+def test_an_exception_in_any_hook_keeps_its_type_ends_all_else_and_leaves_the_last_checkpoint_valid(
+    hook: str, tmp_path: Any
+) -> None:
+    """At step 3, when checkpoints are there; hooks of the setup, of a load and of exceptions where they are called."""
+
+    class Broken(Exception):
+        pass
+
+    book: list[str] = []
+    late = not hook.endswith("_exception") and hook not in ("pre_setup", "setup", "post_setup")
+
+    def fail(self: Callback, *args: Any) -> None:
+        trainer = args[0] if args else None
+        if not late or hook in _OUTSIDE or trainer is None or trainer.progress.step >= 3:
+            raise Broken(hook)
+
+    def stop(self: Callback, trainer: Trainer, *args: Any) -> None:
+        if trainer.progress.step >= 3:
+            raise Broken("the one that is second")
+
+    own: dict[str, Any] = {hook: fail}
+    if hook.endswith("_exception"):
+        own["on_validate_batch_end" if "validate" in hook else "on_before_backward"] = stop
+    bad = type("Bad", (Callback,), own)()
+    settings = {"max_duration": 5, "eval_interval": 1, "log_interval": 1}
+
+    def fit(*callbacks: Callback) -> None:
+        saver = CheckpointerCallback(tmp_path, save_interval=1, save_async=False)
+        trainer(
+            callbacks={f"{number}": one for number, one in enumerate(callbacks)},
+            checkpoint=saver,
+            settings=settings,
+            schedulers=lambda optimizer: WarmupCosine(optimizer, 5),
+        ).fit(loader(), loader(4, shuffle=False))
+
+    if hook in _OUTSIDE:
+        fit(StopAt(2))
+    saves = hook in ("on_save_checkpoint", "postprocess_checkpoint")  # These make the save fail, as a disk does.
+    with pytest.raises(SaveError if saves else Broken) as caught:
+        fit(recorder(book), bad)
+    assert type(caught.value.__cause__ if saves else caught.value) is Broken
+    notes = " ".join(caught.value.__notes__)
+    assert saves or f"in {hook} of callback '1' (Bad)" in notes or "and then Broken" in notes
+    if "setup" not in hook:
+        assert book[-1] == "finalize"
+    saved = [entry for entry in catalog_of(tmp_path).entries() if entry.problem is None]
+    assert "setup" in hook or saved
+    fit()
+    assert latest_checkpoint(tmp_path).name == "step5"

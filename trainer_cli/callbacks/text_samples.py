@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -68,7 +68,7 @@ class TextSamples(ValidationCallback):
         self.length, self.temperature, self.tokenizer, self.seed = length, temperature, tokenizer, seed
 
     def evaluate(self, trainer: Trainer) -> None:
-        codec, model = self._codec(), unwrapped(trainer.model)
+        codec, model = self.tokenizer or codec_of(self.val_loaders.values()), unwrapped(trainer.model)
         generator = torch.Generator().manual_seed(self.seed + trainer.progress.step)
         for index, prompt in enumerate(self.prompts):
             tokens = list(codec.encode(prompt))
@@ -86,10 +86,6 @@ class TextSamples(ValidationCallback):
         if self.temperature == 0:
             return int(scores.argmax())
         return int(torch.multinomial((scores / self.temperature).softmax(-1), 1, generator=generator))
-
-    def _codec(self) -> Codec:
-        given: Codec | None = self.tokenizer
-        return given or next(_codecs(self.val_loaders.values()), None) or ByteCodec()
 
 
 def next_scores(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -112,8 +108,11 @@ def context_of(model: nn.Module) -> int:
     return int(getattr(model, "context", None) or getattr(config, "max_position_embeddings", None) or 1024)
 
 
-def _codecs(loaders: Any) -> Iterator[Codec]:
+def codec_of(loaders: Iterable[Any]) -> Codec:
+    """The first dataset of these loaders that encodes and decodes text; bytes without one."""
     for loader in loaders:
         dataset: Any = getattr(getattr(loader, "source", None), "dataset", None)
         if hasattr(dataset, "encode") and hasattr(dataset, "decode"):
-            yield dataset
+            found: Codec = dataset
+            return found
+    return ByteCodec()

@@ -30,12 +30,12 @@ SPECIAL = ("_target_", "_partial_", "_args_")
 GLOBAL_BATCH_SIZE = "global_batch_size"
 DATA_KEYS = (
     "batch_size", "val_batch_size", GLOBAL_BATCH_SIZE, "num_workers", "collate_fn", "persistent_workers",
-    "worker_timeout",
+    "worker_timeout", "overfit_batches",
 )  # fmt: skip
 """Keys under `data` that belong to our loaders, and not to the object that is made."""
 SCHEDULER_KEYS = ("interval", "metric", "groups")
 """Keys of a schedule's node that do not reach the object."""
-_AT_LEAST = {"batch_size": 1, "val_batch_size": 1, GLOBAL_BATCH_SIZE: 1, "num_workers": 0}
+_AT_LEAST = {"batch_size": 1, "val_batch_size": 1, GLOBAL_BATCH_SIZE: 1, "num_workers": 0, "overfit_batches": 1}
 FROM_DATA = "from_data"
 SAVER = "checkpoint"
 SAVER_KEYS = (*(field.name for field in fields(CheckpointConfig)), "folder", "identity")

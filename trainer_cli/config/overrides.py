@@ -123,7 +123,7 @@ def parsed(arguments: Sequence[str]) -> CommandLine:
             continue
         text_of = f"{key[:-1]}={value}" if appends else argument
         try:
-            override = parser.parse_override("+" + text_of if key == "experiment" and equals else text_of)
+            override = parser.parse_override("+" + text_of if key in ("experiment", "debug") and equals else text_of)
             deep = not override.is_sweep_override() and _depth(override.value()) > DEEPEST
         except (HydraException, ValueError, RecursionError):
             line.mistakes.append(_unreadable(argument))

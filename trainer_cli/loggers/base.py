@@ -69,11 +69,19 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of texts and numbers under the names of their columns."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float | bool | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """All metrics of one step: `train/loss`, `val/accuracy`. Values are plain numbers.
 
     `time` is unix seconds; `samples` counts since the run's beginning, None if they are not counted. A record may
-    also have texts, images and histograms, or these alone; a logger that cannot show a kind leaves it out.
+    also have texts, images, histograms and tables, or these alone; a logger that cannot show a kind leaves it out.
     """
 
     step: int
@@ -87,10 +95,12 @@ class Record:
     histograms: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     """The values, flat and finite; there may be none."""
 
+    tables: Mapping[str, Table] = field(default_factory=dict)
+
     @property
     def has_media(self) -> bool:
-        """Whether there is a text, an image or a histogram."""
-        return bool(self.texts or self.images or self.histograms)
+        """Whether there is a text, an image, a histogram or a table."""
+        return bool(self.texts or self.images or self.histograms or self.tables)
 
 
 class Logger(ABC):

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
+from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, in_run_dir
 from trainer_cli.loggers.files import naming, sync, sync_folder
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLogger(Logger):
-    """Writes scalars, texts, images and histograms to a folder of event files, a new file for each attempt; the
+    """Writes scalars, texts, images, histograms and tables to a folder of event files, a new file for each attempt; the
     config as text, and hyperparameters for the tab HPARAMS.
 
     A resume drops later steps from the files of earlier attempts, and starts its own with an event that makes a
@@ -63,6 +63,8 @@ class TensorBoardLogger(Logger):
                 writer.add_scalar(tag, value, step, at)
             for tag, text in record.texts.items():
                 writer.add_text(tag, text, step, at)
+            for tag, table in record.tables.items():
+                writer.add_text(tag, _markdown(table), step, at)
             for tag, image in record.images.items():
                 writer.add_image(tag, image, step, at, dataformats="HWC")
             for tag, values in record.histograms.items():
@@ -118,6 +120,11 @@ class TensorBoardLogger(Logger):
         except OSError:
             self._writer = self._folder = None
             raise
+
+
+def _markdown(table: Table) -> str:
+    rows = [table.columns, ["---"] * len(table.columns), *table.rows]
+    return "\n".join(f"| {' | '.join(str(one).replace('|', '&#124;') for one in row)} |" for row in rows)
 
 
 @cache

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader, Subset
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
 from trainer_cli.checkpoint.naming import CONFIG_FILE
@@ -119,7 +120,7 @@ class Builder:
             settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
         settings |= {"rank": self.group.rank, "world_size": self.group.world_size}
         settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
-        val_batch_size = settings.pop("val_batch_size", None)
+        val_batch_size, overfit = settings.pop("val_batch_size", None), settings.pop("overfit_batches", None)
         source = self.make({key: value for key, value in node.items() if key not in DATA_KEYS}, "data")
         if getattr(source, "train", None) is None:
             raise ConfigError(
@@ -129,9 +130,13 @@ class Builder:
                 "_target_: trainer_cli.Datasets does so with `train` and `val` of the config.",
             )
         seed = self.config.seed
-        train = as_loader(source.train, shuffle=True, seed=seed, **settings)
         val = getattr(source, "val", None)
         named = {} if val is None else val if isinstance(val, Mapping) else {"val": val}
+        chosen = source.train
+        if overfit is not None:
+            chosen = _few(source.train, overfit * int(settings.get("batch_size") or 32), seed)
+            named, val_batch_size = dict.fromkeys(named or {"val": None}, chosen), None
+        train = as_loader(chosen, shuffle=overfit is None, seed=seed, **settings)
         if val_batch_size is not None:
             settings["batch_size"] = val_batch_size
         loaders = {str(name): as_loader(own, shuffle=False, seed=seed, **settings) for name, own in named.items()}
@@ -408,6 +413,22 @@ def accumulation(whole: int, batch_size: int, world_size: int, given: int) -> in
             hint="Leave loop.grad_accum_steps out.",
         )
     return whole // at_once
+
+
+def _few(dataset: Any, count: int, seed: int) -> Any:
+    """The same few samples of a dataset for every epoch, chosen by the seed.
+
+    Raises:
+        ConfigError: it makes its own batches, or has no length.
+    """
+    if isinstance(dataset, DataLoader) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise ConfigError(
+            f"data.overfit_batches needs a dataset with __len__ and __getitem__, and train is a "
+            f"{type(dataset).__name__}",
+            location="data.overfit_batches",
+        )
+    chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:count]
+    return Subset(dataset, chosen.tolist())
 
 
 def target_packages(config: TrainConfig) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""Texts, images and histograms of a step, as arrays on the host that every logger takes."""
+"""Texts, images, histograms and tables of a step, as arrays on the host that every logger takes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer_cli.errors import UserError
+from trainer_cli.loggers.base import Table
 
 
 class Kind(StrEnum):
@@ -19,6 +21,7 @@ class Kind(StrEnum):
     texts = "texts"
     images = "images"
     histograms = "histograms"
+    tables = "tables"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +65,19 @@ def histogram(name: str, values: Any) -> Medium:
     """The finite ones of some values, flat."""
     array = _array(values).reshape(-1).astype(np.float64)
     return Medium(Kind.histograms, name, array[np.isfinite(array)])
+
+
+def table(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Medium:
+    """Rows under the names of their columns.
+
+    Raises:
+        UserError: a row has more or fewer values than there are columns, or something else than texts and numbers.
+    """
+    found = tuple(tuple(one.item() if hasattr(one, "item") else one for one in row) for row in rows)
+    for row in found:
+        if len(row) != len(columns) or not all(isinstance(one, str | int | float | None) for one in row):
+            raise UserError(f"table {name!r} has the row {row!r} under the columns {list(columns)!r}")
+    return Medium(Kind.tables, name, Table(tuple(map(str, columns)), found))
 
 
 def _array(value: Any) -> NDArray[Any]:

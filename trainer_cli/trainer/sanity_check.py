@@ -22,7 +22,8 @@ _EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
 
 
 def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
-    """Refuse a metric that a callback or scheduler needs and nothing reports; do nothing if none is needed.
+    """Refuse a metric that a callback or scheduler needs and nothing reports; do nothing if none is needed, and
+    `loop.eval_sanity_steps` asks for no check.
 
     `run_validation` is called only if the loaders do not report all of them. The check has no lasting effect: its
     record is dropped, random generators and the callbacks' states are restored, and `trainer.sanity_checking` is True
@@ -32,7 +33,7 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
         UserError: naming the setting, and the nearest metric that is reported.
     """
     wanted = _wanted(trainer)
-    if not wanted:
+    if not wanted and trainer.loop.settings.eval_sanity_steps is None:
         return
     try:
         with _without_a_trace(trainer):
@@ -58,15 +59,15 @@ def _wanted(trainer: Trainer) -> dict[str, str]:
 
 
 def _reported(trainer: Trainer, val_loaders: Mapping[str, Any], wanted: set[str]) -> set[str]:
-    hooks = trainer.hooks
+    hooks, steps = trainer.hooks, trainer.loop.settings.eval_sanity_steps
     reported = set()
     with ExitStack() as stack:
         hooks.call("on_enter_validate_all", trainer, stack, val_loaders)
         for name, loader in val_loaders.items():
-            loop = ValidationLoop(1, hook=trainer.loop.validation_of(name).hook)
+            loop = ValidationLoop(steps or 1, hook=trainer.loop.validation_of(name).hook)
             with trainer.name_scope(name):
                 reported |= {f"{name}/{key}" for key in loop.run(trainer, loader, name)}
-        if not wanted <= reported | set(trainer.metric_logger.record):
+        if steps is not None or not wanted <= reported | set(trainer.metric_logger.record):
             hooks.call("run_validation", trainer, False)
         reported |= set(trainer.metric_logger.record)
     return reported

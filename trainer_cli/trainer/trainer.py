@@ -480,6 +480,14 @@ class Trainer:
         copied to the host at once."""
         self.metric_logger.add_medium(media.histogram(self._scoped(name), values))
 
+    def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Add a table of texts and numbers to the record of the current step.
+
+        Raises:
+            UserError: a row does not fit the columns.
+        """
+        self.metric_logger.add_medium(media.table(self._scoped(name), columns, rows))
+
     def flush_record(self, *, wait: bool = True) -> dict[str, float]:
         """Pass the record of this step to every logger, and return its metrics. Without `wait`, one whose metrics are
         on a device is passed on later."""

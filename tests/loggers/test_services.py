@@ -1,0 +1,84 @@
+"""W&B and MLflow by their own libraries, without a network: one run there for two attempts here.
+
+Each is tested where its extra is installed: pip install "trainer-cli[wandb,mlflow]".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer_cli.errors import UserError
+from trainer_cli.loggers.base import Logger, Record, RunFacts, Table
+from trainer_cli.loggers.mlflow import MlflowLogger
+from trainer_cli.loggers.own_run import imported, saved_id
+from trainer_cli.loggers.wandb import WandbLogger
+
+MEDIA: dict[str, Any] = {
+    "texts": {"samples/0": "<b>"},
+    "images": {"val/grey": np.zeros((4, 4, 1), dtype=np.uint8), "val/rgb": np.zeros((4, 4, 3), dtype=np.uint8)},
+    "histograms": {"weights": np.arange(5.0), "empty": np.zeros(0)},
+    "tables": {"worst": Table(("index", "text"), ((3, "x"), (5, "y")))},
+}
+
+
+def _two_attempts(folder: Path, make: Callable[[], Logger]) -> None:
+    for steps in ((1, 2), (2, 3)):
+        logger = make()
+        logger.rewind(folder, steps[0] - 1)
+        logger.start(RunFacts(run_dir=folder, name="mine", hparams={"optimizer.lr": 0.1}))
+        for step in steps:
+            media = MEDIA if step == 3 else {}
+            logger.log(Record(step, step / 2, 1e9 + step, {"train/loss": 1 / step, "odd": float("nan")}, **media))
+        logger.flush(durable=True)
+        logger.close()
+        logger.close()
+
+
+def test_the_id_of_a_run_is_none_where_none_was_saved(tmp_path: Path) -> None:
+    assert saved_id(None) is None
+    assert saved_id(tmp_path / "none.json") is None
+    (tmp_path / "torn.json").write_text("{")
+    assert saved_id(tmp_path / "torn.json") is None
+
+
+def test_an_extra_that_is_not_installed_is_named() -> None:
+    with pytest.raises(UserError, match=r"needs the package no_such.*pip install \"trainer-cli\[wandb\]"):
+        imported("no_such.part", "wandb")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_continues_one_run_in_its_offline_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'trainer-cli[wandb]'")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    _two_attempts(tmp_path, lambda: WandbLogger(mode="offline"))
+    run_id = json.loads((tmp_path / "wandb.json").read_text())["run_id"]
+    files = sorted((tmp_path / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"))
+    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == len(files) == 2
+    content = b"".join(file.read_bytes() for file in files)
+    for name in (b"train/loss", b"val/grey", b"weights", b"worst", b"optimizer.lr"):
+        assert name in content
+    assert len(list((tmp_path / "wandb").glob("offline-run-*/files/media/html/samples/*.html"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_continues_one_run_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'trainer-cli[mlflow]'")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "store").as_uri()
+    _two_attempts(tmp_path, lambda: MlflowLogger(tracking_uri=uri, tags={"team": "a"}))
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (experiment,) = (one for one in client.search_experiments() if one.name == "trainer-cli")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_id == json.loads((tmp_path / "mlflow.json").read_text())["run_id"]
+    assert (run.info.status, run.data.params, run.data.tags["team"]) == ("FINISHED", {"optimizer.lr": "0.1"}, "a")
+    found = [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, "train/loss")]
+    assert found == [(1, 1.0), (2, 0.5), (2, 0.5), (3, pytest.approx(1 / 3))]
+    assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"samples", "val", "worst"}

@@ -1,0 +1,71 @@
+"""MLflow: one run there for all attempts of a run here. Needs the extra `mlflow`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.loggers.own_run import imported, save_id, saved_id
+
+_MOST_PARAMS, _MOST_METRICS = 100, 1000
+"""In one request."""
+
+
+class MlflowLogger(Logger):
+    """Sends metrics to MLflow, the hyperparameters as its params, and texts, images and tables as artifacts; histograms
+    are left out.
+
+    Its run's id is kept in `mlflow.json` of the run directory, so that a resume continues that run. What was sent after
+    the checkpoint that is resumed stays there, beside the same steps again.
+
+    Args:
+        tracking_uri: a server, or `sqlite:///FILE`; None: as MLFLOW_TRACKING_URI says.
+        experiment: its name, made where there is none.
+        tags: of the run.
+    """
+
+    def __init__(
+        self, tracking_uri: str | None = None, experiment: str = "trainer-cli", tags: dict[str, str] | None = None
+    ) -> None:
+        self.tracking_uri, self.experiment, self.tags = tracking_uri, experiment, tags
+        self._client: Any = None
+        self._run_id = ""
+        self._entities: Any = None
+
+    def start(self, facts: RunFacts) -> None:
+        mlflow, self._entities = imported("mlflow", "mlflow"), imported("mlflow.entities", "mlflow")
+        client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
+        file = None if facts.run_dir is None else facts.run_dir / "mlflow.json"
+        run_id = saved_id(file)
+        if run_id is None:
+            found = client.get_experiment_by_name(self.experiment)
+            place = client.create_experiment(self.experiment) if found is None else found.experiment_id
+            run_id = client.create_run(place, run_name=facts.name, tags=self.tags).info.run_id
+            save_id(file, run_id)
+            params = [self._entities.Param(key, str(value)[:500]) for key, value in facts.hparams.items()]
+            for start in range(0, len(params), _MOST_PARAMS):
+                client.log_batch(run_id, params=params[start : start + _MOST_PARAMS])
+        else:
+            client.update_run(run_id, status="RUNNING")
+        self._client, self._run_id = client, run_id
+
+    def log(self, record: Record) -> None:
+        if self._client is None:
+            return
+        client, run_id, at = self._client, self._run_id, round(record.time * 1000)
+        found = {**record.metrics, "epoch": record.epoch} if record.metrics else {}
+        metrics = [self._entities.Metric(name, value, at, record.step) for name, value in found.items()]
+        for start in range(0, len(metrics), _MOST_METRICS):
+            client.log_batch(run_id, metrics=metrics[start : start + _MOST_METRICS])
+        for name, text in record.texts.items():
+            client.log_text(run_id, text, f"{name}/step{record.step}.txt")
+        for name, image in record.images.items():
+            client.log_image(run_id, image[..., 0] if image.shape[-1] == 1 else image, f"{name}/step{record.step}.png")
+        for name, table in record.tables.items():
+            rows = {"columns": list(table.columns), "rows": [list(row) for row in table.rows]}
+            client.log_dict(run_id, rows, f"{name}/step{record.step}.json")
+
+    def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.set_terminated(self._run_id)

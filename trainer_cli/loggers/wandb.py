@@ -1,0 +1,81 @@
+"""Weights & Biases: one run there for all attempts of a run here. Needs the extra `wandb`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.loggers.own_run import imported, save_id, saved_id
+
+log = logging.getLogger(__name__)
+
+STEP = "step"
+"""The metric that charts have as x axis. The steps of W&B itself cannot go back, as a resume does."""
+
+
+class WandbLogger(Logger):
+    """Sends metrics, texts, images, histograms and tables to W&B.
+
+    Its run's id is kept in `wandb.json` of the run directory, so that a resume continues that run. What was sent after
+    the checkpoint that is resumed stays there, beside the same steps again.
+
+    Args:
+        project, entity, group, tags: as of `wandb.init`.
+        mode: `online`, `offline` (files in the run directory, for `wandb sync`) or `disabled`; None: as WANDB_MODE
+            says.
+    """
+
+    def __init__(
+        self,
+        project: str = "trainer-cli",
+        entity: str | None = None,
+        group: str | None = None,
+        tags: list[str] | None = None,
+        mode: str | None = None,
+    ) -> None:
+        self.project, self.entity, self.group, self.tags, self.mode = project, entity, group, tags, mode
+        self._run: Any = None
+        self._wandb: Any = None
+
+    def start(self, facts: RunFacts) -> None:
+        self._wandb = wandb = imported("wandb", "wandb")
+        file = None if facts.run_dir is None else facts.run_dir / "wandb.json"
+        self._run = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            group=self.group,
+            tags=self.tags,
+            mode=self.mode,
+            name=facts.name,
+            id=saved_id(file),
+            resume="allow",
+            dir=None if facts.run_dir is None else str(facts.run_dir),
+            config=dict(facts.hparams),
+        )
+        save_id(file, self._run.id)
+        self._run.define_metric("*", step_metric=STEP)
+
+    def log(self, record: Record) -> None:
+        if self._run is None:
+            return
+        wandb, values = self._wandb, {STEP: record.step, "epoch": record.epoch, **record.metrics}
+        for name, text in record.texts.items():
+            values[name] = wandb.Html(f"<pre>{_escaped(text)}</pre>", inject=False)
+        for name, image in record.images.items():
+            values[name] = wandb.Image(image[..., 0] if image.shape[-1] == 1 else image)
+        for name, numbers in record.histograms.items():
+            if numbers.size:
+                values[name] = wandb.Histogram(numbers)
+        for name, table in record.tables.items():
+            values[name] = wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
+        self._run.log(values)
+
+    def close(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
