@@ -60,8 +60,14 @@ def test_any_other_error_and_one_of_input_without_a_file_show_a_traceback(
     verb_that(monkeypatch, raising(error))
     assert main(["probe"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("Traceback")
+    left_out, _, trace = said.partition("\n")
+    assert "TRAIN_FULL_ERROR=1" in left_out
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert f"{Path(__file__).name}" in trace.splitlines()[1], "it begins where the error's own code does"
     assert said.rstrip().endswith(str(error)), "it is no fault of train's"
+    monkeypatch.setenv("TRAIN_FULL_ERROR", "1")
+    assert main(["probe"]) == 1
+    assert "main.py" in capsys.readouterr().err.splitlines()[1]
 
 
 def test_an_error_of_our_own_code_says_how_to_report_it(

@@ -1408,3 +1408,16 @@ def test_all_mistakes_in_arguments_are_reported_together_before_anything_is_writ
     assert "MLP takes no argument 'hiden' (model.hiden, command line). Did you mean 'hidden'?" in message
     assert "optimizer.lr is 'fast', but it must be a number (command line)" in message
     assert not (tmp_path / "runs").exists()
+
+
+def test_arguments_left_of_a_component_that_was_given_another_target_name_the_way_to_replace_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["fit", "model._target_=torch.nn.Flatten"]) == 2
+    said = printed_message(capsys.readouterr().err)
+    assert "Flatten takes no argument 'hidden' (model.hidden, " in said
+    assert said.count("To replace the whole model, write 'model={_target_: torch.nn.Flatten}'.") == 4
+    assert main(["fit", "model._target_=torch.nn.Flatten", "+model.hiden=3"]) == 2
+    assert "Flatten takes no argument 'hiden' (model.hiden, command line). It takes: start_dim, end_dim." in (
+        printed_message(capsys.readouterr().err)
+    )

@@ -3,6 +3,7 @@
 # ruff: noqa: E501
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -161,6 +162,24 @@ def test_what_train_supplies_is_neither_missed_nor_given_twice() -> None:
     assert wrong(schedule, {"total_steps": 1, "optimizer": 2}, first, first=1) == [
         "schedule gets its 'optimizer' from train (model.optimizer). Leave model.optimizer out."
     ]
+
+
+def test_a_decorator_that_takes_any_names_may_use_those_that_the_function_lacks() -> None:
+    def config(method: Any) -> Any:
+        """As the configs of transformers: names that __init__ does not have are attributes."""
+
+        @functools.wraps(method)
+        def outer(self: Any, **named: Any) -> None:
+            method(self, **{key: value for key, value in named.items() if key == "width"})
+
+        return outer
+
+    class Config:
+        @config
+        def __init__(self, width: int = 3) -> None: ...
+
+    assert wrong(Config, {"width": 4, "num_labels": 2}) == []
+    assert wrong(Config, {"width": "x"}) == ["model.width is 'x', but it must be a whole number (model.width)."]
 
 
 def test_live_annotations_are_read_as_written_ones() -> None:

@@ -234,8 +234,9 @@ def test_a_mistake_in_a_users_own_part_is_reported(case: str, project: Path, tmp
 def test_an_error_inside_a_users_own_model_is_shown_with_all_of_it(project: Path, tmp_path: Path) -> None:
     result = train("fit", *OWN_MODEL, "+model.returns=an error", f"run_dir={tmp_path}/run", cwd=project)
     assert result.code == 1
-    assert "Traceback" in result.err
-    assert result.err.rstrip().endswith("RuntimeError: from within the model")
+    trace = result.err[result.err.index("Traceback") :]
+    assert "mine/wrong.py" in trace.splitlines()[1], "what is not the user's is left out"
+    assert trace.rstrip().endswith("RuntimeError: from within the model")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["status"] == "failed"
     assert "from within the model" in summary["reason"]

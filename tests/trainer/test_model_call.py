@@ -128,6 +128,19 @@ def test_an_error_inside_a_model_that_got_the_whole_batch_carries_a_note() -> No
     ]
 
 
+def test_an_error_over_lists_of_samples_that_were_put_together_by_element_carries_a_note() -> None:
+    batch = {"x": [torch.zeros(4), torch.zeros(4)], "y": PAIR[1]}
+    with pytest.raises(TypeError) as raised:
+        Parts()(**batch)
+    assert explained(raised.value, Parts(), batch, [], batch) is raised.value
+    assert raised.value.__notes__ == [
+        "The lists of the samples were put together element by element:\n"
+        "  batch:   {x: [float32[4], float32[4]], y: int64[4]}\n"
+        "  forward: (x, y, scale=1.0)\n"
+        "Give tensors in the samples, or a data.collate_fn."
+    ]
+
+
 def test_an_error_of_the_models_own_stays_as_it_is() -> None:
     class Wrong(Parts):
         def forward(self, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> torch.Tensor:

@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             cure = f"What was committed before is intact. {disk_cure(error)}"
             print_error(TrainError(error.strerror or str(error), where=error.filename, cure=cure))
         else:
-            print_crash(error)
+            print_crash(error, whole=_wants_traceback())
         return int(ExitCode.FAILED)
 
 

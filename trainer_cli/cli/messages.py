@@ -12,6 +12,7 @@ from trainer_cli.terminal import painted
 
 _OURS = ("trainer_cli", "hydra", "omegaconf")
 """This package, and those that only this one calls, so that an error within them is a fault of ours as well."""
+_CALLS_OF_MODULES = ("_wrapped_call_impl", "_call_impl")
 
 
 def print_error(error: TrainError) -> None:
@@ -31,9 +32,18 @@ def _lines(error: TrainError) -> Iterator[str]:
         yield f"{painted('help:', 'cyan', sys.stderr)} {error.cure}"
 
 
-def print_crash(error: BaseException) -> None:
-    """Print an error that is no TrainError with its traceback, and what to do if it is a fault of this program."""
-    traceback.print_exception(error)
+def print_crash(error: BaseException, *, whole: bool = False) -> None:
+    """Print an error that is no TrainError with its traceback, and what to do if it is a fault of this program.
+
+    Unless `whole`, the traceback begins in the first code that is not this program's, in most cases the user's, and
+    leaves out the two functions by which torch calls each module.
+    """
+    begin = None if whole else _first_of_others(error.__traceback__)
+    told = traceback.TracebackException(type(error), error, begin or error.__traceback__)
+    if begin is not None:
+        told.stack = traceback.StackSummary.from_list([one for one in told.stack if one.name not in _CALLS_OF_MODULES])
+        print("Calls within train and torch are left out; TRAIN_FULL_ERROR=1 shows them.", file=sys.stderr)
+    print("".join(told.format()), end="", file=sys.stderr)
     if _is_ours(error.__traceback__):
         print_error(
             TrainError(
@@ -49,4 +59,15 @@ def _is_ours(trace: TracebackType | None) -> bool:
         return False
     while trace.tb_next is not None:
         trace = trace.tb_next
-    return str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] in _OURS
+    return _package(trace) in _OURS
+
+
+def _first_of_others(trace: TracebackType | None) -> TracebackType | None:
+    """The first call of code that is neither ours nor torch's, which calls modules by several functions of its own."""
+    while trace is not None and _package(trace) in (*_OURS, "torch", "__main__"):
+        trace = trace.tb_next
+    return trace
+
+
+def _package(trace: TracebackType) -> str:
+    return str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainer_cli.config.kinds import MISSING
 from trainer_cli.config.modules import missing
+from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.schema import CheckpointConfig, SchedulerInterval, TrainConfig
 from trainer_cli.config.signatures import Parameter, call_parameters, misfits
@@ -76,7 +77,18 @@ def _placed(
     if "optimizer" in sections:
         found.append(checker.groups(config.optimizer, config.param_groups))
     for error in chain.from_iterable(found):
-        yield error.at(provenance.source(tuple((error.location or "").split("."))))
+        path = tuple((error.location or "").split("."))
+        placed = error.at(provenance.source(path))
+        if len(path) == 2 and _was_another(path, placed, provenance):
+            target = getattr(config, path[0])["_target_"]
+            placed.cure = f"To replace the whole {path[0]}, write '{path[0]}={{_target_: {target}}}'."
+        yield placed
+
+
+def _was_another(path: tuple[str, ...], error: ConfigError, provenance: Provenance) -> bool:
+    """Whether a component was given another `_target_` on the command line, and an argument is of its file."""
+    unknown = error.code is Code.argument and error.source != COMMAND_LINE
+    return unknown and path[1] != "_target_" and provenance.source((path[0], "_target_")) == COMMAND_LINE
 
 
 def check_keys(node: Mapping[str, Any], where: str) -> Iterator[ConfigError]:

@@ -36,12 +36,25 @@ class Parameter(NamedTuple):
 
 
 def call_parameters(target: Callable[..., Any]) -> tuple[Parameter, ...] | None:
-    """What a class or function takes; None if it has no signature."""
+    """What a class or function takes; None if it has no signature.
+
+    A decorator that takes any names may itself use those which the function behind it lacks, as the configs of
+    transformers do: such a call takes any names.
+    """
+    called = target.__init__ if inspect.isclass(target) else target
     try:
-        signature = inspect.signature(target)
+        takes = [*inspect.signature(target).parameters.values()]
+        outer = (
+            inspect.signature(called, follow_wrapped=False).parameters.values()
+            if hasattr(called, "__wrapped__")
+            else ()
+        )
     except (ValueError, TypeError):
         return None
-    return tuple(map(_parameter, signature.parameters.values()))
+    any_names = [one for one in outer if one.kind is inspect.Parameter.VAR_KEYWORD]
+    if any_names and not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes):
+        takes += any_names
+    return tuple(map(_parameter, takes))
 
 
 def _parameter(one: inspect.Parameter) -> Parameter:

@@ -49,6 +49,11 @@ def explained(error: Exception, model: nn.Module, batch: Any, args: list[Any], n
                 f"The model was called with the whole batch:\n{shown}"
                 f"If forward takes its parts, set model_call={fitting}; forward returns the loss."
             )
+        elif any(map(_is_transposed, (*args, *named.values()))):
+            error.add_note(
+                f"The lists of the samples were put together element by element:\n{shown}"
+                "Give tensors in the samples, or a data.collate_fn."
+            )
         return error
     cure = f"Give the model a forward that takes what is in the batch. {_RETURNS}"
     if fitting is not None and _binds(signature, *arguments(fitting, batch)):
@@ -78,6 +83,11 @@ def _fitting(batch: Any) -> ModelCall | None:
     if isinstance(batch, Mapping):
         return ModelCall.kwargs
     return ModelCall.args if isinstance(batch, list | tuple) else None
+
+
+def _is_transposed(part: Any) -> bool:
+    """Whether a part of a batch is what the default collate makes of lists: a tensor for each place in them."""
+    return isinstance(part, list | tuple) and len(part) > 0 and all(isinstance(one, Tensor) for one in part)
 
 
 def _binds(signature: inspect.Signature, args: list[Any], named: Mapping[str, Any]) -> bool:
