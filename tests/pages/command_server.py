@@ -19,6 +19,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+SHORT = "PAGES_SHORT"
+"""The environment variable of overrides for every `train fit`."""
 CLIENT = """
 import array, json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
@@ -107,18 +109,19 @@ def _become(asked: dict[str, Any], streams: list[int], caller: socket.socket, sc
 def _train(arguments: list[str]) -> int:
     from trainer_cli.cli.main import main
 
+    if arguments[0] == "fit":
+        arguments += os.environ.get(SHORT, "").split()
     sys.argv = ["train", *arguments]
     return main(arguments)
 
 
 def _python(arguments: list[str]) -> int:
-    """`python [-P] -m trainer_cli …`, or `python -c PROGRAM` with warnings as errors."""
+    """`python [-P] -m trainer_cli …`; or `python -c PROGRAM` and `python FILE …`, with warnings as errors."""
     if "trainer_cli" in arguments:
         return _train(arguments[arguments.index("trainer_cli") + 1 :])
-    option, program = arguments
-    assert option == "-c"
     warnings.simplefilter("error")
-    sys.argv = ["-c"]
+    program = arguments[1] if arguments[0] == "-c" else Path(arguments[0]).read_text(encoding="utf-8")
+    sys.argv = arguments[1:] if arguments[0] == "-c" else arguments
     sys.path.insert(0, "")
     exec(compile(program, "<string>", "exec"), vars(sys.modules["__main__"]) | {"__name__": "__main__"})
     return 0

@@ -55,6 +55,8 @@ class Reader:
     folder: Path
     commands: Path
     """The folder of the scripts `train` and `python`."""
+    short: str = ""
+    """Overrides, separated by spaces, for every `train fit`."""
     output: str = ""
     """All that was printed."""
     cwd: Path = field(init=False)
@@ -103,7 +105,7 @@ class Reader:
             self.sh(f"train config --config-dir '{experiment.parents[1]}' +experiment=shown")
 
     def _run(self, command: list[str], code: int = 0) -> str:
-        env = environment(PATH=f"{self.commands}:{os.environ['PATH']}")
+        env = environment(PATH=f"{self.commands}:{os.environ['PATH']}", PAGES_SHORT=self.short)
         command[0] = shutil.which(command[0], path=env["PATH"]) or command[0]
         done = subprocess.run(
             command, cwd=self.cwd, text=True, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
