@@ -94,6 +94,8 @@ PAGES = {
     "docs/own-project.md": Page(shows=(r"finished at step", r"exact")),
     "docs/python.md": Page(
         shows=(
+            r"^rate 0\.\d+",
+            r"^batch 256$",
             r"^90 0\.[5-9]\d*$",
             r"^True 45 .*val/accuracy",
             "^from step 45 on",

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.wandb import WandbLogger
     from trainer_cli.models.lora import lora
     from trainer_cli.trainer.duration import Duration
+    from trainer_cli.trainer.find import find_batch_size, find_learning_rate
     from trainer_cli.trainer.hooks import Callback, add_global_callback
     from trainer_cli.trainer.messages import Logging
     from trainer_cli.trainer.observe import observe
@@ -104,6 +105,8 @@ _MODULES = {
     "EMA": "trainer_cli.callbacks.ema",
     "EvalHarness": "trainer_cli.callbacks.eval_harness",
     "Evaluation": "trainer_cli.trainer.trainer",
+    "find_batch_size": "trainer_cli.trainer.find",
+    "find_learning_rate": "trainer_cli.trainer.find",
     "FitResult": "trainer_cli.trainer.trainer",
     "JsonlLogger": "trainer_cli.loggers.jsonl",
     "latest_checkpoint": "trainer_cli.checkpoint.find",
@@ -228,6 +231,8 @@ __all__ = [
     "add_global_callback",
     "checkpoint_path",
     "checkpoint_pattern",
+    "find_batch_size",
+    "find_learning_rate",
     "latest_checkpoint",
     "load_checkpoint",
     "lora",

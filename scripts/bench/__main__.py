@@ -25,8 +25,8 @@ from slower import TOLERANCE, Comparison, compare
 from table import Table
 
 TABLES = {
-    "cli": "answers", "start": "start", "loop": "loop", "save": "save", "load": "load", "stall": "stall",
-    "scale": "scale", "files": "files", "console": "console",
+    "cli": "answers", "start": "start", "loop": "loop", "callbacks": "callbacks", "save": "save", "load": "load",
+    "stall": "stall", "scale": "scale", "files": "files", "console": "console",
 }  # fmt: skip
 """By name: the module that measures it."""
 

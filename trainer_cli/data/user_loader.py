@@ -59,7 +59,7 @@ class UserLoader:
         self._position: tuple[int, int, Any] | None = None
         """Epoch, place, and the state of the loader or of its generators."""
         self._left_early = False
-        self._generators = [] if self.stateful else _generators(loader)
+        self._generators = [] if self.stateful else generators_of(loader)
         self._begun_with = self._given = self._generator_states()
 
     @property
@@ -328,7 +328,7 @@ def _samplers(loader: Any) -> list[Any]:
     return list({id(one): one for one in found if one is not None}.values())
 
 
-def _generators(loader: Any) -> list[torch.Generator]:
+def generators_of(loader: Any) -> list[torch.Generator]:
     """The torch generators of a loader and its samplers, each once."""
     found = (getattr(one, "generator", None) for one in _samplers(loader))
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())

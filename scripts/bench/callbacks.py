@@ -1,0 +1,117 @@
+"""Microseconds that each callback adds to a step of a tiny network, switched on alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import trainer_cli
+from settings import Settings
+from table import Column, Row, Table
+from timing import interleaved
+from trainer_cli.callbacks.ema import EMA
+from trainer_cli.sparsity.gmp import GMP
+from trainer_cli.sparsity.replacing import SET, RigL
+from trainer_cli.sparsity.static import Static
+
+BARE, LOGGED = "no callback", 50
+MODULES = ["0", "2"]
+CALLBACKS: dict[str, Callable[[], Any]] = {
+    BARE: lambda: None,
+    "CheckFinite, raise": lambda: trainer_cli.CheckFinite(),
+    "CheckFinite, skip": lambda: trainer_cli.CheckFinite("skip"),
+    "EMA": lambda: EMA(),
+    "SWA, each step": lambda: trainer_cli.SWA(1, 1),
+    "ThresholdStopper": lambda: trainer_cli.ThresholdStopper("train/loss", -1.0),
+    "EarlyExit": lambda: trainer_cli.EarlyExit([lambda trainer: False]),
+    "SelectiveGrad": lambda: trainer_cli.SelectiveGrad(0.5),
+    "Norms, all": lambda: trainer_cli.Norms(weights=True, per_layer=True),
+    "LearningRateMonitor": lambda: trainer_cli.LearningRateMonitor(),
+    "Throughput": lambda: trainer_cli.Throughput(flops=True),
+    "DurationProfiler": lambda: trainer_cli.DurationProfiler(),
+    "MemoryMonitor": lambda: trainer_cli.MemoryMonitor(),
+    "ActivationStatistics": lambda: trainer_cli.ActivationStatistics(MODULES),
+    "TensorListener": lambda: trainer_cli.TensorListener(),
+}
+SPARSITIES: dict[str, Callable[[], Any]] = {
+    "sparsity, static": lambda: Static(0.8),
+    "sparsity, GMP": lambda: GMP(0.8, every=20),
+    "sparsity, SET": lambda: SET(0.8, every=20),
+    "sparsity, RigL": lambda: RigL(0.8, every=20),
+}
+
+
+class Net(nn.Sequential):
+    """A multi-layer perceptron with its loss."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(super().forward(batch[0]), batch[1])
+
+
+class Batches(Dataset[Any]):
+    """Ready-made batches, the same few again and again."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.made = [(torch.randn(32, 64), torch.randint(10, (32,))) for _ in range(16)]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.made[index % 16]
+
+
+def measure(settings: Settings) -> list[Table]:
+    """One table: a fit without callbacks, and with each of them."""
+    steps = 600 if settings.quick else 3000
+    makers = {**CALLBACKS, **SPARSITIES}
+    measures = {name: partial(_step, name, make, steps) for name, make in makers.items()}
+    samples, skipped = interleaved(measures, settings.rounds_or(3, 8), needed=list(makers))
+    rows = [Row(name, found) for name, found in samples.items()]
+    for row in rows:
+        pairs = zip(row.samples["processor"], samples[BARE]["processor"], strict=True)
+        row.samples["added"] = [own - bare for own, bare in pairs]
+    columns = [
+        Column("step", "µs", 1, resolution=5.0),
+        Column("processor", "µs", 1, resolution=5.0),
+        Column("added", "µs", 1, resolution=15.0, ratio=False),
+    ]
+    return [
+        Table(
+            "callbacks", "A step of a tiny MLP, with", BARE, columns, rows, {"steps": steps, "log_interval": LOGGED},
+            skipped, [
+                "One thread, AdamW fused, no logger and no checkpoint; the parameters are six tensors. `added` is in "
+                "the processor's time of the process, which tells more on a busy machine."
+            ],
+        )
+    ]  # fmt: skip
+
+
+def _step(name: str, make: Callable[[], Any], steps: int) -> dict[str, float]:
+    """The mean step of one fit."""
+    torch.set_num_threads(1)
+    made = make()
+    trainer = trainer_cli.Trainer(
+        model=Net,
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), fused=True),
+        loop=trainer_cli.TrainingLoop(max_duration=steps, log_interval=LOGGED, eval_interval=None),
+        sparsity=made if name in SPARSITIES else None,
+        callbacks=[made] if name in CALLBACKS and made is not None else [],
+        seed=0,
+        device="cpu",
+    )
+    loader = DataLoader(Batches(steps), batch_size=None)
+    began, used = time.perf_counter(), time.process_time()
+    trainer.fit(loader)
+    seconds, processor = time.perf_counter() - began, time.process_time() - used
+    return {"step": seconds / steps * 1e6, "processor": processor / steps * 1e6}

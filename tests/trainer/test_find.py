@@ -1,0 +1,115 @@
+"""Learning rate and batch size by trial: what is found, and that the trainer is as before, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tiny import Noisy, Points, everything, loader, same, trainer
+from torch import Tensor, nn
+
+from trainer_cli.errors import UserError
+from trainer_cli.trainer.find import find_batch_size, find_learning_rate
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.schedulers import WarmupCosine
+
+
+class Quadratic(nn.Module):
+    """Falls fastest just below the rate at which it diverges, 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.full((4,), 3.0))
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.w.square().sum() / 2
+
+
+class Hungry(nn.Module):
+    """Has memory for so many samples at once."""
+
+    def __init__(self, most: int = 9) -> None:
+        super().__init__()
+        self.linear, self.most = nn.Linear(2, 1), most
+        self.seen: list[int] = []
+
+    def forward(self, batch: Any) -> Tensor:
+        self.seen.append(len(batch[0]))
+        if len(batch[0]) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.linear(batch[0]).square().mean()
+
+
+class Refusing(Callback):
+    """Is not called in a trial."""
+
+    def on_after_forward(self, *args: Any) -> None:
+        raise AssertionError("a trial is no training")
+
+
+def test_the_rate_is_where_the_loss_falls_fastest_and_not_where_it_diverges() -> None:
+    made = trainer(Quadratic, callbacks=[Refusing()])
+    found = find_learning_rate(made, loader(), min_lr=1e-4, max_lr=100, steps=80)
+    assert found.suggestion is not None
+    assert 0.01 < found.suggestion < 2
+    assert len(found.rates) == len(found.losses) < 80, "it ended when the loss rose"
+    assert found.rates == sorted(found.rates)
+
+
+@pytest.mark.parametrize("find", [find_learning_rate, find_batch_size])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_trial_leaves_everything_as_it_was(find: Any, trained: bool) -> None:
+    def make() -> Any:
+        made = trainer(
+            Noisy, optimizer=lambda model: torch.optim.Adam(model.parameters(), 0.01), settings={"max_duration": 8},
+            schedulers=lambda optimizer: WarmupCosine(optimizer, 8, warmup=2),
+        )  # fmt: skip
+        if trained:
+            made.loop.settings.hard_stop = 4
+            made.fit(loader())
+            made.loop.settings.hard_stop = None
+        return made
+
+    bare, tried = make(), make()
+    bare_random, random = torch.get_rng_state(), torch.get_rng_state()
+    assert torch.equal(bare_random, random)
+    weights, state = copy.deepcopy(tried.model.state_dict()), copy.deepcopy(tried.optimizer.state_dict())
+    find(tried, Points(10) if find is find_batch_size else loader())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert same(tried.model.state_dict(), weights) == []
+    assert same(tried.optimizer.state_dict(), state) == []
+    assert all(parameter.grad is None for parameter in tried.model.parameters())
+    torch.set_rng_state(random)
+    bare.fit(loader())
+    torch.set_rng_state(random)
+    tried.fit(loader())
+    assert same(everything(bare), everything(tried)) == []
+
+
+def test_the_generator_of_the_users_loader_is_kept() -> None:
+    generator = torch.Generator().manual_seed(3)
+    own = torch.utils.data.DataLoader(Points(10), batch_size=4, shuffle=True, generator=generator)
+    before = generator.get_state()
+    find_learning_rate(trainer(Quadratic), own, steps=7)
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_the_batch_size_is_the_largest_that_fits() -> None:
+    made = trainer(Hungry)
+    assert find_batch_size(made, Points(100), steps=1) == 8
+    assert made.model.seen == [2, 4, 8, 16]
+    assert find_batch_size(trainer(Hungry), Points(5), steps=1) == 4, "no more than there are samples"
+    assert find_batch_size(trainer(Hungry), Points(100), max_size=4) == 4
+    with pytest.raises(UserError, match="no batch of 16 samples fits"):
+        find_batch_size(trainer(Hungry), Points(100), start=16)
+    with pytest.raises(UserError, match="map-style dataset"):
+        find_batch_size(trainer(Hungry), torch.utils.data.DataLoader(Points(8)))
+
+
+def test_mistakes_are_reported() -> None:
+    with pytest.raises(UserError, match="which is no range"):
+        find_learning_rate(trainer(Quadratic), loader(), min_lr=1, max_lr=0.1)
+    with pytest.raises(UserError, match="has no optimizer"):
+        find_learning_rate(trainer(Quadratic, optimizer=None), loader())
