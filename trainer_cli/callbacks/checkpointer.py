@@ -444,7 +444,7 @@ class CheckpointerCallback(Callback):
             if not earlier.pinned and storage.remove(earlier.name):
                 SAVES.info("removed %s (of an earlier failure)", folder / earlier.name)
         decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
-        metadata = replace(self._metadata_of(trainer, decision, None), metrics={})
+        metadata = replace(self._metadata_of(trainer, decision, None), metrics={}, world_size=1)
         try:
             self._write(trainer, folder / name, metadata, alone=True)
         except UnsavableState as error:
