@@ -230,6 +230,22 @@ KEYS: dict[str, Kind] = {
     "logging.level": choice("debug", "info", "warning", "error"),
     "logging.console": choice("auto", "rich", "plain", "off"),
     "callbacks": NODES, "loggers": NODES, "trust": TEXTS_OF,
+    "freeze": KEYS_OF, "compile.enabled": TRUTH, "compile.fullgraph": TRUTH, "compile.backend": TEXT,
+    "compile.mode": choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    "compile.dynamic": Kind(lambda value: value is None or type(value) is bool, [None, True, False], TRUTH.bad[:4]),
+    "loop.microbatch": Kind(
+        lambda value: value in (None, "auto") or (is_whole(value) and value >= 1),
+        [None, "auto", 1, 64],
+        [0, -1, 1.5, math.nan, True, "half", [1]],
+    ),
+    "loop.eval_sanity_steps": whole(1, null=True),
+    "loop.eval_loaders": Kind(
+        lambda value: isinstance(value, dict) and all(isinstance(item, dict) for item in value.values()),
+        [{}, {"probe": {"interval": "1ep", "steps": 3}}, {"probe": {"interval": None, "hook": "probe"}}],
+        [None, 3, [1], {"a": 3}, {"a": {"every": 2}}, {"a": {"steps": 0}}, {"a": {"interval": "x"}}],
+    ),
+    "precision.min_loss_scale": CLIP, "precision.max_loss_scale": CLIP,
+    "restarts.max": whole(0, null=False), "restarts.backoff": duration("s"),
 }  # fmt: skip
 UNKNOWN = [
     "sed",
@@ -241,7 +257,7 @@ UNKNOWN = [
     "modell",
     "load.x",
 ]
-SECTIONS = ["loop", "precision", "checkpoint", "load", "validate", "logging"]
+SECTIONS = ["compile", "restarts", "loop", "precision", "checkpoint", "load", "validate", "logging"]
 
 
 @st.composite
@@ -290,6 +306,17 @@ def quarrel(values: dict[str, Any]) -> bool:
     if None not in (values.get("precision.clip_norm"), values.get("precision.clip_value")):
         return True
     if values.get("precision.loss_scale", "dynamic") != "dynamic" and values.get("precision.dtype") != "fp16":
+        return True
+    bounds = [values.get(f"precision.{key}_loss_scale") for key in ("min", "max")]
+    if bounds != [None, None]:
+        dynamic = values.get("precision.loss_scale", "dynamic") == "dynamic"
+        if not dynamic or values.get("precision.dtype") != "fp16" or (None not in bounds and bounds[0] > bounds[1]):
+            return True
+    if not values.get("compile.enabled") and any(
+        values.get(f"compile.{key}") not in (None, False, "default") for key in ("mode", "dynamic", "fullgraph")
+    ):
+        return True
+    if values.get("loop.microbatch") == "auto" and values.get("loop.grad_accum_steps", 1) != 1:
         return True
     if values.get("checkpoint.compression", "none") != "none" and values.get("checkpoint.format") != "archive":
         return True

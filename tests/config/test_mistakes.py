@@ -223,12 +223,12 @@ CASES = [
     Case(
         "unknown group with a package",
         ["modle@x=cnn"],
-        "there is no group 'modle' (command line). There are: experiment, callbacks, checkpoint, data, loggers, loop, model, optimizer, precision, scheduler, sparsity. Did you mean 'model'?",
+        "there is no group 'modle' (command line). There are: experiment, callbacks, checkpoint, data, debug, loggers, loop, model, optimizer, parallel, precision, scheduler, sparsity. Did you mean 'model'?",
     ),
     Case(
         "group that is no folder",
         ["+mine/group=x"],
-        "there is no group 'mine/group' (command line). There are: experiment, callbacks, checkpoint, data, loggers, loop, model, optimizer, precision, scheduler, sparsity.",
+        "there is no group 'mine/group' (command line). There are: experiment, callbacks, checkpoint, data, debug, loggers, loop, model, optimizer, parallel, precision, scheduler, sparsity.",
     ),
     Case(
         "key of an open section",
@@ -1233,7 +1233,7 @@ CASES = [
     Case(
         "group that is not there in a file",
         ["experiment=x"],
-        "there is no group 'modle' (configs/experiment/x.yaml:3). There are: callbacks, checkpoint, data, experiment, loggers, loop, model, optimizer, precision, scheduler, sparsity. Did you mean 'model'?",
+        "there is no group 'modle' (configs/experiment/x.yaml:3). There are: callbacks, checkpoint, data, debug, experiment, loggers, loop, model, optimizer, parallel, precision, scheduler, sparsity. Did you mean 'model'?",
         {"experiment/x.yaml": "# @package _global_\ndefaults:\n  - override /modle: cnn\n"},
     ),
     Case(

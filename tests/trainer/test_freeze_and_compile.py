@@ -106,7 +106,7 @@ def test_a_config_freezes_and_compiles() -> None:
     frozen = [name for name, parameter in made.model.named_parameters() if not parameter.requires_grad]
     assert frozen
     assert all(name.startswith("layers.1.") for name in frozen)
-    assert builder._compile() == {"backend": "eager", "mode": None, "dynamic": False, "fullgraph": False}
+    assert builder._compile() == {"backend": "eager", "mode": "default", "dynamic": False, "fullgraph": False}
 
 
 @pytest.mark.parametrize(

@@ -343,8 +343,8 @@ class CompileConfig:
 
     enabled: bool = False
     """true: compile at the first batch."""
-    mode: Optional[CompileMode] = None
-    """default, reduce-overhead (CUDA graphs), max-autotune or max-autotune-no-cudagraphs; null: the backend's own."""
+    mode: CompileMode = CompileMode["default"]
+    """default, reduce-overhead (CUDA graphs), max-autotune or max-autotune-no-cudagraphs."""
     dynamic: Optional[bool] = None
     """true: code for any shape; false: for each shape its own; null: any shape once a second one was seen."""
     fullgraph: bool = False
@@ -354,7 +354,7 @@ class CompileConfig:
 
     def __post_init__(self) -> None:
         for key in ("mode", "dynamic", "fullgraph"):
-            if getattr(self, key) and not self.enabled:
+            if getattr(self, key) not in (None, False, "default") and not self.enabled:
                 location = f"compile.{key}"
                 raise ConfigError(f"{location} is set, but compile.enabled is false", location=location)
 
