@@ -22,7 +22,7 @@ def test_a_classifier_gives_a_loss_and_in_evaluation_its_accuracy(model: nn.Modu
     training["loss"].backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     evaluation = model.eval()(IMAGES)
-    assert set(evaluation) == {"loss", "accuracy"}
+    assert set(evaluation) == {"loss", "accuracy", "logits", "labels"}
     assert 0 <= evaluation["accuracy"] <= 1
     assert not evaluation["accuracy"].requires_grad
     assert evaluation["loss"].shape == ()
