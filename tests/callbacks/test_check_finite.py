@@ -174,3 +174,11 @@ class Lines(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
 def test_wrong_settings_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):
         CheckFinite(**bad)
+
+
+@pytest.mark.parametrize("policy", ["skip", "roll_back"])
+def test_several_processes_have_the_policy_raise(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(callbacks=[CheckFinite(policy)])
+    monkeypatch.setattr(type(made.strategy), "world_size", 2, raising=False)
+    with pytest.raises(UserError, match="is for one process; there are 2"):
+        made.fit(loader())

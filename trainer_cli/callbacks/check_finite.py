@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.checkpoint.model_state import is_finite
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.finite import not_finite
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import LossScaler
@@ -46,6 +46,8 @@ class CheckFinite(Callback):
         max_times: how many steps may be skipped, or how often the training may go back, in the whole run; one more
             ends it with a NotFiniteError.
 
+    With several processes the policy is `raise`; the loss of any of them counts.
+
     `skip` uses torch's GradScaler with a scale of 1, or the one of fp16 (whose overflows of finite losses are not
     counted). With an optimizer that is not fused, the scaler waits for the device at each step.
     """
@@ -73,6 +75,13 @@ class CheckFinite(Callback):
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        if trainer.strategy.world_size > 1 and self.policy is not NotFinitePolicy.stop:
+            # One rank alone may see the NaN, and the others would go on.
+            raise UserError(
+                f"CheckFinite's policy is {self.policy}, which is for one process; there are "
+                f"{trainer.strategy.world_size}",
+                cure="Use policy=raise: the same command resumes at the newest checkpoint.",
+            )
         skips = self.policy is NotFinitePolicy.skip
         if self.policy is not NotFinitePolicy.stop and trainer.strategy.world_size > 1:
             raise ConfigError(f"CheckFinite with policy={self.policy} works in one process only", location="policy")
@@ -136,7 +145,9 @@ class CheckFinite(Callback):
             self.times = int(self._skipped)
             if self.times > self.max_times:
                 raise not_finite(trainer, f"{self.times} steps up to step {step} were not finite, and were skipped")
-        if bool(torch.isfinite(self._sum)) and is_finite(model):
+        if not is_finite(model):
+            self._sum.fill_(float("nan"))
+        if bool(torch.isfinite(trainer.strategy.group.sum(self._sum.cpu()))):
             return
         if self.policy is not NotFinitePolicy.roll_back:
             raise not_finite(trainer, f"the loss or the weights are not finite at step {step}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trainer_cli.checkpoint.model_state import clean_name, plain_name, unwrapped
 from trainer_cli.config.globs import matches
 from trainer_cli.data.order import sample_seed
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.sparsity.densities import erdos_renyi_kernel, kept
 from trainer_cli.sparsity.masks import largest, random_scores
 from trainer_cli.trainer.duration import Duration
@@ -104,6 +104,8 @@ class Sparsity(Callback):
             and any(matches(name, glob) for glob in self.parameters)
             and not any(matches(name, glob) for glob in self.exclude)
         }  # fmt: skip
+        if any(hasattr(one.data, "device_mesh") for one in self._weights.values()):
+            raise UserError("masks are for parameters that are not sharded", cure="Use parallel=ddp or single.")
         if not self._weights:
             fit = [name for name, one in named.items() if one.requires_grad and one.ndim >= self.least_dimensions]
             raise ConfigError(
