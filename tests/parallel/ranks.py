@@ -29,8 +29,9 @@ def on_ranks(world_size: int, command: Sequence[str | Path], *, timeout_s: float
         for rank in range(world_size)
     ]
     try:
-        return [(rank.wait(timeout_s), rank.communicate(timeout=timeout_s)[0]) for rank in ranks]
+        outputs = [rank.communicate(timeout=timeout_s)[0] for rank in ranks]
+        return [(rank.returncode, output) for rank, output in zip(ranks, outputs, strict=True)]
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
+            rank.communicate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.single import on_local_device
+
+
+class _FixedBuckets:
+    """Torch's reducer, but without new buckets after the first step.
+
+    In which order more than two ranks' numbers are added depends on the place in a bucket. So the first step after a
+    resume would differ in the last bits from the same step of a run that was not interrupted.
+    """
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
 
 
 class DDP:
@@ -35,6 +53,8 @@ class DDP:
                 find_unused_parameters=self._find_unused,
                 gradient_as_bucket_view=True,
             )
+            fixed: Any = _FixedBuckets(self._wrapped.reducer)
+            self._wrapped.reducer = fixed
         return model
 
     def trained(self, model: nn.Module) -> nn.Module:
