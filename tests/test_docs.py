@@ -91,7 +91,7 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_scripts_can_be_executed() -> None:
-    for name in ("install", "test", "lint", "check", "docs", "faults", "quickstart"):
+    for name in ("install", "test", "lint", "check", "docs", "faults", "newcomer", "quickstart"):
         assert os.access(ROOT / "scripts" / name, os.X_OK)
 
 

@@ -38,6 +38,7 @@ PAGES = {
         shows=(
             r"is finished at step 675",
             r"smallest loss",
+            r"report\.html: 1 run",
             r"finished at step 900",
             r"evaluations +\d: 135, 270",
             r"hidden:\s+(\[256, 256\]|- 256\s+- 256)",
@@ -53,7 +54,7 @@ PAGES = {
     "docs/own-callback.md": Page(shows=(r"(?s)(finished at step \d+: val/loss is steady.*){2}",)),
     "docs/own-model.md": Page(shows=(r"finished at step \d+: max_duration of 10,?000 tokens",)),
     "docs/schedules.md": Page(shows=(r"(?s)(finished at step.*){3}",)),
-    "docs/tutorial.md": Page(shows=(r"spiral +finished", r"(?s)(finished at step.*){7}")),
+    "docs/tutorial.md": Page(shows=(r"spiral\.html: 1 run", r"sweep\.html: 4 runs", r"(?s)(finished at step.*){7}")),
     "docs/checkpoints.md": Page(
         trained=True,
         shows=(
@@ -160,6 +161,19 @@ def test_the_mistakes_in_the_readme_are_reported_exactly_as_shown(tmp_path: Path
 def test_the_first_commands_of_the_readme_are_the_scripts() -> None:
     names = re.findall(r"^(scripts/\w+)", blocks(ROOT / "README.md")[0][2], re.MULTILINE)
     assert names == ["scripts/quickstart", "scripts/test"]
+
+
+def test_a_newcomer_trains_is_killed_resumes_evaluates_and_reports(tmp_path: Path, commands: Path) -> None:
+    """As `scripts/newcomer` does, in an environment that is installed already."""
+    (tmp_path / "bin").symlink_to(commands)
+    (tmp_path / ".installed").touch()
+    printed = Reader(tmp_path, commands).sh(f"VENV='{tmp_path}' '{ROOT}/scripts/newcomer'")
+    times = re.findall(r"^ *\d+ s   (.*)$", printed, re.MULTILINE)
+    assert [" ".join(line.split()[:2]) for line in times] == [
+        "train fit", "train fit", "train validate", "train report", "in all",
+    ]  # fmt: skip
+    assert "(killed)" in times[0]
+    assert "(resumed)" in times[1]
 
 
 def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path, commands: Path) -> None:

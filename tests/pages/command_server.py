@@ -2,7 +2,7 @@
 
 The server is `python command_server.py FOLDER`; it says `ready` once the scripts `train` and `python` are in FOLDER.
 They pass their arguments, directory, environment and standard streams to it, and end with the exit code of the fork.
-A fork cannot be sent signals, so scripts that stop a command run the real one.
+A fork is killed when its caller ends, by whatever signal; it is sent no other signals.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
 import warnings
 from pathlib import Path
@@ -84,6 +85,7 @@ def _become(asked: dict[str, Any], streams: list[int], caller: socket.socket, sc
     code = 70
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        threading.Thread(target=_die_with, args=(caller,), daemon=True).start()
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -104,6 +106,14 @@ def _become(asked: dict[str, Any], streams: list[int], caller: socket.socket, sc
         sys.stderr.flush()
         caller.sendall(str(code).encode())
         os._exit(code)
+
+
+def _die_with(caller: socket.socket) -> None:
+    """Wait for the end of the caller, which has closed its sending side already."""
+    waiting = select.poll()
+    waiting.register(caller, select.POLLHUP)
+    waiting.poll()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _train(arguments: list[str]) -> int:

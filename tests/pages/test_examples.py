@@ -24,7 +24,7 @@ SHOWS = {
     "image-classifier": (SHORT, (r"finished at step 3", r"exported: shapes\.pt")),
     "language-model": (SHORT, (r"finished at step 3", r"^The value")),
     "preempted-job": ("data.count=320", (r"finished at step 100\b",)),
-    "sweep": (SHORT, (r"(?s)(moons.*finished.*){8}",)),
+    "sweep": (SHORT, (r"(?s)(moons.*finished.*){8}", r"moons\.html: 8 runs")),
 }
 
 
