@@ -23,12 +23,14 @@ from command import (
     trained,
     weights,
 )
+from forks import Done, Forks
 from printed import message
 
 from trainer_cli import make_sync_checkpointer
+from trainer_cli.cli.main import main
 
 
-def assert_reported(result: Result, code: int, *parts: str) -> None:
+def assert_reported(result: Result | Done, code: int, *parts: str) -> None:
     """One message on stderr, with these parts, and the exit code."""
     assert result.code == code, result
     assert "Traceback" not in result.err
@@ -148,9 +150,13 @@ BEFORE_TORCH = {
 
 
 @pytest.mark.parametrize("case", BEFORE_TORCH)
-def test_a_mistake_of_the_command_is_reported_at_once_and_nothing_is_written(case: str, tmp_path: Path) -> None:
+def test_a_mistake_of_the_command_is_reported_at_once_and_nothing_is_written(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments, *parts = BEFORE_TORCH[case]
-    result = train(*arguments, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code = main(arguments)
+    result = Result(code, *capsys.readouterr())
     assert_reported(result, 2, *parts)
     assert result.err.startswith("error: ")
     assert result.out == ""
@@ -182,9 +188,11 @@ BEFORE_THE_RUN = {
 
 
 @pytest.mark.parametrize("case", BEFORE_THE_RUN)
-def test_a_mistake_in_a_component_is_reported_before_anything_is_written(case: str, tmp_path: Path) -> None:
+def test_a_mistake_in_a_component_is_reported_before_anything_is_written(
+    case: str, tmp_path: Path, forks: Forks
+) -> None:
     arguments, *parts = BEFORE_THE_RUN[case]
-    assert_reported(train("fit", *arguments, cwd=tmp_path), 2, *parts)
+    assert_reported(forks.fit(tmp_path, *arguments), 2, *parts)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -224,9 +232,9 @@ OF_THE_PROJECT = {
 
 
 @pytest.mark.parametrize("case", OF_THE_PROJECT)
-def test_a_mistake_in_a_users_own_part_is_reported(case: str, project: Path, tmp_path: Path) -> None:
+def test_a_mistake_in_a_users_own_part_is_reported(case: str, project: Path, tmp_path: Path, forks: Forks) -> None:
     arguments, *parts = OF_THE_PROJECT[case]
-    assert_reported(train("fit", *arguments, f"run_dir={tmp_path}/run", cwd=project), 2, *parts)
+    assert_reported(forks.fit(project, *arguments, f"run_dir={tmp_path}/run"), 2, *parts)
     if "returns" not in case:  # that shows only in the first step
         assert list(tmp_path.iterdir()) == []
 
@@ -258,9 +266,9 @@ CHECKPOINTS = {
 
 
 @pytest.mark.parametrize("case", CHECKPOINTS)
-def test_a_checkpoint_that_cannot_be_is_reported(case: str, base: Path) -> None:
+def test_a_checkpoint_that_cannot_be_is_reported(case: str, base: Path, forks: Forks) -> None:
     argument, code, *parts = CHECKPOINTS[case]
-    assert_reported(train("validate", argument, cwd=base), code, *parts)
+    assert_reported(forks.run(base, "validate", argument), code, *parts)
     assert not (base / "runs/base/validation").exists()
 
 
@@ -290,8 +298,10 @@ def test_where_every_checkpoint_is_damaged_nothing_is_started_afresh(place: Path
         ("resume=runs/nowhere", 2, ["runs/nowhere is neither auto, never, must, a run directory, nor a checkpoint"]),
     ],
 )
-def test_a_way_to_resume_that_cannot_be_is_reported(base: Path, argument: str, code: int, parts: list[str]) -> None:
-    assert_reported(train("fit", *SMALL, "name=base", argument, cwd=base), code, *parts)
+def test_a_way_to_resume_that_cannot_be_is_reported(
+    base: Path, argument: str, code: int, parts: list[str], forks: Forks
+) -> None:
+    assert_reported(forks.fit(base, *SMALL, "name=base", argument), code, *parts)
 
 
 def test_a_resume_that_must_be_needs_a_run(tmp_path: Path) -> None:
