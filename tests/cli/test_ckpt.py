@@ -273,6 +273,7 @@ REFUSED: dict[str, tuple[list[str], int, list[str]]] = {
     "no such run": (["pin", "runs/fines@latest"], 3, ["Did you mean 'fine'?"]),
     "a folder of runs": (["ls", "runs"], 3, ["It holds runs", "'runs/*'"]),
     "a file": (["show", "runs/fine/config.yaml"], 3, ["config.yaml names no checkpoint"]),
+    "a file of weights": (["show", f"{FINE}/step10/rank0.safetensors"], 3, ["It is a safetensors file, which ckpt="]),
     "a folder of something else": (["ls", f"{ODD}/notes"], 3, ["names no checkpoint"]),
     "one of several names nothing": (["rm", "runs/odd@step1", "runs/x", "--yes"], 3, ["runs/x names no checkpoint"]),
     "a look into a partial one": (["show", f"{ODD}/step4"], 3, ["step4 is not valid", "partial"]),

@@ -122,7 +122,7 @@ def all_of(patterns: Sequence[str]) -> dict[Path, Named]:
     for pattern in patterns:
         named = _named(pattern)
         if not named and not is_run(Path(pattern)):
-            raise CheckpointError(f"{pattern} names no checkpoint", cure=_nearby(pattern))
+            raise CheckpointError(f"{pattern} names no checkpoint", cure=_readable(Path(pattern)) or _nearby(pattern))
         empty += [] if named else [pattern]
         for path, how in named.items():
             place = os.path.realpath(path)
@@ -342,6 +342,12 @@ def _usual_rule(facts: Sequence[Saved]) -> BestRule | None:
     return BestRule(min(losses)) if losses else None
 
 
+def _readable(path: Path) -> str | None:
+    """What to do with a file or folder that only `ckpt=` takes."""
+    found = "tar archive of a checkpoint" if path.is_file() and is_archive(path) else kind_of(path)
+    return None if found is None else f"It is a {found}, which ckpt= of train fit and train validate reads."
+
+
 def _nearby(pattern: str) -> str | None:
     """What there is where the pattern looks."""
     folder = Path(re.split(r"[*?\[{@]", pattern, maxsplit=1)[0])
@@ -356,7 +362,7 @@ def _nearby(pattern: str) -> str | None:
         return f"It holds runs: name one, such as {runs[0]}, or all, as '{folder}/*'."
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     wanted = re.split(r"[@/]", pattern[len(str(folder)) :].lstrip("/") if folder != Path() else pattern)[0]
-    meant = did_you_mean(wanted, names) if wanted and not re.search(r"[*?\[{]", wanted) else ""
+    meant = did_you_mean(wanted, names) if wanted and wanted not in names and not re.search(r"[*?\[{]", wanted) else ""
     more = ", …" if len(names) > 8 else ""
     where = "The current folder" if folder == Path() else folder
     return f"{where} holds {', '.join(names[:8])}{more}.{meant}" if names else f"{where} is empty."
