@@ -12,26 +12,40 @@ import sys
 import traceback
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any
+
+import numpy
+
+_MODULES = (
+    "numpy.random", "rich.console", "rich.table", "safetensors.torch", "tomllib", "torch.utils.data",
+    "torch.utils.tensorboard", "tensorboard.plugins.hparams.summary_v2", "tensorboard.plugins.mesh.metadata",
+    "tensorboard.plugins.graph.metadata", "tensorboard.backend.event_processing.event_file_loader",
+    "trainer_cli.callbacks.checkpointer", "trainer_cli.checkpoint.export", "trainer_cli.cli.ckpt",
+    "trainer_cli.cli.fit", "trainer_cli.cli.validate", "trainer_cli.config.sweep", "trainer_cli.data.digits",
+    "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard", "trainer_cli.loggers.tensorboard_files",
+    "trainer_cli.models.mlp", "trainer_cli.parallel.ddp", "trainer_cli.run.build",
+    "trainer_cli.run.checkpoint_size", "trainer_cli.run.ckpt_admin", "trainer_cli.run.compose_fit",
+    "trainer_cli.run.export", "trainer_cli.run.fit", "trainer_cli.run.inspect", "trainer_cli.run.plan",
+    "trainer_cli.run.validate", "trainer_cli.trainer.trainer",
+)  # fmt: skip
+"""What the commands import."""
 
 
 def serve() -> None:
     """Answer until stdin ends."""
     import torch
-    import torch.utils.data
-    import torch.utils.tensorboard
 
-    import trainer_cli.callbacks.checkpointer
-    import trainer_cli.cli.fit
-    import trainer_cli.loggers.tensorboard
-    import trainer_cli.run.checkpoint_size
-    import trainer_cli.run.fit
-    import trainer_cli.trainer.trainer  # noqa: F401
+    for module in _MODULES:
+        import_module(module)
 
     torch.set_num_threads(1)
     print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
+        # Tensors without values need dynamo, which takes over a second.
+        for module in (*asked["imports"], *(["torch._dynamo"] if asked["argv"][0] == "plan" else [])):
+            import_module(module)
         composed = _composed(tuple(asked["argv"][1:])) if asked["disk"] is not None else None
         pid = os.fork()
         if pid == 0:
@@ -53,6 +67,7 @@ def _become(asked: Mapping[str, Any], composed: Any) -> None:
         os.dup2(os.open(f"{asked['out']}/{name}", os.O_RDWR | os.O_CREAT), number)
     os.chdir(asked["cwd"])
     os.environ.update(asked["env"])
+    numpy.random.seed()  # As a new process does.
     sys.argv = ["train", *asked["argv"]]
     disk = None if asked["disk"] is None else _put_in(asked["disk"])
     code = 70

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,19 @@ class Forks:
         """Run it to its end. `disk`: the arguments of the FaultyDisk that holds its checkpoints."""
         return self.run(cwd, "fit", *overrides, disk=disk, **env)
 
-    def run(self, cwd: Path, *arguments: str, disk: Mapping[str, Any] | None = None, **env: str) -> Done:
-        """Run any verb to its end."""
+    def run(
+        self,
+        cwd: Path,
+        *arguments: str,
+        disk: Mapping[str, Any] | None = None,
+        imports: Sequence[str] = (),
+        **env: str,
+    ) -> Done:
+        """Run any verb to its end. `imports`: heavy modules that it needs, imported once for all later commands."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with tempfile.TemporaryDirectory() as out:
-            asked = {"argv": list(arguments), "cwd": str(cwd), "env": env, "disk": disk, "out": out}
+            asked = {"argv": list(arguments), "cwd": str(cwd), "env": env, "disk": disk, "out": out, "imports": imports}
             self._server.stdin.write(json.dumps(asked) + "\n")
             self._server.stdin.flush()
             answer = self._server.stdout.readline()

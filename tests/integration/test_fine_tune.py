@@ -22,14 +22,7 @@ quickly: Callable[..., Done]
 
 NET = '''
 """A classifier of small images with 10 classes, saved by several programs; its head is to be replaced."""
-import torch
-from torch import nn
-from transformers import BertConfig, BertModel
-
 from trainer_cli.models.mlp import MLP
-from trainer_cli.models.outputs import classification
-
-BERT = dict(vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
 
 
 class Net(MLP):
@@ -37,6 +30,14 @@ class Net(MLP):
 
     def __init__(self, classes=10, seed=None):
         super().__init__(hidden=[16], classes=classes)
+'''
+SENTENCES = '''
+from torch import nn
+from transformers import BertConfig, BertModel
+
+from trainer_cli.models.outputs import classification
+
+BERT = dict(vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
 
 
 class Sentences(nn.Module):
@@ -58,7 +59,8 @@ import sys, warnings
 import torch, torch.distributed.checkpoint as dcp
 import lightning as L
 from transformers import BertConfig, BertModel
-from mine import BERT, Net
+from mine import Net
+from sentences import BERT
 
 warnings.simplefilter("ignore")
 torch.manual_seed(0)
@@ -89,6 +91,7 @@ bert = BertModel(BertConfig(**BERT))
 bert.save_pretrained("bert")
 bert.save_pretrained("bert_shards", max_shard_size="8KB")
 torch.save(bert.state_dict(), "bert.pt")
+torch.save(Net(), "whole.pt")
 '''
 
 
@@ -103,6 +106,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a model, and that model's weights as several programs save them."""
     folder = tmp_path_factory.mktemp("saved")
     (folder / "mine.py").write_text(NET)
+    (folder / "sentences.py").write_text(SENTENCES)
     (folder / "save.py").write_text(SAVE)
     subprocess.run([sys.executable, "save.py"], cwd=folder, env=environment(), check=True, capture_output=True)
     return folder
@@ -114,10 +118,10 @@ def place(saved: Path, tmp_path: Path) -> Path:
     return tmp_path / "place"
 
 
-def fit(place: Path, *overrides: str, code: int = 0, name: str = "tuned") -> Done:
+def fit(place: Path, *overrides: str, code: int = 0, name: str = "tuned", imports: tuple[str, ...] = ()) -> Done:
     """One step with no learning rate from loaded weights."""
     short = (*SMALL, f"name={name}", "loop.max_duration=1", "optimizer.lr=0", "scheduler=null")
-    done = quickly(place, "fit", *short, *overrides)
+    done = quickly(place, "fit", *short, *overrides, imports=imports)
     assert done.code == code, done
     return done
 
@@ -158,12 +162,13 @@ def test_a_backbone_of_transformers_is_fine_tuned(place: Path, ckpt: str) -> Non
     bert = torch.load(place / "bert.pt")
     fit(
         place,
-        "model={_target_: mine.Sentences}",
+        "model={_target_: sentences.Sentences}",
         f"ckpt={ckpt}",
         "load.ignore_keys=[head.*]",
         "load.key_mapping={*: backbone.*}",
         "loop.limit_train_batches=1",
         "loop.eval_steps=1",
+        imports=("transformers.models.bert.modeling_bert",),
     )
     tuned = weights(place / "runs/tuned")
     assert {name.removeprefix("backbone.") for name in tuned} == {*bert, "head.weight", "head.bias"}
@@ -185,8 +190,6 @@ def test_what_does_not_fit_is_one_table_with_its_cure(place: Path) -> None:
 
 @pytest.mark.slow
 def test_a_file_that_runs_code_needs_a_flag_on_the_command_line(place: Path) -> None:
-    code = "import torch; from mine import Net; torch.save(Net(), 'whole.pt')"
-    subprocess.run([sys.executable, "-c", code], cwd=place, env=environment(), check=True)
     node = "model={_target_: mine.Net}"
     done = fit(place, node, "ckpt=whole.pt", code=3)
     assert "loading it can run any code (whole.pt). If you trust the file, add --allow-pickle." in message(done.err)
