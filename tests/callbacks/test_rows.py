@@ -36,6 +36,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "test_rigl_grows_where_the_gradient_is_largest_and_set_anywhere",
         "test_filters_and_shares_by_name",
         "test_a_resume_is_exact",
+        "test_a_nan_on_one_rank_ends_both_and_masks_are_the_same",
     ),
     "T20 checks of losses": (
         "test_raise_ends_the_training_before_anything_is_logged_or_saved",

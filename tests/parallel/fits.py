@@ -44,6 +44,23 @@ class Stopping(Callback):
             os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM)
 
 
+class BadBatch(Callback):
+    """The seventh batch of rank 1 alone is not finite."""
+
+    def on_train_step_start(self, trainer: Any, model: Any, batch: Any) -> None:
+        if trainer.strategy.group.rank == 1 and trainer.progress.step == 6:
+            batch[0].fill_(float("nan"))
+
+
+class Sums(Callback):
+    """Prints sums of the weights and of the places that masks keep, at the end."""
+
+    def on_fit_end(self, trainer: Any, loop: Any) -> None:
+        weights = sum(float(one.detach().double().sum()) for one in trainer.model.parameters())
+        masks = trainer.callbacks["sparsity"].state_dict()["masks"].values()
+        print(f"SUMS {weights!r} {sum(int(mask.flatten().nonzero().sum()) for mask in masks)}", flush=True)
+
+
 class FullDisk(Callback):
     """On one rank the disk takes no byte of a checkpoint in the next two steps."""
 
