@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trainer_cli import Callback
+from trainer_cli import Callback, TrainStep
 from trainer_cli.parallel.process_group import from_environment
 from trainer_cli.run.compose_fit import compose_fit
 from trainer_cli.run.fit import fit
@@ -72,6 +72,15 @@ class FullDisk(Callback):
             full = trainer.progress.step == self.step
             trainer.checkpoint.drain()
             trainer.checkpoint.storage.disk = FaultyDisk(*([1] if full else []), number=ENOSPC, persistent=True)
+
+
+class OwnStep(TrainStep):
+    """Calls the model, not `forward`."""
+
+    def train_batch(self, batch: Any) -> Any:
+        loss = self.model(batch)["loss"]
+        self.backward(loss)
+        return loss
 
 
 class Uneven(torch.nn.Module):

@@ -66,6 +66,12 @@ STOPS = [
 ]  # fmt: skip
 
 
+OWN_STEP = (
+    "UserError: OwnStep calls the model itself, so the gradients of the processes are not averaged. "
+    "Call self.forward(batch) in train_batch."
+)
+
+
 def ask(rank: int, step: int, what: str) -> list[str]:
     return [*STOPS, f"+callbacks.ask.rank={rank}", f"+callbacks.ask.step={step}", f"+callbacks.ask.ask={what}"]
 
@@ -92,9 +98,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [*NOISY, *ask(1, 16, "stop"), "run_dir=cut"],
             [*NOISY, *ask(1, 13, "evaluate"), "run_dir=asked", "loop.max_duration=20"],
             [*NOISY, *ask(1, 13, "log"), "run_dir=logged", "loop.max_duration=20"],
+            [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
         ]
         ends = on_ranks(RANKS, [HERE / "fits.py", json.dumps(jobs)], timeout_s=60.0 * RANKS)
-        expected = f"ENDS {json.dumps(['0'] * (2 * len(TWO) + 1) + ['75', '0', '0', '0'])}"
+        expected = f"ENDS {json.dumps(['0'] * (2 * len(TWO) + 1) + ['75', '0', '0', '0', OWN_STEP])}"
         assert [(code, expected in output) for code, output in ends] == [(0, True)] * RANKS, ends
         (folder / "output.json").write_text(json.dumps([output for _, output in ends]))
     finally:
@@ -114,6 +121,11 @@ def test_two_ranks_have_the_losses_of_one_process(runs: Path, name: str, how: st
             assert both[key] == pytest.approx(value, rel=1e-5), (name, alone["step"], key)
     counts = [json.loads((runs / who / name / "summary.json").read_text())["step"] for who in ("one", how)]
     assert counts[0] == counts[1]
+
+
+def test_a_step_whose_gradients_are_not_averaged_is_refused(runs: Path) -> None:
+    summary = json.loads((runs / "own_step" / "summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == ("failed", OWN_STEP)
 
 
 @pytest.mark.parametrize("name", TWO)

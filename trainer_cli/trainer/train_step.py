@@ -71,6 +71,8 @@ class TrainStep:
     _has_stepped = False
     _total: Number | Tensor | None = None
     _has_agreed = False
+    _has_called = False
+    """Whether `forward` was called in this step."""
 
     def train_batch(self, batch: Any) -> Any:
         """Forward and backward of one batch, which is on the device. Returns what a model may return.
@@ -129,6 +131,7 @@ class TrainStep:
             raise told from None
         for call in self._after_forward:
             call(self.trainer, self.model, outputs, batch)
+        self._has_called = True
         return outputs
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -282,7 +285,7 @@ class TrainStep:
             if not agreement.started:
                 agreement.start()
             agreement.finish()
-        self._has_agreed, self._total = False, None
+        self._has_agreed, self._has_called, self._total = False, False, None
         agreement.batch_samples = 0
 
     def _divisor(self, one: _Updated) -> Number | Tensor:
@@ -290,6 +293,11 @@ class TrainStep:
         agreement = self._agreement
         if agreement is None:
             return _not_zero(one.weight)
+        if self._called is not self.model and not self._has_called:
+            raise UserError(
+                f"{type(self).__name__} calls the model itself, so the gradients of the processes are not averaged",
+                cure="Call self.forward(batch) in train_batch.",
+            )
         if agreement.started:
             # Of a step that calls backward once for all optimizers.
             self._total = agreement.finish()
