@@ -12,7 +12,11 @@ version = release = trainer_cli.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated"]
 myst_heading_anchors = 3
 html_theme = "pydata_sphinx_theme"
+html_title = project
+# All pages in the sidebar, under the headings of the index, instead of the first five in the top bar.
+html_sidebars = {"**": ["globaltoc.html"]}
 html_theme_options = {
+    "navbar_center": [],
     "navbar_end": ["theme-switcher"],
     "show_prev_next": False,
     "secondary_sidebar_items": ["page-toc"],
