@@ -192,6 +192,8 @@ def test_the_help_of_a_verb_says_what_it_does_and_shows_examples(capsys: pytest.
     assert summary[1:] in " ".join(out.split())
     assert f"examples:\n  train {word}" in out
     assert max(map(len, out.splitlines())) <= 120
+    if word == "fit":
+        assert "`train list` shows what there is to choose, `train config --fields` every key" in out
 
 
 def test_help_version_and_list_load_neither_torch_nor_hydra() -> None:

@@ -87,6 +87,14 @@ class Model(torch.nn.Module):
         return {"nothing": None, "a vector": loss, "a number": 1.0}[self.returns]
 
 
+class Pair(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(2, 1)
+
+    def forward(self, x, y):
+        return ((super().forward(x) - y) ** 2).mean()
+
+
 class NoTrain:
     val = [1, 2, 3]
 
@@ -227,6 +235,18 @@ OF_THE_PROJECT = {
         "Late: missing a required argument: 'size' (data",
     ),
     "returns nothing": ([*OWN_MODEL, "+model.returns=nothing"], "the model returned NoneType", "expected a loss"),
+    "called with the whole batch": (
+        ["experiment=mine", "~model.width", "model._target_=mine.wrong.Pair"],
+        "Pair.forward cannot be called with a batch: missing 1 required positional argument: 'y'",
+        "batch:   [float32[8, 2], float32[8]]",
+        "forward: (x, y)",
+        "Set model_call=args.",
+    ),
+    "a logger that is none": (
+        ["experiment=mine", "+loggers.x={_target_: torch.nn.Identity}"],
+        "loggers.x: expected Logger, got Identity",
+        "Subclass it: from trainer_cli import Logger.",
+    ),
     "returns a vector": ([*OWN_MODEL, "+model.returns=a vector"], "loss is a tensor of shape (8, 1)", "a scalar"),
 }
 
@@ -235,7 +255,7 @@ OF_THE_PROJECT = {
 def test_a_mistake_in_a_users_own_part_is_reported(case: str, project: Path, tmp_path: Path, forks: Forks) -> None:
     arguments, *parts = OF_THE_PROJECT[case]
     assert_reported(forks.fit(project, *arguments, f"run_dir={tmp_path}/run"), 2, *parts)
-    if "returns" not in case:  # that shows only in the first step
+    if "returns" not in case and "called" not in case:  # that shows only in the first step
         assert list(tmp_path.iterdir()) == []
 
 
