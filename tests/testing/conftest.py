@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,19 +23,19 @@ from exact_project import EXPERIMENT, PARTS, Check
 class In:
     """Runs probes in one folder by processes that many tests share."""
 
-    def __init__(self, forked: Forked, cwd: Path) -> None:
-        self._forked, self._cwd = forked, cwd
+    def __init__(self, forked: Forked, cwd: Path, imports: Sequence[str] = ()) -> None:
+        self._forked, self._cwd, self._imports = forked, cwd, imports
 
     def __call__(self, plan: Path, output: Path) -> int:
-        return self._forked(plan, output, self._cwd)
+        return self._forked(plan, output, self._cwd, self._imports)
 
     def close(self) -> None:
         """They go on for the next test."""
 
 
 @pytest.fixture(scope="session")
-def run_in() -> Iterator[Callable[[Path], Run]]:
-    """For a folder, what runs a probe there."""
+def run_in() -> Iterator[Callable[..., Run]]:
+    """For a folder and the heavy modules that are needed, what runs a probe there."""
     forked = Forked(Path.cwd())
     yield partial(In, forked)
     forked.close()

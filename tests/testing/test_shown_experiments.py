@@ -18,25 +18,26 @@ FROZEN = 'freeze=["features.0.*","features.1.*"]'
 
 
 @pytest.mark.parametrize(
-    ("page", "overrides"),
+    ("page", "overrides", "imports"),
     [
-        ("training-step", ("experiment=gan",)),
-        ("models", ("experiment=gpt2",)),
-        ("training", ("experiment=digits", FROZEN, "data.batch_size=8", "loop.limit_train_batches=5")),
+        ("training-step", ("experiment=gan",), ()),
+        ("huggingface", ("experiment=gpt2",), ("transformers.models.gpt2.modeling_gpt2",)),
+        ("freezing", ("experiment=digits", FROZEN, "data.batch_size=8", "loop.limit_train_batches=5"), ()),
     ],
     ids=["gan", "gpt2", "frozen norms"],
 )
 def test_a_resume_of_what_the_documentation_shows_is_exact(
     page: str,
     overrides: tuple[str, ...],
+    imports: tuple[str, ...],
     tmp_path: Path,
-    run_in: Callable[[Path], Run],
+    run_in: Callable[..., Run],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for file, text in BLOCK.findall((DOCS / f"{page}.md").read_text(encoding="utf-8")):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
     monkeypatch.chdir(tmp_path)
-    report = check_resume(compose(overrides), steps=6, run=run_in(tmp_path))
+    report = check_resume(compose(overrides), steps=6, run=run_in(tmp_path, imports))
     assert report.exact, report
     assert [row.result for row in report.rows] == ["exact"] * len(report.rows)

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from contextlib import ExitStack
+from importlib import import_module
 
 from trainer_cli.errors import ExitCode, TrainError
 from trainer_cli.testing.trace import Plan
@@ -50,6 +51,8 @@ def serve() -> None:
 
     for line in sys.stdin:
         asked = json.loads(line)
+        for module in asked["imports"]:
+            import_module(module)
         child = os.fork()
         if child == 0:
             code = int(ExitCode.FAILED)

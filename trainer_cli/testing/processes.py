@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -53,12 +53,13 @@ class Forked:
         for server in self._servers:
             self._free.put(server)
 
-    def __call__(self, plan: Path, output: Path, cwd: Path | None = None) -> int:
+    def __call__(self, plan: Path, output: Path, cwd: Path | None = None, imports: Sequence[str] = ()) -> int:
+        """`imports`: heavy modules that this process and later ones need, imported once before the fork."""
         server = self._free.get()
         try:
             assert server.stdin is not None
             assert server.stdout is not None
-            asked = {"plan": str(plan), "output": str(output), "cwd": str(cwd or self._cwd)}
+            asked = {"plan": str(plan), "output": str(output), "cwd": str(cwd or self._cwd), "imports": list(imports)}
             output.touch()
             with suppress(BrokenPipeError):
                 server.stdin.write(json.dumps(asked).encode() + b"\n")
