@@ -244,7 +244,8 @@ KEYS: dict[str, Kind] = {
         [{}, {"probe": {"interval": "1ep", "steps": 3}}, {"probe": {"interval": None, "hook": "probe"}}],
         [None, 3, [1], {"a": 3}, {"a": {"every": 2}}, {"a": {"steps": 0}}, {"a": {"interval": "x"}}],
     ),
-    "precision.min_loss_scale": CLIP, "precision.max_loss_scale": CLIP,
+    "precision.min_loss_scale": CLIP, "precision.max_loss_scale": CLIP, "precision.init_scale": CLIP,
+    "precision.growth_interval": whole(1, null=True),
     "restarts.max": whole(0, null=False), "restarts.backoff": duration("s"),
 }  # fmt: skip
 UNKNOWN = [
@@ -307,10 +308,11 @@ def quarrel(values: dict[str, Any]) -> bool:
         return True
     if values.get("precision.loss_scale", "dynamic") != "dynamic" and values.get("precision.dtype") != "fp16":
         return True
-    bounds = [values.get(f"precision.{key}_loss_scale") for key in ("min", "max")]
-    if bounds != [None, None]:
+    scales = [values.get(f"precision.{key}") for key in ("min_loss_scale", "init_scale", "max_loss_scale")]
+    known = [one for one in scales if one is not None]
+    if known or values.get("precision.growth_interval") is not None:
         dynamic = values.get("precision.loss_scale", "dynamic") == "dynamic"
-        if not dynamic or values.get("precision.dtype") != "fp16" or (None not in bounds and bounds[0] > bounds[1]):
+        if not dynamic or values.get("precision.dtype") != "fp16" or known != sorted(known):
             return True
     if not values.get("compile.enabled") and any(
         values.get(f"compile.{key}") not in (None, False, "default") for key in ("mode", "dynamic", "fullgraph")

@@ -124,7 +124,10 @@ BESIDE: dict[str, dict[str, Any]] = {
     "name": {"run_dir": "x"},
     "precision.loss_scale": {"dtype": "fp16"},
     "checkpoint.ephemeral_save_interval": {"save_interval": None},
-    **{f"precision.{key}": {"dtype": "fp16"} for key in ("min_loss_scale", "max_loss_scale")},
+    **{
+        f"precision.{key}": {"dtype": "fp16"}
+        for key in ("min_loss_scale", "max_loss_scale", "init_scale", "growth_interval")
+    },
     **{f"compile.{key}": {"enabled": True} for key in ("mode", "dynamic", "fullgraph")},
 }
 """What else must be set for the value of a key alone to be judged."""

@@ -157,6 +157,19 @@ def test_a_resume_ends_bit_for_bit_where_going_through_ends(tmp_path: Path, opti
     assert everything(resumed)["scaler"] == {"scale": 2.0**14, "steps_held": 2, "skipped_steps": 2}
 
 
+def test_a_scale_begins_and_doubles_as_the_config_says_and_goes_on_so(tmp_path: Path) -> None:
+    """It halves at the steps 1 and 4, and doubles after two without an overflow."""
+    logger, more = ListLogger(), ListLogger()
+    settings = {"dtype": "fp16", "init_scale": 1024.0, "growth_interval": 2}
+    straight = _fit(Spiky, precision=settings, loggers=[logger])
+    assert [record.metrics["train/loss_scale"] for record in logger.records] == [512, 512, 1024, 512, 512, 1024]
+    saver = CheckpointerCallback(tmp_path)
+    _fit(Spiky, StopAt(2), precision=settings, checkpoint=saver)
+    resumed = _fit(Spiky, precision=settings, checkpoint=CheckpointerCallback(tmp_path), loggers=[more])
+    assert [record.metrics["train/loss_scale"] for record in more.records] == [1024, 512, 512, 1024]
+    assert same(everything(straight), everything(resumed)) == []
+
+
 def test_a_scale_that_only_one_side_has_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for dtype, said in (
         ("fp16", ""),

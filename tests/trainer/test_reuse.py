@@ -99,10 +99,8 @@ def test_a_model_given_as_an_instance_begins_anew_from_its_weights() -> None:
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_several_validation_loaders_without_names_are_refused(kind: type) -> None:
+def test_several_training_loaders_are_refused(kind: type) -> None:
     several = kind(DataLoader(TensorDataset(torch.ones(4, 2), torch.ones(4))) for _ in range(2))
-    with pytest.raises(UserError, match=r"2 loaders or datasets where one is expected.*mapping of names"):
-        trainer().fit(loader(), several)
     with pytest.raises(UserError, match="join training data in one dataset"):
         trainer().fit(several)
 

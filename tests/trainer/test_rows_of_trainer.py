@@ -56,6 +56,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "T11 precision": (
         "test_gradients_are_those_of_no_scale_before_they_are_averaged_and_clipped",
         "test_a_dynamic_loss_scale_stays_in_its_bounds",
+        "test_a_scale_begins_and_doubles_as_the_config_says_and_goes_on_so",
         "test_bounds_without_a_dynamic_scale_are_refused",
     ),
     "T12 schedulers": (

@@ -134,9 +134,14 @@ def test_a_dynamic_loss_scale_stays_in_its_bounds() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"min_loss_scale": 1.0}, "bounds a dynamic loss scale, which there is none"),
-        ({"dtype": "fp16", "loss_scale": 8, "max_loss_scale": 16.0}, "bounds a dynamic loss scale"),
+        ({"min_loss_scale": 1.0}, "precision.min_loss_scale is of a dynamic loss scale, and there is none"),
+        ({"dtype": "fp16", "loss_scale": 8, "max_loss_scale": 16.0}, "is of a dynamic loss scale"),
+        ({"dtype": "fp16", "loss_scale": 8, "init_scale": 16.0}, "precision.init_scale is of a dynamic loss scale"),
+        ({"growth_interval": 5}, "precision.growth_interval is of a dynamic loss scale"),
         ({"dtype": "fp16", "min_loss_scale": 8.0, "max_loss_scale": 4.0}, r"min_loss_scale \(8\) is above"),
+        ({"dtype": "fp16", "init_scale": 2.0, "min_loss_scale": 4.0}, r"init_scale \(2\) is not between"),
+        ({"dtype": "fp16", "init_scale": 8.0, "max_loss_scale": 4.0}, r"init_scale \(8\) is not between"),
+        ({"dtype": "fp16", "growth_interval": 0}, "growth_interval is 0, but it must be a finite number of at least 1"),
     ],
 )
 def test_bounds_without_a_dynamic_scale_are_refused(settings: Any, message: str) -> None:

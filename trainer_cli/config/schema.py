@@ -304,6 +304,10 @@ class PrecisionConfig:
     """A dynamic scale does not fall below this."""
     max_loss_scale: Optional[float] = at_least(1e-30)
     """A dynamic scale does not rise above this."""
+    init_scale: Optional[float] = at_least(1e-30)
+    """What a dynamic scale begins with; null: 65536, or the bound that is nearest to it."""
+    growth_interval: Optional[int] = at_least(1)
+    """A dynamic scale doubles after so many steps without an overflow; null: 2000."""
     clip_norm: Optional[float] = at_least(1e-12)
     """Scale gradients down to this total norm."""
     clip_value: Optional[float] = at_least(1e-12)
@@ -317,10 +321,10 @@ class PrecisionConfig:
                 location="precision.loss_scale",
                 hint="Set precision.dtype=fp16, or leave loss_scale out.",
             )
-        for key in ("min_loss_scale", "max_loss_scale"):
+        for key in ("min_loss_scale", "max_loss_scale", "init_scale", "growth_interval"):
             if getattr(self, key) is not None and (self.loss_scale != "dynamic" or self.dtype != Dtype.fp16):
                 raise ConfigError(
-                    f"precision.{key} bounds a dynamic loss scale, which there is none",
+                    f"precision.{key} is of a dynamic loss scale, and there is none",
                     location=f"precision.{key}",
                     hint="Set precision.dtype=fp16 and precision.loss_scale=dynamic.",
                 )
@@ -328,6 +332,11 @@ class PrecisionConfig:
             raise ConfigError(
                 f"precision.min_loss_scale ({low:g}) is above precision.max_loss_scale ({high:g})",
                 location="precision.min_loss_scale",
+            )
+        if (first := self.init_scale) is not None and not (low or first) <= first <= (high or first):
+            raise ConfigError(
+                f"precision.init_scale ({first:g}) is not between min_loss_scale and max_loss_scale",
+                location="precision.init_scale",
             )
         if self.clip_norm is not None and self.clip_value is not None:
             raise ConfigError(

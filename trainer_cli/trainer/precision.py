@@ -16,6 +16,7 @@ from trainer_cli.trainer.torch_compat import overflow_flags
 
 DYNAMIC = "dynamic"
 _FIRST_SCALE = 65536.0
+_GROWTH_INTERVAL = 2000
 
 
 class LossScaler:
@@ -31,11 +32,15 @@ class LossScaler:
         scale: str | float = DYNAMIC,
         least: float | None = None,
         most: float | None = None,
+        first: float | None = None,
+        growth_interval: int | None = None,
     ) -> None:
         self._fixed = None if scale == DYNAMIC else float(scale)
         self._bounds = (least, most)
-        first = self._fixed or min(max(_FIRST_SCALE, least or 0.0), most or math.inf)
-        self._scaler = torch.amp.GradScaler(device.type, init_scale=first)
+        first = self._fixed or first or min(max(_FIRST_SCALE, least or 0.0), most or math.inf)
+        self._scaler = torch.amp.GradScaler(
+            device.type, init_scale=first, growth_interval=growth_interval or _GROWTH_INTERVAL
+        )
         self._one = torch.ones((), device=device)
         # Torch's schedulers warn if all optimizer steps so far were skipped.
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
@@ -98,6 +103,8 @@ class Precision:
         loss_scale: str | float = DYNAMIC,
         min_loss_scale: float | None = None,
         max_loss_scale: float | None = None,
+        init_scale: float | None = None,
+        growth_interval: int | None = None,
     ) -> None:
         # The config's rules hold for library users too.
         settings = PrecisionConfig(
@@ -105,6 +112,8 @@ class Precision:
             loss_scale=loss_scale,
             min_loss_scale=min_loss_scale,
             max_loss_scale=max_loss_scale,
+            init_scale=init_scale,
+            growth_interval=growth_interval,
             clip_norm=clip_norm,
             clip_value=clip_value,
         )
@@ -112,12 +121,15 @@ class Precision:
         self.clip_norm, self.clip_value = settings.clip_norm, settings.clip_value
         self.loss_scale = settings.loss_scale
         self.min_loss_scale, self.max_loss_scale = settings.min_loss_scale, settings.max_loss_scale
+        self.init_scale, self.growth_interval = settings.init_scale, settings.growth_interval
 
     def scaler(self, device: torch.device) -> LossScaler | None:
         """The loss scaling of this format; None if it needs none."""
         if self.dtype is not Dtype.fp16:
             return None
-        return LossScaler(device, self.loss_scale, self.min_loss_scale, self.max_loss_scale)
+        return LossScaler(
+            device, self.loss_scale, self.min_loss_scale, self.max_loss_scale, self.init_scale, self.growth_interval
+        )
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any] | None:
         """The reusable autocast context of a forward; None for fp32."""
