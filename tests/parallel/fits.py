@@ -61,6 +61,45 @@ class Sums(Callback):
         print(f"SUMS {weights!r} {sum(int(mask.flatten().nonzero().sum()) for mask in masks)}", flush=True)
 
 
+class Striking(Callback):
+    """Sends the process of one rank a signal, once in all attempts: `at` start, step, save or evaluation."""
+
+    def __init__(self, rank: int, at: str, number: str = "SIGKILL") -> None:
+        self.rank, self.at, self.number = rank, at, signal.Signals[number]
+
+    def _strike(self, trainer: Any, at: str) -> None:
+        if at == self.at and trainer.strategy.group.rank == self.rank and not Path("struck").exists():
+            Path("struck").touch()
+            os.kill(os.getpid(), self.number)
+
+    def on_fit_start(self, trainer: Any, *loaders: Any) -> None:
+        self._strike(trainer, "start")
+
+    def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step == 13:
+            self._strike(trainer, "step")
+        if trainer.progress.step == 19 and self.at == "save" and not Path("struck").exists():
+            trainer.checkpoint.drain()
+            trainer.checkpoint.storage.disk = _StrikingDisk(lambda: self._strike(trainer, "save"))
+
+    def on_validate_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step == 20 and batch_idx == 3:
+            self._strike(trainer, "evaluation")
+
+
+class _StrikingDisk(FaultyDisk):
+    """Writes half of what it is given before it strikes."""
+
+    def __init__(self, strike: Any) -> None:
+        super().__init__()
+        self._strike = strike
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        written = super().write(fd, data[: max(1, len(data) // 2)], offset)
+        self._strike()
+        return written
+
+
 class FullDisk(Callback):
     """On one rank the disk takes no byte of a checkpoint in the next two steps."""
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.process_group import from_environment
+from trainer_cli.parallel.process_group import from_environment, is_of_peer
 
 
 def _fails(function: Any) -> str:
@@ -60,7 +62,16 @@ def main(folder: Path) -> None:
         "failed": _fails(lambda: group.on_main(_refuse)),
     }
     group.barrier()
+    if group.is_main:
+        # Rank 1 comes to nothing more.
+        group.limit(0.5)
+        error = _fails(group.barrier)
+        answers["timed out"] = "Timed out" in error and is_of_peer(RuntimeError(error))
+        answers["lost"] = str(group.lost("at step 17")).replace(socket.gethostname(), "HOST")
     (folder / f"{group.rank}.json").write_text(json.dumps(answers))
+    if not group.is_main:
+        while not (folder / "0.json").exists():
+            time.sleep(0.05)
     group.close()
 
 

@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 import pytest
-from ranks import HERE, on_ranks
 
+from ranks import HERE, on_ranks
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, Ranks, first_host, from_environment, ranks_in
 
@@ -24,6 +24,12 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ends = on_ranks(2, [HERE / "group_claims.py", folder])
     assert [code for code, _ in ends] == [0, 0], ends
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_within_the_limit_is_named(answers: list[dict[str, Any]]) -> None:
+    assert answers[0]["timed out"]
+    assert answers[0]["lost"] == "rank 1 (HOST) has ended or hangs; the others waited at step 17"
 
 
 @pytest.mark.slow

@@ -144,6 +144,19 @@ def test_a_resume_on_two_ranks_is_bit_identical(runs: Path) -> None:
     assert metrics(runs / "cut") == metrics(runs / "whole")
 
 
+def test_a_killed_rank_restarts_all_and_the_end_is_that_of_an_undisturbed_run(runs: Path) -> None:
+    strike = ["+callbacks.ask._target_=fits.Striking", "+callbacks.ask.rank=1", "+callbacks.ask.at=step"]
+    ranks = ["loop.log_interval=10", *STOPS[1:3], f"parallel.processes_per_node={RANKS}"]
+    restarts = ["restarts.max=1", "restarts.backoff=null", "run_dir=struck_run"]
+    command = [sys.executable, "-m", "trainer_cli", "fit", *NOISY, *ranks, *restarts, *strike]
+    env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=runs, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 was killed by SIGKILL" in done.stderr
+    assert "resuming at step 10" in done.stderr
+    assert final_state(runs / "struck_run") == final_state(runs / "whole")
+
+
 def test_each_rank_has_a_part_of_the_checkpoint(runs: Path) -> None:
     folder = runs / "whole" / "checkpoints" / "step40"
     own = [json.loads((folder / f"rank{rank}.own.json").read_text()) for rank in range(2)]

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.cli.main import add_allow_pickle, add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.parallel.process_group import PeerError, from_environment, is_of_peer, ranks_in
+from trainer_cli.parallel.process_group import (
+    LostRankError,
+    PeerError,
+    ProcessGroup,
+    from_environment,
+    is_of_peer,
+    ranks_in,
+)
 
 if TYPE_CHECKING:
     from trainer_cli.config.compose import Composed
@@ -102,19 +109,16 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
     group = from_environment(os.environ, alone_too=True)
     try:
         composed = group.on_main(compose)
+        group.limit(composed.config.parallel.timeout_s)
         from trainer_cli.run.fit import fit
 
         code = fit(composed, allow_pickle=allow_pickle, group=group)
         # The launcher ends all when the first ends early, and rank 0 has the summary to write.
         group.barrier()
         return code
-    except PeerError as error:
-        return error.exit_code
     except Exception as error:
         if is_of_peer(error):
-            if group.is_main and group.fails_first():
-                print("error: another rank has ended, and did not say why", file=sys.stderr)
-            return int(ExitCode.FAILED)
+            return _after_a_peer(error, group)
         if not group.fails_first():
             return int(getattr(error, "exit_code", ExitCode.FAILED))
         if not group.is_main:
@@ -122,3 +126,12 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
         raise
     finally:
         group.close()
+
+
+def _after_a_peer(error: Exception, group: ProcessGroup) -> int:
+    """The exit code after another rank failed. The first rank that finds one gone says so."""
+    if not isinstance(error, PeerError):
+        error = group.lost("while the run was started or ended")
+    if isinstance(error, LostRankError) and group.fails_first():
+        print(f"error: {error}", file=sys.stderr)
+    return error.exit_code

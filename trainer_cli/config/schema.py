@@ -496,6 +496,9 @@ class ParallelConfig:
     process holds a part of each parameter, gradient and optimizer state."""
     processes_per_node: Optional[int] = at_least(1)
     """Processes that `train fit` starts on this machine; null: this one, or those that torchrun or srun has started."""
+    timeout: Any = duration("30m", units=(Unit.SECOND,), null=False)
+    """How long the processes wait for one that does not come: it is named then, and all end. More than any of them
+    takes alone for a step, an evaluation, or reading a checkpoint."""
     find_unused_parameters: bool = False
     """ddp: parameters that get no gradient in some steps are allowed; that costs time."""
     shard_size: Optional[int] = at_least(1)
@@ -514,6 +517,11 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "parallel")
+
+    @property
+    def timeout_s(self) -> float:
+        """The timeout in seconds."""
+        return float(Duration.parse(self.timeout).value)
 
 
 @dataclass(kw_only=True, slots=True)

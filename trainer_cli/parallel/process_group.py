@@ -7,12 +7,14 @@ torchrun starts the processes, or Slurm's srun; both say in environment variable
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer_cli.errors import UserError
+from trainer_cli.parallel.lost import introduce, missing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +28,8 @@ _SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID
 _FIRST_PORT, _PORTS = 20000, 20000
 _TOGETHER, _DONE = "together", "done"
 _FAILURES = "trainer_cli/failures"
+_COMES_IN_S = 5.0
+"""How long a rank that hears of a failure may take to say so."""
 _BACKENDS = ("gloo/", "NCCL", "nccl")
 """One of these is in every error of torch's that says that another rank has ended, or is not heard of."""
 
@@ -135,6 +139,13 @@ class ProcessGroup:
         """Whether this is the first rank to call this: of the ranks that fail, the one that says why."""
         return True
 
+    def limit(self, seconds: float) -> None:
+        """From now on a collective fails that some rank does not enter within so many seconds."""
+
+    def lost(self, doing: str) -> LostRankError:
+        """After a collective failed: an error with the ranks that are missing. Takes some seconds."""
+        return LostRankError(f"no rank is missing, {doing}")
+
     def close(self) -> None:
         """Leave the group."""
 
@@ -148,6 +159,10 @@ class PeerError(Exception):
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class LostRankError(PeerError):
+    """A rank has ended without a word, is stopped, or hangs; the message names it."""
 
 
 def is_of_peer(error: BaseException) -> bool:
@@ -168,7 +183,7 @@ class _Several(ProcessGroup):
         import torch.distributed as dist
 
         self._store = store
-
+        introduce(store, ranks.rank, socket.gethostname())
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self.local_rank, self.node_rank = ranks.local_rank, ranks.node_rank
         self._dist = dist
@@ -247,6 +262,19 @@ class _Several(ProcessGroup):
         except RuntimeError:
             # The process that holds the store has ended, and so another rank has failed.
             return False
+
+    def limit(self, seconds: float) -> None:
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
+        for group in (self._objects, self._dist.group.WORLD):
+            _set_pg_timeout(timedelta(seconds=seconds), group)
+
+    def lost(self, doing: str) -> LostRankError:
+        absent = missing(self._store, self.rank, self.world_size, wait_s=_COMES_IN_S)
+        if not absent:
+            return LostRankError(f"the connection between the ranks failed {doing}")
+        have = "has ended or hangs" if len(absent) == 1 else "have ended or hang"
+        return LostRankError(f"{', '.join(absent)} {have}; the others waited {doing}")
 
     def close(self) -> None:
         if self._dist.is_initialized():

@@ -35,7 +35,7 @@ from trainer_cli.config.hparams import hparams
 from trainer_cli.config.targets import import_from
 from trainer_cli.config.validation import contents
 from trainer_cli.errors import ExitCode
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup, is_of_peer
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment
 from trainer_cli.run.plan import simulation_of, start_point_of, step_counts_of
@@ -101,7 +101,7 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
         if group.is_main:
             return _train(composed, start, trainer, data, path, load)
         try:
-            result = trainer.fit(data.train, data.val, path, load=load, keep_settings=start.keep_settings)
+            result = _fit(trainer, data, path, load, start)
         except BaseException:
             log.debug("the training failed", exc_info=True)
             raise
@@ -256,7 +256,7 @@ def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path:
     status, reason = RunStatus.failed, ""
     try:
         _log_schedule(start, trainer, data, composed, path)
-        result = trainer.fit(data.train, data.val, path, load=load, keep_settings=start.keep_settings)
+        result = _fit(trainer, data, path, load, start)
         status = RunStatus.finished if result.finished else RunStatus.stopped
         reason = result.reason
     except KeyboardInterrupt:
@@ -290,6 +290,17 @@ def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path:
     if outcome is not None:
         report.closing(run, outcome, result.metrics)
     return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
+
+
+def _fit(trainer: Trainer, data: Data, path: Path | None, load: LoadOptions, start: Start) -> FitResult:
+    """Fit; if another rank is gone, say which, and what this one was at."""
+    try:
+        return trainer.fit(data.train, data.val, path, load=load, keep_settings=start.keep_settings)
+    except RuntimeError as error:
+        if not is_of_peer(error):
+            raise
+        notes = getattr(error, "__notes__", [f"in the step after step {trainer.progress.step}"])
+        raise trainer.strategy.group.lost(notes[0]) from error
 
 
 def _metrics(composed: Composed, run: RunDir) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:

@@ -133,6 +133,9 @@ class MetricLogger:
         began, self.activity = time.monotonic(), activity
         try:
             yield
+        except Exception as error:
+            error.add_note(f"while {activity} at step {progress.step}")
+            raise
         finally:
             seconds, self.activity = time.monotonic() - began, ""
             self.exclude_time(seconds)

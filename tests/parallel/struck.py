@@ -1,0 +1,70 @@
+"""Ranks that are killed or stopped at several moments: the run ends as if undisturbed. `scripts/ranks` runs this."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ranks import HERE
+
+sys.path.insert(0, str(HERE.parent / "integration"))
+from compare import final_state, metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+JOB = [
+    "experiment=digits", "parallel=ddp", "model.channels=[4,8]", "data.batch_size=16", "loop.max_duration=40",
+    "loop.log_interval=1", "loggers.tensorboard=null", "loop.eval_interval=20", "checkpoint.save_interval=10",
+    "run_dir=run", "+callbacks.ask._target_=fits.Striking",
+]  # fmt: skip
+RESTARTS = ["parallel.processes_per_node=2", "restarts.max=1", "restarts.backoff=null"]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--rdzv-endpoint=localhost:0"]
+KILLED, STOPPED = "SIGKILL", "SIGSTOP"
+
+
+def fit(folder: Path, *overrides: str, torchrun: bool = False) -> str:
+    """Fit in a new folder, check that it ends with 0, and return what it wrote to stderr."""
+    start = [*(TORCHRUN if torchrun else []), "-m", "trainer_cli", "fit", *JOB, *([] if torchrun else RESTARTS)]
+    env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, *start, *overrides], cwd=folder, env=env, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    fit(folder, "+callbacks.ask.rank=9", "+callbacks.ask.at=never")
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    ("rank", "at", "number", "torchrun"),
+    [
+        (1, "step", KILLED, True),
+        (1, "save", KILLED, False),
+        (1, "evaluation", KILLED, False),
+        (1, "start", KILLED, False),
+        (0, "step", KILLED, False),
+        (1, "step", STOPPED, False),
+        (0, "save", STOPPED, False),
+    ],
+)
+def test_the_run_ends_as_an_undisturbed_one(
+    tmp_path: Path, undisturbed: Path, rank: int, at: str, number: str, torchrun: bool
+) -> None:
+    strike = [f"+callbacks.ask.rank={rank}", f"+callbacks.ask.at={at}", f"+callbacks.ask.number={number}"]
+    errors = fit(tmp_path, *strike, "parallel.timeout=20s", torchrun=torchrun)
+    assert (tmp_path / "struck").exists()
+    if number == STOPPED:
+        assert f"error: rank {rank} (" in errors
+        assert "has ended or hangs; the others waited" in errors
+    assert final_state(tmp_path / "run") == final_state(undisturbed)
+    assert metrics(tmp_path / "run") == metrics(undisturbed)
