@@ -69,12 +69,17 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
         else:
             value = values.get(type(plain).__name__, "null") if plain is not None else "null"
             value = "[]" if isinstance(plain, list) and key != "load.states" else value
-            mappings = {"param_groups": "{a: {lr: 1.0}}", "load.key_mapping": "{a.*: *}"}
+            mappings = {
+                "param_groups": "{a: {lr: 1.0}}",
+                "load.key_mapping": "{a.*: *}",
+                "loop.eval_loaders": "{val: {steps: 2}}",
+            }
             value = {**mappings, "load.states": "[all]"}.get(key, value)
             if isinstance(plain, str):
                 text = str(plain).replace("${name}", "x")
                 value = f"'{text}'" if "{" in text else text
-        assert compose([f"{key}={value}"]).config is not None, key
+        with_it = ["compile.enabled=true"] if key.startswith("compile.") else []
+        assert compose([*with_it, f"{key}={value}"]).config is not None, key
 
 
 def test_a_group_set_to_null_is_off(project: Path) -> None:

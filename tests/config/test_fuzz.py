@@ -247,6 +247,7 @@ KEYS: dict[str, Kind] = {
     "precision.min_loss_scale": CLIP, "precision.max_loss_scale": CLIP, "precision.init_scale": CLIP,
     "precision.growth_interval": whole(1, null=True),
     "restarts.max": whole(0, null=False), "restarts.backoff": duration("s"),
+    "parallel.timeout": duration("s", null=False),
 }  # fmt: skip
 UNKNOWN = [
     "sed",

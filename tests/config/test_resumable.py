@@ -11,7 +11,7 @@ _FREE = """
     load.states load.strict load.ignore_keys load.key_mapping load.key_mapping.model validate.folder validate.watch
     logging.level logging.console
     loop.max_duration loop.hard_stop loop.max_time loop.eval_interval loop.eval_steps loop.eval_at_start
-    loop.log_interval
+    loop.log_interval loop.eval_sanity_steps loop.eval_loaders restarts.max restarts.backoff
     checkpoint.enabled checkpoint.save_interval checkpoint.ephemeral_save_interval checkpoint.ephemeral_cooldown
     checkpoint.fixed_steps checkpoint.pre_train_checkpoint checkpoint.save_final checkpoint.save_on_stop
     checkpoint.save_async
@@ -20,7 +20,7 @@ _FREE = """
     checkpoint.suffix checkpoint.format checkpoint.compression
     checkpoint.digest checkpoint.on_save_error checkpoint.max_save_errors
     data.num_workers data.persistent_workers data.worker_timeout
-    parallel.processes_per_node logging.rank_files
+    parallel.processes_per_node parallel.timeout logging.rank_files
     parallel.strategy parallel.find_unused_parameters parallel.shard_size parallel.wrap parallel.wrap_min_parameters
     parallel.mixed_precision parallel.cpu_offload parallel.activation_checkpointing
 """
@@ -29,6 +29,8 @@ _BOUND = """
     data.num_workers.deep optimizer optimizer._target_ optimizer.lr optimizer.betas scheduler scheduler.warmup
     step param_groups param_groups.*bias*.weight_decay loop.steps_per_epoch loop.grad_accum_steps
     sparsity loop.limit_train_batches precision.dtype precision.loss_scale precision.clip_norm precision.clip_value
+    precision.min_loss_scale precision.max_loss_scale precision.init_scale precision.growth_interval
+    freeze compile.enabled compile.mode compile.dynamic compile.fullgraph compile.backend loop.microbatch
     callbacks callbacks.ema callbacks.ema.decay names run_dirs loggerss loop checkpoint
 """
 FREE, BOUND = _FREE.split(), _BOUND.split()

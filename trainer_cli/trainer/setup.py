@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 from trainer_cli.data.order import sample_seed
 from trainer_cli.errors import UserError
+from trainer_cli.trainer.torch_compat import compile_deterministically
 
 
 def seed_everything(seed: int) -> None:
@@ -31,10 +31,7 @@ def seed_rank(seed: int, rank: int, step: int = 0) -> None:
 def be_deterministic() -> None:
     """Use only deterministic kernels from now on, on every device, and let no compiler choose kernels by their time."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Read when torch._inductor is imported, at the first compilation.
-    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
-    if (inductor := sys.modules.get("torch._inductor.config")) is not None:
-        inductor.__setattr__("deterministic", True)
+    compile_deterministically()
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
 

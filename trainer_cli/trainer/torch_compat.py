@@ -11,6 +11,7 @@ overflow_flags       which steps GradScaler skips, without waiting for the devic
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import MethodType
@@ -131,6 +132,14 @@ def overflow_flags(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> list[T
     """Device -> a tensor there that is above zero if the gradients of this step overflowed."""
     found = getattr(scaler, "_found_inf_per_device", None)
     return [] if found is None else list(found(optimizer).values())
+
+
+def compile_deterministically() -> None:
+    """Let the compiler choose no kernel by its time."""
+    # Read when the compiler is imported, at the first compilation.
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+    if (inductor := sys.modules.get("torch._inductor.config")) is not None:
+        inductor.__setattr__("deterministic", True)
 
 
 def _is_layer(function: Any, name: str) -> bool:
