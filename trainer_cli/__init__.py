@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.jsonl import JsonlLogger
     from trainer_cli.loggers.mlflow import MlflowLogger
     from trainer_cli.loggers.tensorboard import TensorBoardLogger
+    from trainer_cli.loggers.trackio import TrackioLogger
     from trainer_cli.loggers.wandb import WandbLogger
     from trainer_cli.models.lora import lora
     from trainer_cli.trainer.duration import Duration
@@ -147,6 +148,7 @@ _MODULES = {
     "ThresholdStopper": "trainer_cli.callbacks.threshold_stopper",
     "Throughput": "trainer_cli.callbacks.throughput",
     "TorchProfiler": "trainer_cli.callbacks.torch_profiler",
+    "TrackioLogger": "trainer_cli.loggers.trackio",
     "Trainer": "trainer_cli.trainer.trainer",
     "TrainError": "trainer_cli.errors",
     "TrainingLoop": "trainer_cli.trainer.training_loop",
@@ -215,6 +217,7 @@ __all__ = [
     "ThresholdStopper",
     "Throughput",
     "TorchProfiler",
+    "TrackioLogger",
     "TrainError",
     "TrainStep",
     "Trainer",

@@ -1,4 +1,4 @@
-"""A picture of the generated points."""
+"""A picture of generated digits."""
 
 from collections.abc import Mapping
 
@@ -8,14 +8,14 @@ from trainer_cli import Callback, Trainer
 
 
 class Show(Callback):
-    """Logs where `count` generated points lie, as an image of `side` pixels that reaches from -2 to 2."""
+    """Logs `rows` times `rows` generated digits as one image."""
 
-    def __init__(self, count: int = 2000, side: int = 64) -> None:
-        self.count, self.side = count, side
+    def __init__(self, rows: int = 8) -> None:
+        self.rows = rows
 
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         """Draw from a copy of the random state, so that looking does not change the training."""
         with torch.no_grad(), torch.random.fork_rng():
-            points = trainer.model.generate(self.count).cpu()
-        counts, _ = torch.histogramdd(points, [self.side, self.side], range=[-2.0, 2.0, -2.0, 2.0])
-        trainer.log_image("val/points", (counts.T / counts.max().clamp(min=1)).float())
+            digits = trainer.model.generate(self.rows**2).cpu().float()
+        grid = digits.unflatten(0, (self.rows, self.rows)).squeeze(2).transpose(1, 2)
+        trainer.log_image("val/digits", grid.reshape(8 * self.rows, 8 * self.rows))

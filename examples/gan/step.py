@@ -14,8 +14,8 @@ class GanStep(TrainStep):
         self.smooth = smooth
 
     def train_batch(self, batch: list[Tensor]) -> dict[str, Tensor]:
-        """Train both on real points (N, 2), and return what is logged."""
-        (real,) = batch
+        """Train both on real images (N, 1, 8, 8), and return what is logged."""
+        real, _ = batch
         with self.autocast():
             fake = self.model.generate(len(real))
             on_real, on_fake = self.model.discriminator(real), self.model.discriminator(fake.detach())

@@ -1,6 +1,6 @@
-"""W&B and MLflow by their own libraries, without a network: one run there for two attempts here.
+"""W&B, MLflow and Trackio by their own libraries, without a network: one run there for two attempts here.
 
-Each is tested where its extra is installed: pip install "trainer-cli[wandb,mlflow]".
+Each is tested where its extra is installed: pip install "trainer-cli[wandb,mlflow,trackio]".
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Record, RunFacts, Table
 from trainer_cli.loggers.mlflow import MlflowLogger
 from trainer_cli.loggers.own_run import imported, saved_id
+from trainer_cli.loggers.trackio import TrackioLogger
 from trainer_cli.loggers.wandb import WandbLogger
 
 MEDIA: dict[str, Any] = {
@@ -82,3 +83,24 @@ def test_mlflow_continues_one_run_in_its_files(tmp_path: Path, monkeypatch: pyte
     found = [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, "train/loss")]
     assert found == [(1, 1.0), (2, 0.5), (2, 0.5), (3, pytest.approx(1 / 3))]
     assert {one.path for one in client.list_artifacts(run.info.run_id)} == {"samples", "val", "worst"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_trackio_continues_one_run_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
+    pytest.importorskip("trackio", reason="trackio is not installed: pip install 'trainer-cli[trackio]'")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    _two_attempts(tmp_path, TrackioLogger)
+    name = json.loads((tmp_path / "trackio.json").read_text())["run_id"]
+    assert SQLiteStorage.get_runs("trainer-cli") == [name]
+    assert SQLiteStorage.get_run_config("trainer-cli", name)["optimizer.lr"] == 0.1
+    logs = SQLiteStorage.get_logs("trainer-cli", name)
+    found = [(one["step"], one["train/loss"]) for one in logs]
+    assert found == [(1, 1.0), (2, 0.5), (2, 0.5), (3, pytest.approx(1 / 3))]
+    assert {"samples/0", "val/grey", "val/rgb", "weights", "worst"} <= set(logs[-1])
+    assert len(list((tmp_path / "store").rglob("*.png"))) == 2
+    assert capsys.readouterr().out == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from reader import ROOT, Reader, blocks, command_server
+
+from trainer_cli.config.compose import compose
+from trainer_cli.run.fit import fit
 
 EXAMPLES = ROOT / "examples"
 SHORT = "loop.hard_stop=3 loop.eval_steps=2"
@@ -43,6 +47,18 @@ def test_an_example_runs_by_its_readme(name: str, tmp_path: Path, commands: Path
     reader.page(EXAMPLES / name / "README.md")
     for pattern in shows:
         assert re.search(pattern, reader.output, re.MULTILINE), f"{pattern} is not in the output:\n{reader.output}"
+
+
+def test_the_gan_learns_to_draw_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mean and spread of its pixels come at least twice as near to those of real images."""
+    shutil.copytree(EXAMPLES / "gan", tmp_path / "gan")
+    monkeypatch.chdir(tmp_path / "gan")
+    composed = compose(["+experiment=digit_gan", "logging.console=off", "loggers=jsonl", "checkpoint.enabled=false"])
+    assert fit(composed) == 0
+    records = [json.loads(line) for line in Path("runs/digit_gan/metrics.jsonl").read_text().splitlines()]
+    distances = [record["val/distance"] for record in records if "val/distance" in record]
+    assert len(distances) == 4
+    assert distances[-1] < distances[0] / 2
 
 
 def test_every_example_is_run_and_is_in_the_table() -> None:

@@ -61,6 +61,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "T12 schedulers": (
         "test_every_scheduler_of_torch_goes_on_bit_for_bit",
+        "test_a_schedule_of_torch_that_ships_goes_on_bit_for_bit",
         "test_a_plateau_is_told_the_metric_of_each_evaluation_and_goes_on_bit_for_bit",
         "test_what_does_not_fit_by_name_or_kind_is_in_the_table",
         "test_schedules_of_tagged_groups_change_these_alone_and_resume_exactly",
@@ -88,10 +89,12 @@ ROWS: dict[str, tuple[str, ...]] = {
         "test_a_resume_drops_later_rows_and_a_torn_one_and_writes_no_second_header",
         "test_wandb_continues_one_run_in_its_offline_files",
         "test_mlflow_continues_one_run_in_its_files",
+        "test_trackio_continues_one_run_in_its_folder",
         "test_a_logger_takes_texts_images_and_histograms_or_leaves_them_out",
     ),
     "T22 custom step": (
         "test_training_and_evaluation_call_the_model_alike",
+        "test_the_gan_learns_to_draw_digits",
         "test_a_gan_that_is_killed_goes_on_bit_for_bit",
         "test_a_resume_of_what_the_documentation_shows_is_exact",
     ),

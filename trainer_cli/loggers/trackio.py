@@ -1,0 +1,63 @@
+"""Trackio: one run there for all attempts of a run here. Needs the extra `trackio`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+from uuid import uuid4
+
+from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.loggers.own_run import imported, save_id, saved_id
+
+
+class TrackioLogger(Logger):
+    """Sends metrics, texts, images, histograms and tables to Trackio.
+
+    Trackio finds a run by its name: that of the run here and six random digits. It is kept in `trackio.json` of the run
+    directory, so that a resume continues that run. What was sent after the checkpoint that is resumed stays there,
+    beside the same steps again.
+
+    Args:
+        project, group, space_id: as of `trackio.init`. Without a space, everything is in the folder TRACKIO_DIR.
+    """
+
+    def __init__(self, project: str = "trainer-cli", group: str | None = None, space_id: str | None = None) -> None:
+        self.project, self.group, self.space_id = project, group, space_id
+        self._run: Any = None
+        self._trackio: Any = None
+
+    def start(self, facts: RunFacts) -> None:
+        self._trackio = trackio = imported("trackio", "trackio")
+        file = None if facts.run_dir is None else facts.run_dir / "trackio.json"
+        name = saved_id(file) or f"{facts.name}-{uuid4().hex[:6]}"
+        with redirect_stdout(sys.stderr):
+            self._run = trackio.init(
+                project=self.project,
+                group=self.group,
+                space_id=self.space_id,
+                name=name,
+                resume="allow",
+                config=dict(facts.hparams),
+                auto_log_cpu=False,
+                auto_log_gpu=False,
+            )
+        save_id(file, name)
+
+    def log(self, record: Record) -> None:
+        if self._run is None:
+            return
+        trackio, values = self._trackio, {"epoch": record.epoch, **record.metrics}
+        values.update({name: trackio.Markdown(text) for name, text in record.texts.items()})
+        for name, image in record.images.items():
+            values[name] = trackio.Image(image[..., 0] if image.shape[-1] == 1 else image)
+        values.update({name: trackio.Histogram(numbers) for name, numbers in record.histograms.items() if numbers.size})
+        for name, table in record.tables.items():
+            values[name] = trackio.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
+        self._run.log(values, step=record.step)
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run = None
+            with redirect_stdout(sys.stderr):
+                self._trackio.finish()
