@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from trainer_cli import Callback, TrainStep
+from trainer_cli.parallel import same
 from trainer_cli.parallel.process_group import from_environment
 from trainer_cli.run.compose_fit import compose_fit
 from trainer_cli.run.fit import fit
@@ -152,6 +153,13 @@ def main(jobs: list[list[str]]) -> None:
                 group.on_main(lambda own=overrides: _damage(Path(own[1])))
                 ends.append("damaged")
                 continue
+            if overrides[0] == "apart":
+                # Rank 1 sees another run directory from now on.
+                same.APPEARS_IN_S = 0.1
+                group.on_main(lambda: Path("apart").mkdir())
+                if not group.is_main:
+                    os.chdir("apart")
+                overrides = overrides[1:]
             ends.append(str(int(fit(group.on_main(lambda own=overrides: compose_fit(own)), group=group))))
         except Exception as error:
             ends.append(f"{type(error).__name__}: {error}")

@@ -22,7 +22,7 @@ JOB = [
     "run_dir=run", "+callbacks.ask._target_=fits.Striking",
 ]  # fmt: skip
 RESTARTS = ["parallel.processes_per_node=2", "restarts.max=1", "restarts.backoff=null"]
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--rdzv-endpoint=localhost:0"]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--standalone"]
 KILLED, STOPPED = "SIGKILL", "SIGSTOP"
 
 

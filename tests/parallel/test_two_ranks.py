@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -99,9 +100,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [*NOISY, *ask(1, 13, "evaluate"), "run_dir=asked", "loop.max_duration=20"],
             [*NOISY, *ask(1, 13, "log"), "run_dir=logged", "loop.max_duration=20"],
             [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
+            ["apart", *NOISY, "run_dir=unseen"],
         ]
         ends = on_ranks(RANKS, [HERE / "fits.py", json.dumps(jobs)], timeout_s=60.0 * RANKS)
-        expected = f"ENDS {json.dumps(['0'] * (2 * len(TWO) + 1) + ['75', '0', '0', '0', OWN_STEP])}"
+        blind = ", ".join(f"rank {rank} ({socket.gethostname()})" for rank in range(1, RANKS))
+        unseen = (
+            f"UserError: {blind} cannot see {folder / 'unseen'}, the run directory of rank 0 ({socket.gethostname()}) "
+            "(run_dir, command line). Choose a run_dir= on a file system that all machines share."
+        )
+        expected = f"ENDS {json.dumps(['0'] * (2 * len(TWO) + 1) + ['75', '0', '0', '0', OWN_STEP, unseen])}"
         assert [(code, expected in output) for code, output in ends] == [(0, True)] * RANKS, ends
         (folder / "output.json").write_text(json.dumps([output for _, output in ends]))
     finally:

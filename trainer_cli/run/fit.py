@@ -36,8 +36,9 @@ from trainer_cli.config.targets import import_from
 from trainer_cli.config.validation import contents
 from trainer_cli.errors import ExitCode
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, is_of_peer
+from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.run import report
-from trainer_cli.run.environment import environment
+from trainer_cli.run.environment import environment, versions
 from trainer_cli.run.plan import simulation_of, start_point_of, step_counts_of
 from trainer_cli.run.plan_view import schedule_lines
 from trainer_cli.run.resume import frozen
@@ -84,6 +85,13 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
         _warn_of_world_size(start.entry, trainer.strategy.world_size)
         fork = group.on_main(lambda: fork_of(composed, start))
         group.on_main(lambda: _open_run(composed, start, trainer, stack))
+        if group.world_size > 1:
+            check_same_file(group, run.summary_file)
+            check_same(group, versions(("trainer-cli", "torch")))
+            # Legitimate for a folder of each machine.
+            configs = group.gather(frozen(composed, start.run_id))
+            if others := [rank for rank, own in enumerate(configs) if own != configs[0]]:
+                log.warning("environment variables in the config have other values than on rank 0 on ranks %s", others)
         if config.logging.rank_files and not group.is_main:
             stack.enter_context(to_file(run.path / f"train.rank{group.rank}.log"))
         if start.finished is not None:

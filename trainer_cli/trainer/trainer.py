@@ -25,6 +25,7 @@ from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Now, RunFacts
 from trainer_cli.parallel.agreement import Agreement
+from trainer_cli.parallel.same import check_same
 from trainer_cli.parallel.single import Single
 from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.trainer import media
@@ -309,6 +310,8 @@ class Trainer:
                 loop.prepare(self, train, counts)
                 if path is not None:
                     self.load_checkpoint(path, load, keep_settings)
+                    counts = self.progress
+                    check_same(self.strategy.group, {"step": counts.step, "number of samples": counts.samples})
                 else:
                     self._make_schedulers()
                     # An earlier fit of this trainer, or a loaded state: the records up to here stay.

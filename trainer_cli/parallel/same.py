@@ -1,0 +1,58 @@
+"""At the start of a training by several ranks: whether all see rank 0's files, and train the same."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer_cli.errors import UserError
+from trainer_cli.parallel.process_group import ProcessGroup
+
+_LOOK_AFTER_S = 0.2
+APPEARS_IN_S = 60.0
+"""A network file system may remember for a minute that a file was not there, or what was in it."""
+
+
+def check_same_file(group: ProcessGroup, file: Path) -> None:
+    """Check that every rank sees what rank 0 has just written into a file. Collective.
+
+    Raises:
+        UserError: on every rank, with the ranks and machines that do not see it.
+    """
+    digest = group.broadcast(_digest(file))
+    until = time.monotonic() + APPEARS_IN_S
+    while not (seen := _digest(file) == digest) and time.monotonic() < until:
+        time.sleep(_LOOK_AFTER_S)
+    answers = group.gather((seen, socket.gethostname()))
+    blind = [f"rank {rank} ({host})" for rank, (sees, host) in enumerate(answers) if not sees]
+    if blind:
+        where = group.broadcast(str(file.parent.absolute()))
+        raise UserError(
+            f"{', '.join(blind)} cannot see {where}, the run directory of rank 0 ({answers[0][1]})",
+            where="run_dir",
+            cure="Choose a run_dir= on a file system that all machines share.",
+        )
+
+
+def check_same(group: ProcessGroup, facts: Mapping[str, object]) -> None:
+    """Check that every rank has rank 0's values of some facts. Collective.
+
+    Raises:
+        UserError: on every rank, with the first fact that differs, and the ranks where it does.
+    """
+    first, *others = group.gather(dict(facts))
+    for name, value in first.items():
+        told = [f"{own[name]} on rank {rank}" for rank, own in enumerate(others, 1) if own[name] != value]
+        if told:
+            raise UserError(f"the ranks do not have the same {name}: {value} on rank 0, {', '.join(told)}")
+
+
+def _digest(file: Path) -> str | None:
+    """The digest of a file's bytes; None if it cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
