@@ -307,7 +307,11 @@ def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, a
     if ranks.init_method is None:
         store: Any = torch._C._distributed_c10d.HashStore()
     else:
-        store, _, _ = next(rendezvous(ranks.init_method, ranks.rank, ranks.world_size, timeout=timeout))
+        served, _, _ = next(rendezvous(ranks.init_method, ranks.rank, ranks.world_size, timeout=timeout))
+        # The store of torchrun's agent still has the addresses of processes from before a restart.
+        store = torch._C._distributed_c10d.PrefixStore(
+            f"attempt{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", served
+        )
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
         store=store,
