@@ -1170,6 +1170,11 @@ CASES = [
         {"experiment/x.yaml": "# @package _global_\nloop:\n"},
     ),
     Case(
+        "section that is a switch",
+        ["compile=true"],
+        "compile is true, but it must be a section: a mapping of keys to values, never null (command line). Write compile.enabled=true.",
+    ),
+    Case(
         "component that is a value",
         ["experiment=x"],
         "model is 'mlp', but it must be a node with `_target_`, or null (configs/experiment/x.yaml:2). Choose one with model=NAME, in a file by '- override /model: NAME' in its defaults list.",

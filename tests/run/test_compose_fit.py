@@ -87,6 +87,13 @@ def test_what_is_named_is_trained(here: Path, words: list[str], files: dict[str,
     assert compose_fit(words).config.model
 
 
+def test_the_name_of_an_experiments_file_means_the_same_run(here: Path) -> None:
+    project(here, **{"experiment/mine": f"{PACKAGED}model: {{_target_: ours.Thing}}\ndata: {{_target_: ours.Thing}}\n"})
+    config = compose_fit(["+experiment=mine.yaml"]).config
+    assert config == compose_fit(["+experiment=mine"]).config
+    assert config.name == "mine"
+
+
 def test_the_folder_of_configs_may_be_named(here: Path) -> None:
     project(here / "elsewhere")
     assert compose_fit([]).config.model, "no configs here"

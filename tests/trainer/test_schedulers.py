@@ -375,13 +375,15 @@ def test_an_interval_that_cannot_be_is_refused(scheduled: Scheduled, message: st
 
 
 def test_a_rate_that_is_lost_within_the_first_epoch_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    def fit(**scheduled: Any) -> int:
+    def fit(log_interval: Any = 1, **scheduled: Any) -> int:
         caplog.clear()
         schedule = Scheduled(lambda o: lr.ExponentialLR(o, 1e-7), **scheduled)
-        trainer(schedulers=schedule, optimizer=_sgd, settings={"max_duration": 8, "log_interval": 1}).fit(loader())
+        settings = {"max_duration": 8, "log_interval": log_interval}
+        trainer(schedulers=schedule, optimizer=_sgd, settings=settings).fit(loader())
         return caplog.text.count("within the first epoch: scheduler steps after every optimizer step")
 
     assert fit(interval="step") == 1
+    assert fit(interval="step", log_interval="1ep") == 1
     assert fit() == 0
 
 

@@ -9,6 +9,8 @@ from trainer_cli.cli.choices import EXPERIMENT, Choices, keys, sections
 from trainer_cli.config.suggest import did_you_mean, nearest
 from trainer_cli.errors import UserError
 
+_LISTED = 8
+"""Experiments that a cure names."""
 _PATH_SIGNS = ("/", "*", "@")
 _ELSEWHERE = {
     **dict.fromkeys(("epochs", "max_epochs", "num_epochs"), "loop.max_duration={}ep"),
@@ -133,6 +135,10 @@ def _meant(word: str, following: str | None, choices: Choices, verb: str) -> str
         )
     if name in choices.groups or name in keys():
         return f"Write {name}=VALUE."
-    if near := nearest(name, choices.options(EXPERIMENT)):
+    experiments = list(choices.options(EXPERIMENT))
+    if near := nearest(name, experiments):
         return f"Did you mean 'experiment={near}'?"
+    if name.isidentifier():
+        more = ", …" if len(experiments) > _LISTED else ""
+        return f"Write key=value, or the name of an experiment: {', '.join(experiments[:_LISTED])}{more}."
     return None

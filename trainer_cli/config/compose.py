@@ -358,7 +358,7 @@ def _with_overrides(
         values["ckpt"] = line.command.ckpt
         given.append(Given(("ckpt",), f"ckpt={line.command.ckpt}", line.command.ckpt))
     if values.get("name") is None:
-        values["name"] = experiments[-1].rsplit("/")[-1] if experiments else "default"
+        values["name"] = experiments[-1].rsplit("/")[-1].removesuffix(".yaml") if experiments else "default"
     values = completed(values)
     for one in line.appends:
         found.append(override_values.append(values, one))

@@ -97,9 +97,9 @@ def project_root(explicit: Path | None, cwd: Path) -> Path:
 
 
 def find(dirs: Sequence[Path], name: str) -> Path | None:
-    """The file that `name` (without `.yaml`) means, or None."""
+    """The file that `name`, with or without `.yaml`, means, or None."""
     for folder in dirs:
-        path = folder / f"{name}.yaml"
+        path = folder / f"{name.removesuffix('.yaml')}.yaml"
         if path.is_file():
             return path
     return None

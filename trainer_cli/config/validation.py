@@ -95,7 +95,9 @@ class _Validation:
             elif isinstance(value, Mapping):
                 given[name] = self.section(one.type, value, node[name], here)
             else:
-                hint = f"Set its keys, such as {'.'.join(here)}.{dataclasses.fields(one.type)[0].name}."
+                first = f"{'.'.join(here)}.{dataclasses.fields(one.type)[0].name}"
+                is_switch = isinstance(value, bool) and first.endswith(".enabled")
+                hint = f"Write {first}={str(value).lower()}." if is_switch else f"Set its keys, such as {first}."
                 self._refuse(here, value, "a section: a mapping of keys to values, never null", hint)
         if path and len(self.mistakes) > before:
             return section()  # Values that contradict each other can be checked only among right ones.

@@ -209,7 +209,9 @@ class Schedulers:
         """Warn once of a learning rate that falls by more than a million within the first epoch, its end apart."""
         if self._warned or not self.has(_STEP):
             return
-        last = min((one for one in (steps_per_epoch, total_steps and total_steps * 9 // 10) if one), default=None)
+        # The end of the epoch counts: in a short one nothing else is evaluated or logged before it.
+        limits = (steps_per_epoch and steps_per_epoch + 1, total_steps and total_steps * 9 // 10)
+        last = min((one for one in limits if one), default=None)
         if last is not None and step >= last:
             self._warned = True
             return

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _SEVERAL = "optimizers"
 """The states of several optimizers, by name; that of a single one is under `optimizer`."""
-ADVICE = "Resume with the config of the checkpoint, or start a new run from its weights with ckpt=."
+ADVICE = "Resume with the config and the code of the checkpoint, or begin another run: name=OTHER."
 
 
 def later(trainer: Trainer) -> tuple[str, ...]:
