@@ -15,6 +15,7 @@ from test_storage import StorageContract
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint
+from trainer_cli.checkpoint.storage.download import fetch
 from trainer_cli.checkpoint.storage.object_client import ObjectClient
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
 from trainer_cli.errors import StoreAwayError, UserError
@@ -212,3 +213,17 @@ def test_a_store_that_does_not_answer_is_one_message(tmp_path: Path) -> None:
     client = ObjectClient("s3://b/run", wait=lambda seconds: None, options={"endpoint_url": "http://127.0.0.1:9"})
     with pytest.raises(StoreAwayError, match=r"list failed 6 times: .*\(s3://b/run\)\. Check the network"):
         ObjectStorage("s3://b/run", cache=tmp_path, client=client).names()
+
+
+def test_a_file_that_was_replaced_by_one_of_the_same_size_is_fetched_again(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    client = ObjectClient(url)
+    copies = []
+    for content in (b"old", b"old", b"new"):
+        client.put("weights.pt", content)
+        copies.append(fetch(f"{url}/weights.pt"))
+        assert copies[-1] is not None
+        assert copies[-1].read_bytes() == content
+    assert copies[0] == copies[1] != copies[2]

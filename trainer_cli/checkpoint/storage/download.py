@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,20 +54,20 @@ def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorag
 def fetch(url: str) -> Path | None:
     """Copy a file, or all files of a folder, of another program into the user's cache; None if there is none.
 
-    A copy of the same sizes and tags is used again.
+    A copy of the same sizes and tags is used again, unless the store gives no tags.
     """
     parent, _, name = url.rstrip("/").rpartition("/")
     client = ObjectClient(parent)
-    size = client.size(name)
-    files = {name: (size, "")} if size is not None else {f"{name}/{key}": one for key, one in client.list(name).items()}
+    info = client.info(name)
+    files = {name: info} if info is not None else {f"{name}/{key}": one for key, one in client.list(name).items()}
     if not files:
         return None
-    state = "\n".join(f"{key} {own[0]} {own[1]}" for key, own in sorted(files.items()))
+    state = "\n".join(f"{key} {own.size_bytes} {own.tag or uuid.uuid4()}" for key, own in sorted(files.items()))
     into = cache_of(f"{url}\n{state}") / name
     if into.exists():
         return into
     unfinished = into.parent / f".{os.getpid()}.{name}"
-    with _progress(url, sum(own[0] for own in files.values())) as advance:
+    with _progress(url, sum(own.size_bytes for own in files.values())) as advance:
         for key, (size_bytes, _) in files.items():
             path = unfinished if key == name else unfinished / key.removeprefix(f"{name}/")
             if ".." in path.parts:

@@ -11,7 +11,7 @@ import errno
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,6 +31,8 @@ _S3 = ("s3", "s3a")
 _PACKAGES = {"s3": "'trainer-cli[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub"}
 _FINAL = (FileNotFoundError, FileExistsError, NotImplementedError, TypeError, ValueError)
 """Errors that a repeated request would raise again."""
+_TAGS = ("ETag", "etag", "blob_id", "generation", "mtime", "Last-Modified", "last_modified", "LastModified")
+"""Under which of these keys the file systems of fsspec tell that an object has changed."""
 _NO_ACCESS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError")
 
 
@@ -39,7 +41,7 @@ class ObjectInfo(NamedTuple):
 
     size_bytes: int
     tag: str
-    """Changes with the object."""
+    """Changes with the object; empty if the store gives nothing that does."""
 
 
 class ObjectClient:
@@ -79,7 +81,7 @@ class ObjectClient:
             return {}
         root = self._files._strip_protocol(place).rstrip("/") + "/"
         return {
-            name.removeprefix(root): ObjectInfo(int(info.get("size") or 0), str(info.get("ETag") or info.get("mtime")))
+            name.removeprefix(root): ObjectInfo(int(info.get("size") or 0), _tag(info))
             for name, info in found.items()
             if name.startswith(root) and info.get("type") != "directory"
         }
@@ -117,11 +119,16 @@ class ObjectClient:
 
     def size(self, key: str) -> int | None:
         """The size of an object in bytes, or None if it is not there."""
+        found = self.info(key)
+        return None if found is None else found.size_bytes
+
+    def info(self, key: str) -> ObjectInfo | None:
+        """Size and tag of an object, or None if it is not there."""
         try:
             info = self._repeated(f"head {key}", lambda: self._files.info(self._path(key), refresh=True))
         except FileNotFoundError:
             return None
-        return None if info["type"] == "directory" else int(info["size"])
+        return None if info["type"] == "directory" else ObjectInfo(int(info["size"]), _tag(info))
 
     def put(self, key: str, content: bytes) -> None:
         """Write a small object, replacing one that is there."""
@@ -204,6 +211,10 @@ class ObjectClient:
                 longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt)
                 self._wait(longest * random.uniform(0.5, 1.0))
         raise AssertionError("the last attempt returns or raises")
+
+
+def _tag(info: Mapping[str, Any]) -> str:
+    return next((str(info[key]) for key in _TAGS if info.get(key)), "")
 
 
 def _file_system(scheme: str, options: dict[str, Any]) -> Any:

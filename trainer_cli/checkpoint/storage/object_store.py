@@ -261,7 +261,7 @@ class ObjectStorage:
             for name in {*found, *before}:
                 # A listing may be older than what was read or written since.
                 known = before.get(name)
-                if known is not None and known.manifest is not None and known.tag == tags.get(name):
+                if known is not None and known.manifest is not None and known.tag and known.tag == tags.get(name):
                     remote[name] = known._replace(sizes=found[name])
                 elif (one := self._look(name, found.get(name, {}), tags.get(name, ""))) is not None:
                     remote[name] = one
