@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,23 @@ def test_a_model_with_more_layers_is_loaded_unless_strict(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"2\.weight: missing in the checkpoint"):
         load_checkpoint(tmp_path / "step1", more, finetune=True)
     load_checkpoint(tmp_path / "step1", more, finetune=True, strict=False)
+
+
+def test_the_cure_of_weights_that_do_not_fit_is_an_argument_that_helps(tmp_path: Path) -> None:
+    one, other = Training(), Training(seed=1)
+    save_checkpoint(tmp_path / "step2", 7, *one.parts)
+    head = nn.Sequential(other.model[0], nn.Linear(4, 5))
+    with pytest.raises(UserError, match=re.escape("add ignore_keys=['1.*'].")):
+        load_checkpoint(tmp_path / "step2", head, finetune=True)
+    load_checkpoint(tmp_path / "step2", head, finetune=True, ignore_keys=["1.*"])
+    assert torch.equal(head[0].weight, one.model[0].weight)
+    inner = nn.ModuleDict({"net": nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))})
+    with pytest.raises(UserError, match=re.escape("add key_mapping={'*': 'net.*'}.")):
+        load_checkpoint(tmp_path / "step2", inner, finetune=True)
+    load_checkpoint(tmp_path / "step2", inner, finetune=True, key_mapping={"*": "net.*"})
+    assert torch.equal(inner["net"][1].weight, one.model[1].weight)
+    with pytest.raises(UserError, match=r"Nothing was loaded\. To load the model alone, add finetune=True\."):
+        load_checkpoint(tmp_path / "step2", other.model, torch.optim.SGD(other.model.parameters(), lr=0.1))
 
 
 def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:

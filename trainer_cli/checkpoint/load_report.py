@@ -45,22 +45,28 @@ class LoadReport:
 def advice(report: LoadReport) -> str:
     """What to do about weights that do not fit."""
     if report.reshaped:
-        layers = sorted({name.rpartition(".")[0] for name in report.reshaped})
-        globs = ",".join(f"{layer}.*" if layer else "*" for layer in layers)
+        globs = ",".join(globs_of(report.reshaped))
         return f"To keep the model's own values of these layers, add 'load.ignore_keys=[{globs}]'."
-    if (mapping := _prefix_mapping(report.missing, report.unexpected)) is not None:
-        return f"The names differ by a prefix: add 'load.key_mapping={mapping}'."
+    if (mapping := prefix_mapping(report.missing, report.unexpected)) is not None:
+        ((old, new),) = mapping.items()
+        return f"The names differ by a prefix: add 'load.key_mapping={{{old}: {new}}}'."
     if report.one_sided:
         return f"{OTHER_MODEL} load.strict=false loads what both have; load.key_mapping={{OLD.*: NEW.*}} renames."
     return OTHER_MODEL
 
 
-def _prefix_mapping(missing: list[str], extra: list[str]) -> str | None:
+def globs_of(reshaped: list[str]) -> list[str]:
+    """The `ignore_keys` for the layers of these tensors."""
+    layers = sorted({name.rpartition(".")[0] for name in reshaped})
+    return [f"{layer}.*" if layer else "*" for layer in layers]
+
+
+def prefix_mapping(missing: list[str], extra: list[str]) -> dict[str, str] | None:
     """The `key_mapping` that gives the model most of what it misses, if one prefix is what differs."""
-    for longer, shorter, mapping in ((extra, missing, "{{{0}*: *}}"), (missing, extra, "{{*: {0}*}}")):
+    for longer, shorter in ((extra, missing), (missing, extra)):
         prefixes = {name[: at + 1]: None for name in longer for at, char in enumerate(name) if char == "."}
         for prefix in prefixes:
             stripped = {name.removeprefix(prefix) for name in longer if name.startswith(prefix)}
             if 2 * len(stripped.intersection(shorter)) > len(shorter):
-                return mapping.format(prefix)
+                return {f"{prefix}*": "*"} if longer is extra else {"*": f"{prefix}*"}
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -14,7 +14,7 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_ch
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
-from trainer_cli.checkpoint.load_report import advice
+from trainer_cli.checkpoint.load_report import OTHER_MODEL, LoadReport, globs_of, prefix_mapping
 from trainer_cli.checkpoint.model_state import Fitting, capture_model, fit_model, table
 from trainer_cli.checkpoint.naming import step_within
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
@@ -68,12 +68,15 @@ def load_checkpoint(
     lr_scheduler: Any = None,
     finetune: bool = False,
     strict: bool = True,
+    ignore_keys: Sequence[str] = (),
+    key_mapping: Mapping[str, str] | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Load what `save_checkpoint` saved; its epoch, and what else is in the checkpoint by name.
 
     Args:
         finetune: load the model alone, also from a checkpoint of another program; the epoch is 0 then.
         strict: refuse parameters that only the model or only the checkpoint has.
+        ignore_keys, key_mapping: as of LoadOptions: what keeps the model's own values, and other names.
 
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or it lacks a part; the part is named.
@@ -87,7 +90,8 @@ def load_checkpoint(
         state: Mapping[str, Any] = {"model": read_foreign(path).model}
     else:
         state = make_sync_checkpointer().read(path)
-    options = LoadOptions(states=(WEIGHTS if finetune else WHOLE).states, strict=strict)
+    states = (WEIGHTS if finetune else WHOLE).states
+    options = LoadOptions(states=states, strict=strict, ignore_keys=ignore_keys, key_mapping=key_mapping or {})
     wanted = ["model"]
     if not finetune:
         given = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
@@ -106,13 +110,23 @@ def load_checkpoint(
         fittings["lr_scheduler"] = _fit_scheduler(lr_scheduler, state["lr_scheduler"])
     if faults := {owner: one.faults for owner, one in fittings.items() if one.faults}:
         text = table(f"{path} does not fit", faults)
-        raise UserError(f"{text}\n", cure=f"Nothing was loaded. {advice(report)}")
+        cure = _advice(report) if fitting.faults else "To load the model alone, add finetune=True."
+        raise UserError(f"{text}\n", cure=f"Nothing was loaded. {cure}")
     # The schedule first: its own code may still refuse, and then nothing else was changed.
     for owner in ("lr_scheduler", "model", "optimizer"):
         if owner in fittings:
             fittings[owner].load()
     rest = {name: value for name, value in state.items() if name not in _OWN}
     return (0 if finetune else int(state["epoch"])), rest
+
+
+def _advice(report: LoadReport) -> str:
+    """What to do about weights that do not fit, by arguments of `load_checkpoint`."""
+    if report.reshaped:
+        return f"To keep the model's own values of these layers, add ignore_keys={globs_of(report.reshaped)}."
+    if (mapping := prefix_mapping(report.missing, report.unexpected)) is not None:
+        return f"The names differ by a prefix: add key_mapping={mapping}."
+    return f"{OTHER_MODEL} strict=False loads what both have." if report.one_sided else OTHER_MODEL
 
 
 def _fit_scheduler(scheduler: Any, saved: Mapping[str, Any]) -> Fitting:
