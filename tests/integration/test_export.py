@@ -106,6 +106,14 @@ def test_an_average_is_a_checkpoint_that_is_evaluated_and_forked(place: Path) ->
     assert "average of step10, step20" in shown
 
 
+@pytest.mark.parametrize("lost", ["manifest.json", "rank0.safetensors"])
+def test_an_average_is_of_all_that_were_named_or_of_none(place: Path, lost: str) -> None:
+    (place / "runs/base/checkpoints/step0" / lost).unlink()
+    done = quickly(place, "ckpt", "average", "runs/base/checkpoints/step*", "-o", "runs/mean")
+    assert (done.code, "it is not valid: " in done.err, "step0" in done.err) == (3, True, True)
+    assert not (place / "runs/mean").exists()
+
+
 def test_stripped_weights_are_evaluated_and_cannot_be_resumed(place: Path) -> None:
     assert quickly(place, "ckpt", "strip", "runs/base@latest", "-o", "runs/slim").code == 0
     assert sorted(path.name for path in (place / "runs/slim").iterdir()) == [

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.cli.table import print_json, size
-from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.errors import CheckpointError, ExitCode, UserError
 
 if TYPE_CHECKING:
     from trainer_cli.run.export import Written
@@ -105,10 +105,13 @@ def average(args: argparse.Namespace) -> int:
     """Save the mean of several checkpoints."""
     from trainer_cli.run.select import select
 
-    paths = select(args.what).paths
+    selection = select(args.what)
+    for path, problem in {**selection.skipped, **selection.damaged}.items():
+        # A mean of the others would be taken for the mean of all.
+        raise CheckpointError(f"it is not valid: {problem}", where=str(path), cure="Name those to average without it.")
     from trainer_cli.run.export import average as average_of
 
-    return _report(args, "averaged", average_of(paths, args.output, args.weights))
+    return _report(args, "averaged", average_of(selection.paths, args.output, args.weights))
 
 
 def strip(args: argparse.Namespace) -> int:
