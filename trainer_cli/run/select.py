@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ from trainer_cli.config.schema import Mode
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
 from trainer_cli.run.run_dir import RunDir
+
+log = logging.getLogger(__name__)
 
 _AT = re.compile(r"(?P<run>.+)@(?P<which>latest|best|step\d+)")
 _CONFIG_BYTES = 1_000_000
@@ -92,18 +95,22 @@ def select(patterns: Sequence[str]) -> Selection:
 
 
 def select_one(pattern: str | list[str]) -> Path:
-    """The one checkpoint that a pattern names: of those of one folder that a glob matches, the newest.
+    """The one checkpoint that a pattern names: of those of one folder that a glob matches, the newest. A damaged one
+    that the glob matches too is passed over with a warning.
 
     Raises:
         UserError: it names several, of several folders or in a list.
         CheckpointError: it names none.
     """
-    chosen = select([pattern] if isinstance(pattern, str) else pattern).paths
+    selection = select([pattern] if isinstance(pattern, str) else pattern)
+    chosen = selection.paths
     if len(chosen) > 1 and (isinstance(pattern, list) or len({path.parent for path in chosen}) > 1):
         raise UserError(
             f"ckpt={pattern} names {len(chosen)} checkpoints, and a run begins with one",
             cure=f"Name one of them, for example ckpt={chosen[-1]}.",
         )
+    for path, problem in selection.damaged.items():
+        log.warning("%s is passed over, and %s is used: %s", path, chosen[-1].name, problem)
     return chosen[-1]
 
 
@@ -300,6 +307,8 @@ def _of_run(run: Path, which: str) -> Path:
     catalog, run_id = catalog_of(folder), id_of(run)
     if which == "latest":
         chosen = catalog.newest_valid(run_id)
+        if chosen is not None:
+            _warn_of_newer(catalog, chosen, run_id)
     elif which == "best":
         valid = catalog.valid(run_id)
         chosen = best_of(valid, run)
@@ -318,6 +327,15 @@ def _of_run(run: Path, which: str) -> Path:
         listed = ", ".join([*have[:4], "…", *have[-4:]] if len(have) > 9 else have) or "no valid checkpoint"
         raise CheckpointError(f"{run}@{which}: there is none", cure=f"{folder} holds {listed}.")
     return folder / chosen.name
+
+
+def _warn_of_newer(catalog: Catalog, chosen: Entry, run_id: str | None) -> None:
+    """Warn of each newer checkpoint of the run that is damaged, or whose weights are not finite."""
+    for entry in catalog.entries():
+        of_another = entry.manifest is not None and run_id not in (None, entry.manifest.run_id)
+        if entry.step > chosen.step and not (entry.partial or of_another):
+            problem = entry.problem or "its weights are not finite"
+            log.warning("%s is passed over, and %s is used: %s", entry.name, chosen.name, problem)
 
 
 def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:

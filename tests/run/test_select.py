@@ -1,0 +1,67 @@
+"""Which checkpoint `ckpt=` names where the newest ones are bad: an older one, with a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer_cli import make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata
+from trainer_cli.run.select import select_one
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with checkpoints of steps 10 to 30, and a folder of step 40 that was never committed."""
+    for step in (10, 20, 30):
+        metadata = CheckpointMetadata(step=step, finite=True)
+        path = tmp_path / "run/checkpoints" / f"step{step}"
+        make_sync_checkpointer().save({"model": {"weight": torch.ones(3)}}, path, metadata=metadata)
+    (tmp_path / "run/config.yaml").write_text("{}\n")
+    (tmp_path / "run/checkpoints/step40").mkdir()
+    return tmp_path / "run"
+
+
+def truncate(checkpoint: Path) -> None:
+    """Take a byte of the weights away."""
+    file = checkpoint / "rank0.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+NAMES: dict[str, Callable[[Path], str]] = {
+    "the run": str,
+    "its latest": lambda run: f"{run}@latest",
+    "a glob": lambda run: f"{run}/checkpoints/step*",
+}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
+    name: Callable[[Path], str], run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert select_one(name(run)).name == "step30"
+    assert not caplog.records
+    truncate(run / "checkpoints/step30")
+    assert select_one(name(run)).name == "step20"
+    [told] = caplog.messages
+    assert "step30 is passed over, and step20 is used: rank0.safetensors" in told
+
+
+def test_an_older_damaged_checkpoint_is_no_matter_of_the_latest(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    truncate(run / "checkpoints/step10")
+    assert select_one(f"{run}@latest").name == "step30"
+    assert not caplog.records
+
+
+def test_a_newer_checkpoint_that_is_not_finite_is_passed_over_with_a_warning(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = run / "checkpoints/step50"
+    metadata = CheckpointMetadata(step=50, finite=False)
+    make_sync_checkpointer().save({"model": {"weight": torch.ones(3)}}, path, metadata=metadata)
+    caplog.clear()
+    assert select_one(f"{run}@latest").name == "step30"
+    assert caplog.messages == ["step50 is passed over, and step30 is used: its weights are not finite"]
