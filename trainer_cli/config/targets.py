@@ -22,7 +22,8 @@ from trainer_cli.errors import Code, ConfigError
 
 OURS = "trainer_cli"
 COMPONENTS = tuple(
-    f"{OURS}.{part}" for part in ("callbacks", "data", "loggers", "models", "testing", "trainer.schedulers")
+    f"{OURS}.{part}"
+    for part in ("callbacks", "data", "loggers", "models", "testing", "trainer.schedulers", "trainer.warmup")
 )
 TORCH = "torch"
 TORCH_CLASSES = ("torch.nn.modules", "torch.optim")

@@ -311,8 +311,6 @@ def _of_other_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
 
 def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[Tensor]:
     """What a file has of each tensor, described as the whole tensor."""
-    import numpy as np
-
     checked = VerifiedFile(folder, manifest, file)
     with checked.peeked():
         layout = parsed_header(checked)
@@ -324,8 +322,14 @@ def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[
             raise checked.damaged(f"{entry.name[:80]!r} is not the part of the tensor that the manifest says")
         whole = replace(entry, shape=part.shape, size_bytes=math.prod(part.shape) * ELEMENT_BYTES[entry.code])
         path, size = folder.path / file, (entry.size_bytes,)
-        yield Tensor(whole, [StoredPart(part, partial(np.memmap, path, "u1", "r", offset, size))])
+        yield Tensor(whole, [StoredPart(part, partial(_mapped, path, offset, size))])
         offset += entry.size_bytes
+
+
+def _mapped(path: Path, offset: int, size: tuple[int]) -> Array:
+    import numpy as np
+
+    return np.memmap(path, "u1", "r", offset, size)
 
 
 def _add_parts(tensor: Tensor, more: Tensor) -> None:
