@@ -259,14 +259,14 @@ def test_a_current_folder_that_is_gone_is_one_message(
 ) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
-    monkeypatch.setenv("PWD", "/work/gone")
+    monkeypatch.setenv("PWD", "/folder/gone")
     with monkeypatch.context() as there:
         there.chdir(folder)
         folder.rmdir()
         assert (main(argv), main([*argv, "--help"])) == (2, 2 if "=" in argv[0] else 0)
     said = capsys.readouterr().err
     message = 'Change to another folder, or, if it was made again: cd "$PWD".'
-    assert said.startswith(f"error: the current folder is gone\n  --> /work/gone\nhelp: {message}\n")
+    assert said.startswith(f"error: the current folder is gone\n  --> /folder/gone\nhelp: {message}\n")
     assert "Traceback" not in said
 
 
