@@ -7,34 +7,28 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
-from trainer_cli.loggers.files import AppendedFile, keep_spans, sync_folder
+from trainer_cli.loggers.base import Record, RunFacts, in_run_dir
+from trainer_cli.loggers.file_logger import FileLogger
 
 HEADER = "step,epoch,time,metric,value\n"
 
 
-class CsvLogger(Logger):
+class CsvLogger(FileLogger):
     """Appends rows `step,epoch,time,metric,value` to a file; NaN and infinity are written as `nan` and `inf`.
 
     Spreadsheets pivot it; in pandas: `frame.pivot(index="step", columns="metric", values="value")`.
     """
 
     def __init__(self, path: str = "metrics.csv") -> None:
-        self.path = path
-        self._file: AppendedFile | None = None
+        super().__init__(path)
         self._is_empty = True
 
-    def rewind(self, run_dir: Path, step: int) -> None:
-        path = in_run_dir(self.path, run_dir)
-        if path.exists():
-            keep_spans(path, _rows_up_to(path, step))
+    def spans_up_to(self, path: Path, step: int) -> Iterator[tuple[int, int]]:
+        return _rows_up_to(path, step)
 
     def start(self, facts: RunFacts) -> None:
-        path = in_run_dir(self.path, facts.run_dir)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = AppendedFile(path)
-        self._is_empty = path.stat().st_size == 0
-        sync_folder(path.parent)
+        super().start(facts)
+        self._is_empty = in_run_dir(self.path, facts.run_dir).stat().st_size == 0
 
     def log(self, record: Record) -> None:
         if self._file is None or not record.metrics:
@@ -46,15 +40,6 @@ class CsvLogger(Logger):
         for name, value in record.metrics.items():
             rows.writerow([record.step, record.epoch, f"{record.time:.3f}", name, repr(float(value))])
         self._file.append(text.getvalue().encode())
-
-    def flush(self, durable: bool = False) -> None:
-        if durable and self._file is not None:
-            self._file.sync()
-
-    def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
 
 
 def _rows_up_to(path: Path, step: int) -> Iterator[tuple[int, int]]:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
-from trainer_cli.loggers.files import AppendedFile, keep_spans, sync_folder
+from trainer_cli.loggers.base import Record
+from trainer_cli.loggers.file_logger import FileLogger
 
 
-class JsonlLogger(Logger):
+class JsonlLogger(FileLogger):
     """Appends `{"step": …, "epoch": …, "time": unix seconds, "train/loss": …}` lines to a file.
 
     JSON has no NaN and no infinity: they are written as the strings "nan", "inf" and "-inf", which Python's
@@ -20,32 +20,14 @@ class JsonlLogger(Logger):
     """
 
     def __init__(self, path: str = "metrics.jsonl") -> None:
-        self.path = path
-        self._file: AppendedFile | None = None
+        super().__init__(path)
 
-    def rewind(self, run_dir: Path, step: int) -> None:
-        path = in_run_dir(self.path, run_dir)
-        if path.exists():
-            keep_spans(path, _lines_up_to(path, step))
-
-    def start(self, facts: RunFacts) -> None:
-        path = in_run_dir(self.path, facts.run_dir)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = AppendedFile(path)
-        sync_folder(path.parent)
+    def spans_up_to(self, path: Path, step: int) -> Iterator[tuple[int, int]]:
+        return _lines_up_to(path, step)
 
     def log(self, record: Record) -> None:
         if self._file is not None and (record.metrics or not record.has_media):
             self._file.append(encode(record))
-
-    def flush(self, durable: bool = False) -> None:
-        if durable and self._file is not None:
-            self._file.sync()
-
-    def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
 
 
 def encode(record: Record) -> bytes:
