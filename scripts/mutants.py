@@ -142,7 +142,7 @@ MUTANTS = {
         "steps = [step for step in rules.fixed_steps if step > now.step]",
         "steps = []",
     ),
-    "the next save is told one fixed step late": ("if step > now.step]", "if step > now.step + 1]"),
+    "the next save is one fixed step late": ("if step > now.step]", "if step > now.step + 1]"),
     "the next save may be now": ("if step > now.step]", "if step >= now.step]"),
     "the next save forgets the ephemeral interval": (
         "intervals = (rules.save_interval, rules.ephemeral_save_interval)",

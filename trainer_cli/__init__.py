@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.wandb import WandbLogger
     from trainer_cli.models.lora import lora
     from trainer_cli.trainer.duration import Duration
+    from trainer_cli.trainer.evaluate import Evaluation
     from trainer_cli.trainer.find import find_batch_size, find_learning_rate
     from trainer_cli.trainer.hooks import Callback, add_global_callback
     from trainer_cli.trainer.messages import Logging
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.scheduler_intervals import Scheduled
     from trainer_cli.trainer.schedulers import scheduler_factory
     from trainer_cli.trainer.train_step import TrainStep
-    from trainer_cli.trainer.trainer import Evaluation, FitResult, Trainer
+    from trainer_cli.trainer.trainer import FitResult, Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
     from trainer_cli.trainer.validation_loop import ValidationLoop
     from trainer_cli.trainer.warmup import (
@@ -105,7 +106,7 @@ _MODULES = {
     "EarlyStopping": "trainer_cli.callbacks.early_stopping",
     "EMA": "trainer_cli.callbacks.ema",
     "EvalHarness": "trainer_cli.callbacks.eval_harness",
-    "Evaluation": "trainer_cli.trainer.trainer",
+    "Evaluation": "trainer_cli.trainer.evaluate",
     "find_batch_size": "trainer_cli.trainer.find",
     "find_learning_rate": "trainer_cli.trainer.find",
     "FitResult": "trainer_cli.trainer.trainer",

@@ -1,7 +1,7 @@
 """All tables of what this project costs, ours beside others, in one run: `python scripts/bench --quick`.
 
 Each table is measured in a process of its own, contenders in turn, round after round. Writes results.md and
-results.json (and plots) to the folder named by --out. With --compare, tells what got slower since an earlier
+results.json (and plots) to the folder named by --out. With --compare, reports what got slower since an earlier
 results.json and exits with 1 if anything did. Peers that are not installed are skipped: `pip install -r
 scripts/bench/peers.txt` into an environment of its own.
 """
@@ -85,7 +85,7 @@ def _arguments() -> argparse.Namespace:
         "--folder", type=Path, default=Path.cwd(), metavar="FOLDER",
         help="on the disk whose speed is measured; what is written there is removed (the working directory)",
     )  # fmt: skip
-    parser.add_argument("--compare", type=Path, metavar="OLD.json", help="tell what got slower; exit with 1 if any")
+    parser.add_argument("--compare", type=Path, metavar="OLD.json", help="report what got slower; exit with 1 if any")
     parser.add_argument(
         "--tolerance", type=float, default=TOLERANCE, help=f"growth of a median that is none ({TOLERANCE})"
     )

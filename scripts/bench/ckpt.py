@@ -3,7 +3,7 @@
     python scripts/bench/ckpt.py [COUNT [RUNS]] [--json]
 
 Prints a Markdown table, or JSON. Processes are fresh ones, timed side by side with an empty interpreter; on a busy
-machine the processor's time tells more than the clock's.
+machine the processor's time is the steadier measure.
 """
 
 from __future__ import annotations

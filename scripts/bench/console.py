@@ -148,7 +148,7 @@ def _on_terminal(
         while True:
             try:
                 parts.append(os.read(master, 1 << 16))
-            except OSError:  # Nobody has the other end open any more.
+            except OSError:  # The other end is closed.
                 return
 
     whole = {**environment(), **env}

@@ -25,7 +25,7 @@ Save = Callable[[Path], None]
 
 
 def savers(tree: Tree) -> dict[str, Save]:
-    """By name: what writes the tree to a path and has it at rest when it returns."""
+    """By name: what writes the tree to a path and has made it durable when it returns."""
     import safetensors.torch
     from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 

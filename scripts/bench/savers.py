@@ -1,4 +1,4 @@
-"""Ways to save while a training goes on: each hands a state over and tells when it is staged, and when written."""
+"""Ways to save while a training goes on: each takes a state and reports when it is staged, and when written."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from table import Column, Row, Table
 TOLERANCE = 0.05
 """A median that grew by no more than this part did not get slower, however steady it is."""
 FEWEST = 3
-"""Of fewer samples nobody knows the noise."""
+"""The noise of fewer samples is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ class Column:
     resolution: float = 0.0
     """Differences up to this, in the unit, are none: the clock, or the procedure, sees no better."""
     ratio: bool = True
-    """Whether it is also told as a ratio to the base."""
+    """Whether it is also given as a ratio to the base."""
 
 
 @dataclass(slots=True)

@@ -89,7 +89,7 @@ class Training:
 
 def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
     """Each save: what the training waited for it, what it and the stretch of steps behind it took longer than the
-    stretches before and after that, which have no save, and when it was at rest."""
+    stretches before and after that, which have no save, and when it was durable."""
     training, save, folder = Training(plan), SAVERS[saver](), Path(plan.folder)
     found: dict[str, list[float]] = {"stall": [], "lost": [], "durable": [], "step": []}
 
@@ -224,5 +224,5 @@ if __name__ == "__main__":
     main(sys.argv[1], Plan(**json.loads(sys.argv[2])))
     sys.stdout.flush()
     sys.stderr.flush()
-    # Savers of others leave threads and processes that nobody joins.
+    # Savers of others leave threads and processes that are not joined.
     os._exit(0)

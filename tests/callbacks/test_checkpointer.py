@@ -13,7 +13,8 @@ import pytest
 import torch
 from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, trainer
 
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.checkpoint.storage.disk import Disk

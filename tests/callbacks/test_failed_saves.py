@@ -12,7 +12,8 @@ import pytest
 import torch
 from tiny import ListLogger, StopAt, loader, trainer
 
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.snapshot_buffer import SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk

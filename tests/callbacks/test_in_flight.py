@@ -14,8 +14,9 @@ import pytest
 import torch
 from tiny import Noisy, StopAt, everything, loader, same, trainer
 
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
+from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -254,13 +255,13 @@ def test_after_an_interrupted_wait_the_end_does_not_wait_long_again(
         def on_after_backward(self, trainer: Any, model: Any, loss: Any) -> None:
             if trainer.progress.step == 3:
                 assert disk.began.wait(60)
-                assert behind.background is not None
-                behind.background.drain = broken_off  # type: ignore[method-assign]
+                assert behind.saver.background is not None
+                behind.saver.background.drain = broken_off  # type: ignore[method-assign]
                 raise ArithmeticError("out of luck")
 
     def broken_off(timeout_s: float | None = None) -> bool:
-        assert behind.background is not None
-        patience.append(behind.background.timeout_s)
+        assert behind.saver.background is not None
+        patience.append(behind.saver.background.timeout_s)
         raise KeyboardInterrupt
 
     made = trainer(Noisy, optimizer=lambda model: torch.optim.AdamW(model.parameters()), callbacks=[Fails()],
@@ -268,8 +269,8 @@ def test_after_an_interrupted_wait_the_end_does_not_wait_long_again(
     with pytest.raises((ArithmeticError, KeyboardInterrupt)):
         made.fit(loader(22, 4))
     assert patience == [600.0]
-    assert behind.background is not None
-    assert behind.background.timeout_s == 0.1
+    assert behind.saver.background is not None
+    assert behind.saver.background.timeout_s == 0.1
     disk.go_on.set()
     assert writer.drain(60)
 

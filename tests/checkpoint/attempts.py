@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from oracle import NOTHING_DONE, Folder, Oracle, RefusedError, Seen
 
-from trainer_cli.callbacks.checkpointer import AFTER_EXCEPTION, CheckpointerCallback, RunIdentity
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.state_saver import AFTER_EXCEPTION, RunIdentity
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.errors import CheckpointError, SaveError, UserError

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer_cli.callbacks.checkpointer import RunIdentity
+from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.format.registry import format_of
 from trainer_cli.config.schema import CheckpointConfig, CheckpointFormat, LoopConfig, TrainConfig
 from trainer_cli.config.targets import Trust

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from tiny import StopAt, loader, trainer
 
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.errors import UserError
 from trainer_cli.run.ckpt_admin import look

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from trainer_cli.callbacks.retention import Retention
-from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
-from trainer_cli.checkpoint.checkpointer import InFlightSave, make_sync_checkpointer
-from trainer_cli.checkpoint.format.codec import UnsavableState
-from trainer_cli.checkpoint.format.registry import format_of
+from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.checkpoint.integrity import catalog_of, newest_intact
-from trainer_cli.checkpoint.model_state import model_files
-from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import (
     Decision,
     Kind,
@@ -32,9 +24,7 @@ from trainer_cli.checkpoint.policy import (
     why_save,
 )
 from trainer_cli.checkpoint.rules import checkpoint_config, retention_rules, save_rules
-from trainer_cli.checkpoint.save import CheckpointMetadata, disk_error, errors_of_save, nothing
-from trainer_cli.checkpoint.storage.interfaces import Storage
-from trainer_cli.checkpoint.storage.registry import open_storage
+from trainer_cli.checkpoint.save import CheckpointMetadata, disk_error
 from trainer_cli.checkpoint.storage.url_path import as_path, is_url
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.config.schema import (
@@ -52,45 +42,15 @@ from trainer_cli.parallel.process_group import is_of_peer
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    import torch
-
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
 
 log = logging.getLogger(__name__)
 
-AFTER_EXCEPTION = "exception"
-"""Folder, below that of the checkpoints, of the one saved when the training failed. No resume looks there."""
 _DELETING_S = 60.0
 """How long the end of a training waits for the deletion of removed checkpoints."""
 _ORDINARY = (Occasion.pre_train, Occasion.step)
 """Occasions after which the training continues, so that a save may be written in the background."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunIdentity:
-    """The run that checkpoints belong to, and what is saved with each of them."""
-
-    run_id: str = field(default_factory=lambda: uuid4().hex)
-    attempt: int = 1
-    config_digest: str | None = None
-    target_packages: tuple[str, ...] = ()
-    extra_files: Mapping[str, bytes] = field(default_factory=dict)
-    local_folder: Path | None = None
-    """Where copies of checkpoints are kept that are saved to an object store; None: in the user's cache."""
-    history_file: Path | None = None
-    """To which each save and removal is appended, with its reason (`checkpoint/history.py`)."""
-
-
-class _Ask(StrEnum):
-    """What rank 0 asks of the other ranks."""
-
-    save = "save"
-    save_in_background = "save_in_background"
-    finish = "finish"
-    prepare = "prepare"
 
 
 class CheckpointerCallback(Callback):
@@ -164,21 +124,14 @@ class CheckpointerCallback(Callback):
         )
         self.folder = as_path(folder)
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
-        self.thread = thread or WriterThread("checkpoint-writer")
-        self.storage = self._new_storage(self.folder)
+        thread = thread or WriterThread("checkpoint-writer")
+        self.saver = StateSaver(self.folder, self.settings, self.identity, thread, self._has_committed)
+        self.storage, self.checkpointer = self.saver.storage, self.saver.checkpointer
         self.history = CheckpointHistory(self.identity.history_file)
         self.retention = Retention(self.folder, self.storage, self.identity.run_id, self.history)
-        form = format_of(self.settings.format, self.settings.compression)
-        self.checkpointer = make_sync_checkpointer(format=form, storage=self._storage_at, digest=self.settings.digest)
-        self.background: AsyncCheckpointer | None = None
-        self._write_in_background(_saves_in_background(self.settings.save_async))
-        self._in_flight: InFlightSave | None = None
-        self._prepared = False
-        """Whether memory for copies was reserved."""
         self._in_flight_requested = False
         """Whether the save in flight was requested by the user; if it fails, it is requested again."""
         self._failed_step: int | None = None
-        self._naming = Naming(self.settings.name, self.settings.suffix)
         self._held: set[str] = set()
         self._rules: SaveRules | None = None
         self._last_saved_step: int | None = None
@@ -196,24 +149,8 @@ class CheckpointerCallback(Callback):
         best = self.settings.keep_best
         return {} if best.metric is None else {"keep_best.metric": best.metric}
 
-    def _write_in_background(self, wanted: bool) -> None:
-        if wanted and self.background is None:
-            self.background = AsyncCheckpointer(
-                format=self.checkpointer.format,
-                storage=self._storage_at,
-                digest=self.settings.digest,
-                thread=self.thread,
-            )
-        elif not wanted:
-            self.background = None
-
     def setup(self, trainer: Trainer) -> None:
-        group = trainer.strategy.group
-        # Ranks may have different numbers of usable CPUs.
-        self._write_in_background(group.broadcast(self.background is not None))
-        for checkpointer in (self.checkpointer, self.background):
-            if checkpointer is not None:
-                checkpointer.join(group)
+        self.saver.join(trainer.strategy.group)
 
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run, every byte verified; newer damaged ones are quarantined.
@@ -259,7 +196,7 @@ class CheckpointerCallback(Callback):
 
     def _open_folder(self, trainer: Trainer) -> None:
         """Make the folder ready for the saves of this training; by rank 0, as all that follows."""
-        self._name(trainer)
+        self.saver.path(trainer)
         self.storage.sweep()
         own = self.retention.own()
         if own and not self._resumes_from_folder(trainer):
@@ -268,7 +205,7 @@ class CheckpointerCallback(Callback):
                 "does not go on from them, and they would not be replaced",
                 cure="Leave ckpt_path out to go on from the newest, or save into another folder.",
             )
-        if self.background is not None:
+        if self.saver.background is not None:
             log.info("saves are written behind the training (checkpoint.save_async=false turns this off)")
         if own:
             # An attempt that was killed may have missed the fsync after its last rename: do it before any removal.
@@ -283,49 +220,52 @@ class CheckpointerCallback(Callback):
         if self.save_requested:
             return trainer.progress.step + 1
         step = next_save_step(self._rules, trainer.progress)
-        if step is not None and self.background is not None and not self._prepared:
+        if step is not None and self._needs_copies:
             # The state is complete after the first step.
             return trainer.progress.step + 1
         return step
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
         if self.settings.enabled and self._rules is not None:
-            trainer.strategy.group.lead(lambda: self._offer(trainer, occasion), lambda: self._follow(trainer))
+            trainer.strategy.group.lead(lambda: self._offer(trainer, occasion), lambda: self.saver.follow(trainer))
 
     def _offer(self, trainer: Trainer, occasion: Occasion) -> None:
         assert self._rules is not None
         self._try(lambda: self._poll(trainer, wait=self._depends_on_save_in_flight(trainer, occasion)))
         decision = self._why_save(trainer, occasion)
-        if decision is not None and self._in_flight is not None:
+        if decision is not None and self.saver.in_flight is not None:
             self._try(lambda: self._poll(trainer, wait=True))
             decision = self._why_save(trainer, occasion)
         finished = trainer.stop_reason if occasion is Occasion.final else None
         step, last = trainer.progress.step, occasion not in _ORDINARY
-        if self._in_flight is not None and self._in_flight.metadata.step == step:
+        if self.saver.in_flight is not None and self.saver.in_flight.metadata.step == step:
             self._in_flight_requested |= self.save_requested
             self.save_requested = False
         elif self._last_saved_step == step:
             self._try(lambda: self._amend(self._moment(trainer, occasion), finished), last=last)
-        elif decision is not None and occasion in _ORDINARY and self.background is not None:
+        elif decision is not None and occasion in _ORDINARY and self.saver.background is not None:
             # Skip this save while an earlier one, which was reported, has not ended.
-            if self._in_flight is None:
+            if self.saver.in_flight is None:
                 self._try(lambda: self._save_in_background(trainer, decision))
         elif decision is not None:
             self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
-        elif self.background is not None and not self._prepared and occasion is Occasion.step:
-            self._prepared = True
-            if self._in_flight is None and next_save_step(self._rules, trainer.progress) is not None:
-                self._with_all(trainer, _Ask.prepare)
+        elif self._needs_copies and occasion is Occasion.step and next_save_step(self._rules, trainer.progress):
+            self.saver.prepare(trainer)
+
+    @property
+    def _needs_copies(self) -> bool:
+        """Whether memory for copies is still to be reserved."""
+        return self.saver.background is not None and not self.saver.prepared
 
     @property
     def _newest_step(self) -> int | None:
         """The last saved step. A save in flight counts, so that no step is saved twice."""
-        return self._last_saved_step if self._in_flight is None else self._in_flight.metadata.step
+        return self._last_saved_step if self.saver.in_flight is None else self.saver.in_flight.metadata.step
 
     def _depends_on_save_in_flight(self, trainer: Trainer, occasion: Occasion) -> bool:
         """Whether a decision depends on the outcome of the save in flight. It is then waited for, so that no decision
         depends on the speed of the disk."""
-        save, metrics = self._in_flight, trainer.metric_logger.last
+        save, metrics = self.saver.in_flight, trainer.metric_logger.last
         if save is None:
             return False
         if occasion not in _ORDINARY:
@@ -357,45 +297,8 @@ class CheckpointerCallback(Callback):
             saved=self.retention.facts(self._last_saved_step) if best is not None and best.metric in metrics else (),
         )
 
-    def _with_all(self, trainer: Trainer, ask: _Ask, path: Path | None = None, metadata: Any = None) -> None:
-        """Do something on every rank; called by rank 0, which the others follow.
-
-        Raises:
-            SaveError: on one rank it failed.
-        """
-        group = trainer.strategy.group
-        group.together(lambda: self._do(trainer, *group.broadcast((ask, path, metadata))))
-
-    def _follow(self, trainer: Trainer) -> None:
-        """Do what rank 0 asks. It also decides what a failure means, and raises it if it must be raised."""
-        try:
-            self._do(trainer, *trainer.strategy.group.broadcast((_Ask.save, None, None)))
-        except SaveError as error:
-            log.error("%s", error)
-
-    def _do(self, trainer: Trainer, ask: _Ask, path: Path | None, metadata: CheckpointMetadata | None) -> None:
-        if ask is _Ask.prepare:
-            assert self.background is not None
-            self.background.prepare(trainer.checkpoint_state())
-        elif ask is _Ask.finish:
-            save, self._in_flight = self._in_flight, None
-            assert save is not None
-            try:
-                save.raise_failure()
-            finally:
-                if trainer.agreement is not None:
-                    trainer.agreement.saved()
-        elif ask is _Ask.save:
-            assert path is not None
-            assert metadata is not None
-            self._write(trainer, path, metadata)
-        else:
-            assert path is not None
-            assert metadata is not None
-            self._begin(trainer, path, metadata)
-
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
-        trainer.strategy.group.lead(lambda: self._end(trainer), lambda: self._follow(trainer))
+        trainer.strategy.group.lead(lambda: self._end(trainer), lambda: self.saver.follow(trainer))
 
     def _end(self, trainer: Trainer) -> None:
         self._try(lambda: self._poll(trainer, wait=True))
@@ -421,11 +324,11 @@ class CheckpointerCallback(Callback):
         """Save the present state outside the checkpoints: it is not the end of a step, so no resume may load it."""
         if not trainer.strategy.group.is_main:
             return
-        if self.background is not None and isinstance(exception, KeyboardInterrupt):
-            self.background.interrupt()
+        if self.saver.background is not None and isinstance(exception, KeyboardInterrupt):
+            self.saver.background.interrupt()
         if trainer.strategy.world_size > 1:
             # The other ranks may be elsewhere, or gone: a save in flight is not committed.
-            self._in_flight = None
+            self.saver.in_flight = None
         try:
             self._poll(trainer, wait=True)
         except SaveError as error:
@@ -436,31 +339,14 @@ class CheckpointerCallback(Callback):
             return
         if not self.settings.enabled or self._rules is None or trainer.progress.step == self._newest_step:
             return
-        folder = self.folder / AFTER_EXCEPTION
-        storage = self._new_storage(folder)
-        name = self._name(trainer)
-        storage.sweep()
-        for earlier in Retention(folder, storage, self.identity.run_id).own():
-            if not earlier.pinned and storage.remove(earlier.name):
-                SAVES.info("removed %s (of an earlier failure)", folder / earlier.name)
-        decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
-        metadata = replace(self._metadata_of(trainer, decision, None), metrics={}, world_size=1)
-        try:
-            self._write(trainer, folder / name, metadata, alone=True)
-        except UnsavableState as error:
-            log.warning("the state after the failure is not kept, since this process has only a part of it: %s", error)
-            return
-        log.warning("the state after the failure is kept in %s; no resume takes it", folder / name)
+        self.saver.save_after(exception, trainer)
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Wait until the save in flight is written; its outcome is reported at the end of the step."""
-        if self.background is not None:
-            self.background.drain(timeout_s)
+        self.saver.drain(timeout_s)
 
     def finalize(self) -> None:
-        if self.background is not None:
-            self.background.close()
-        elif not self.thread.close(_DELETING_S):
+        if not self.saver.close(_DELETING_S):
             log.warning("removed checkpoints in %s are still being deleted; the next start continues", self.folder)
 
     def save(self, trainer: Trainer, decision: Decision, *, finished: str | None = None) -> Path:
@@ -471,10 +357,10 @@ class CheckpointerCallback(Callback):
             SaveError: nothing was committed. In both cases older checkpoints are intact.
         """
         self._poll(trainer, wait=True)
-        step, path = trainer.progress.step, self.folder / self._name(trainer)
-        metadata = self._metadata_of(trainer, decision, finished)
+        step, path = trainer.progress.step, self.saver.path(trainer)
+        metadata = self.saver.metadata(trainer, decision, finished)
         try:
-            self._with_all(trainer, _Ask.save, path, metadata)
+            self.saver.save(trainer, path, metadata)
         except SaveError as error:
             self._has_failed(step, error)
             raise
@@ -486,37 +372,13 @@ class CheckpointerCallback(Callback):
 
     def _save_in_background(self, trainer: Trainer, decision: Decision) -> None:
         """Copy this step and submit it to the writer thread; `_poll` reports the outcome."""
-        assert self.background is not None
-        self._prepared = True
-        step, path = trainer.progress.step, self.folder / self._name(trainer)
+        step, path = trainer.progress.step, self.saver.path(trainer)
         try:
-            self._with_all(trainer, _Ask.save_in_background, path, self._metadata_of(trainer, decision, None))
+            self.saver.save_in_background(trainer, path, self.saver.metadata(trainer, decision))
         except SaveError as error:
             self._has_failed(step, error)
             raise
         self._in_flight_requested, self.save_requested = self.save_requested, False
-
-    def _begin(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata) -> None:
-        """Copy this rank's state and submit it to the writer thread."""
-        assert self.background is not None
-        with errors_of_save(metadata.step, path):
-            trainer.metric_logger.write_out()
-            self._in_flight = self.background.save(
-                trainer.checkpoint_state(),
-                path,
-                metadata=metadata,
-                trained=_trained(trainer),
-                before_commit=trainer.metric_logger.make_durable,
-                # In the writer thread, before the save is done: nothing else reads the disk meanwhile.
-                after_commit=partial(self._retire_after_commit, path.name, metadata),
-                after_write=nothing if trainer.agreement is None else partial(trainer.agreement.report, written=True),
-            )
-        if trainer.agreement is None:
-
-            def request_poll(written: Future[None]) -> None:
-                trainer.interrupt()
-
-            self._in_flight.written.add_done_callback(request_poll)
 
     def _poll(self, trainer: Trainer, *, wait: bool) -> None:
         """Report the outcome of the save in flight, if it has ended, or once it has.
@@ -526,19 +388,18 @@ class CheckpointerCallback(Callback):
                 is removed for it.
             SaveError: it has failed, and does not count as saved; or it does not end, and is still in flight.
         """
-        save, agreement = self._in_flight, trainer.agreement
-        if save is None or not (wait or (save.written.done() if agreement is None else agreement.all_written)):
-            return
-        if not save.written.done():
-            assert self.background is not None
-            self.background.wait_for(save)
+        save = self.saver.in_flight
         try:
-            self._with_all(trainer, _Ask.finish)
+            finished = self.saver.finish(trainer, wait=wait)
         except SaveError as failure:
-            self.save_requested |= self._in_flight_requested
-            self._has_failed(save.metadata.step, failure)
+            assert save is not None
+            if self.saver.in_flight is None:
+                self.save_requested |= self._in_flight_requested
+                self._has_failed(save.metadata.step, failure)
             raise
-        self._has_saved(trainer, save.metadata.step, save.path)
+        if finished is not None:
+            assert save is not None
+            self._has_saved(trainer, finished.step, save.path)
 
     def _has_saved(self, trainer: Trainer, step: int, path: Path) -> None:
         self._last_saved_step, self._failures = step, 0
@@ -555,7 +416,7 @@ class CheckpointerCallback(Callback):
         SAVES.info("committed step %d (%s)", metadata.step, metadata.reason)
         self.history.saved(name, metadata.step, metadata.kind.value, metadata.reason)
 
-    def _retire_after_commit(self, name: str, metadata: CheckpointMetadata) -> None:
+    def _has_committed(self, name: str, metadata: CheckpointMetadata) -> None:
         """Report the commit, and remove what may go after it; in the thread that committed."""
         self._is_committed(name, metadata)
         self.retention.retire(metadata.step)
@@ -580,37 +441,6 @@ class CheckpointerCallback(Callback):
                 "%s The training goes on (failure %d; %d in a row are passed over).", error, self._failures, limit
             )
             log.debug("the save failed", exc_info=error)
-
-    def _write(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata, *, alone: bool = False) -> None:
-        checkpointer = make_sync_checkpointer(storage=self._storage_at) if alone else self.checkpointer
-        with errors_of_save(metadata.step, path):
-            checkpointer.save(
-                trainer.checkpoint_state(),
-                path,
-                metadata=metadata,
-                trained=_trained(trainer),
-                before_commit=trainer.metric_logger.make_durable,
-            )
-
-    def _metadata_of(self, trainer: Trainer, decision: Decision, finished: str | None) -> CheckpointMetadata:
-        progress, identity = trainer.progress, self.identity
-        with errors_of_save(progress.step, self.folder / self._name(trainer)):
-            trainer.metric_logger.write_out()
-        return CheckpointMetadata(
-            run_id=identity.run_id,
-            attempt=identity.attempt,
-            step=progress.step,
-            epoch=progress.epoch,
-            kind=decision.kind,
-            reason=decision.reason,
-            finished=finished,
-            metrics=dict(trainer.metric_logger.last),
-            config_digest=identity.config_digest,
-            target_packages=identity.target_packages,
-            world_size=trainer.strategy.world_size,
-            files={**model_files(trainer.model), **identity.extra_files},
-            progress=progress.state_dict(),
-        )
 
     def _amend(self, moment: Moment, finished: str | None) -> None:
         """Complete the manifest of a step that was saved before its evaluation, which a stop had put off.
@@ -664,34 +494,10 @@ class CheckpointerCallback(Callback):
         source = trainer.loaded_from
         return trainer.resumed and source is not None and source.absolute().parent == self.folder.absolute()
 
-    def _name(self, trainer: Trainer) -> str:
-        counts = {**trainer.progress.state_dict(), "run_name": trainer.name, "world_size": trainer.strategy.world_size}
-        try:
-            return self._naming.name(counts)
-        except ValueError as error:
-            raise ConfigError(str(error), location="checkpoint.name") from None
-
     def _found_run_id(self) -> str | None:
         catalog = catalog_of(self.folder)
         newest = catalog.newest_valid()
         return newest.manifest.run_id if newest is not None and newest.manifest is not None else None
-
-    def _storage_at(self, root: Path) -> Storage:
-        return self.storage if root == self.folder.absolute() else self._new_storage(root)
-
-    def _new_storage(self, root: Path) -> Storage:
-        local = self.identity.local_folder
-        return open_storage(
-            root,
-            cache=local if local is None or root == self.folder else local / root.name,
-            run_id=self.identity.run_id,
-            attempt=self.identity.attempt,
-            later=self.thread.submit,
-        )
-
-
-def _trained(trainer: Trainer) -> list[torch.Tensor]:
-    return [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
 
 
 def _same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> bool:
@@ -699,11 +505,3 @@ def _same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> bo
     return first.keys() == second.keys() and all(
         value == second[name] or (math.isnan(value) and math.isnan(second[name])) for name, value in first.items()
     )
-
-
-def _saves_in_background(save_async: bool | None) -> bool:
-    """Whether saves are written in the background: as configured, else if more than one CPU is usable."""
-    if save_async is not None:
-        return save_async
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return usable > 1

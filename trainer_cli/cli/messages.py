@@ -39,11 +39,13 @@ def print_crash(error: BaseException, *, whole: bool = False) -> None:
     leaves out the two functions by which torch calls each module.
     """
     begin = None if whole else _first_of_others(error.__traceback__)
-    told = traceback.TracebackException(type(error), error, begin or error.__traceback__)
+    found = traceback.TracebackException(type(error), error, begin or error.__traceback__)
     if begin is not None:
-        told.stack = traceback.StackSummary.from_list([one for one in told.stack if one.name not in _CALLS_OF_MODULES])
+        found.stack = traceback.StackSummary.from_list(
+            [one for one in found.stack if one.name not in _CALLS_OF_MODULES]
+        )
         print("Calls within train and torch are left out; TRAIN_FULL_ERROR=1 shows them.", file=sys.stderr)
-    print("".join(told.format()), end="", file=sys.stderr)
+    print("".join(found.format()), end="", file=sys.stderr)
     if _is_ours(error.__traceback__):
         print_error(
             TrainError(

@@ -153,7 +153,7 @@ def _schedules(where: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def steps_by_evaluation(scheduler: Any) -> bool:
-    """Whether a schedule steps after evaluations, as far as its node tells."""
+    """Whether a schedule steps after evaluations, as far as its node says."""
     nodes = [node for _, node in schedules(scheduler) if isinstance(node, Mapping)]
     return any(
         node.get("interval") == SchedulerInterval.evaluation or str(node.get("_target_")).endswith(".ReduceLROnPlateau")

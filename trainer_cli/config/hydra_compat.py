@@ -3,7 +3,7 @@
 - `create_defaults_list` and `ConfigRepository` compute the defaults list. Hydra's public `compose` does that too, but
   does not return the list, from which the source of every value is known; and it takes twice the time, for settings
   of Hydra's own and a search for plugins.
-- `Override._value` tells a text in quotes from one without.
+- `Override._value` says whether a text was in quotes.
 - `_authorize_target_name` and `_get_resolved_target_name_for_check` are Hydra's list of blocked targets.
 - `get_yaml_loader` reads plain values as OmegaConf does: `1e3` is a number, a date is a text.
 """

@@ -58,7 +58,7 @@ _NARROWER: Mapping[str, Schema] = {
     "callbacks": _MAPPING_OF_NODES,
     "loggers": _MAPPING_OF_NODES,
 }
-"""What the keys hold that take less than their annotation tells."""
+"""What the keys hold that take less than their annotation says."""
 _WHOLE = r"\d+(e\+?\d{1,3})?"
 _PART = r"\d+(\.\d+)?"
 _UNITS: Mapping[Unit, str] = {

@@ -240,12 +240,12 @@ def _standard_library() -> list[bytes]:
     """Sources of the modules at the top of the standard library, in the order of their names, up to 2 MB."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     contents: list[bytes] = []
-    room = _STANDARD_LIBRARY_BYTES
+    left = _STANDARD_LIBRARY_BYTES
     for file in sorted(folder.glob("*.py")):
-        if room == 0:
+        if left == 0:
             break
-        contents.append(_read(file)[:room])
-        room -= len(contents[-1])
+        contents.append(_read(file)[:left])
+        left -= len(contents[-1])
     if not contents:
         raise UserError(
             f"this Python has no sources of its standard library in {str(folder)!r}",

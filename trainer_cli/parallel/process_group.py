@@ -29,9 +29,9 @@ _FIRST_PORT, _PORTS = 20000, 20000
 _TOGETHER, _DONE = "together", "done"
 _FAILURES = "trainer_cli/failures"
 _COMES_IN_S = 5.0
-"""How long a rank that hears of a failure may take to say so."""
+"""How long a rank may take to report a failure after another."""
 _BACKENDS = ("gloo/", "NCCL", "nccl")
-"""One of these is in every error of torch's that says that another rank has ended, or is not heard of."""
+"""One of these is in every error of torch's that says that another rank has ended, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,9 @@ def check_same(group: ProcessGroup, facts: Mapping[str, object]) -> None:
     """
     first, *others = group.gather(dict(facts))
     for name, value in first.items():
-        told = [f"{own[name]} on rank {rank}" for rank, own in enumerate(others, 1) if own[name] != value]
-        if told:
-            raise UserError(f"the ranks do not have the same {name}: {value} on rank 0, {', '.join(told)}")
+        others_have = [f"{own[name]} on rank {rank}" for rank, own in enumerate(others, 1) if own[name] != value]
+        if others_have:
+            raise UserError(f"the ranks do not have the same {name}: {value} on rank 0, {', '.join(others_have)}")
 
 
 def _digest(file: Path) -> str | None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback, RunIdentity
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.arguments import (

@@ -209,7 +209,7 @@ def _warn_of_world_size(entry: Entry | None, now: int) -> None:
 def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Trainer, Data]:
     _import_torch()
     composed.check_targets()
-    from trainer_cli.callbacks.checkpointer import RunIdentity
+    from trainer_cli.callbacks.state_saver import RunIdentity
     from trainer_cli.run.build import Builder, target_packages
 
     builder = Builder(composed.config, composed.trust, group)

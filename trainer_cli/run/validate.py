@@ -39,7 +39,7 @@ from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:
     from trainer_cli.run.build import Builder, Data
-    from trainer_cli.trainer.trainer import Evaluation
+    from trainer_cli.trainer.evaluate import Evaluation
 
 log = logging.getLogger(__name__)
 

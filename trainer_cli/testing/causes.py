@@ -198,10 +198,10 @@ def _after_a_resume(evidence: Evidence) -> Cause:
     of_data = difference.kind is Kind.batch or first.startswith("batch")
     worker = _of(evidence.calls, Asks.worker)
     if of_data and evidence.exact_without_workers and evidence.workers:
-        told = f", {_listed(worker)}" if worker else ""
+        others = f", {_listed(worker)}" if worker else ""
         return Cause(
             state,
-            f"samples depend on the worker that makes them: with data.num_workers=0 all is exact{told}",
+            f"samples depend on the worker that makes them: with data.num_workers=0 all is exact{others}",
             _SAVE[_data(evidence.facts)],
         )
     if of_data and evidence.facts.get("persistent"):
@@ -221,10 +221,10 @@ def _after_a_resume(evidence: Evidence) -> Cause:
             saving(hidden, evidence.facts),
         )
     if of_data and (stream := evidence.facts.get("stream")):
-        told = "where state_dict() of it says that it stood" if evidence.facts["stateful"] else "from its beginning"
+        start = "where state_dict() of it says that it stood" if evidence.facts["stateful"] else "from its beginning"
         return Cause(
             state,
-            f"{stream} gives other samples when it goes on {told}: what they depend on is more than that",
+            f"{stream} gives other samples when it goes on {start}: what they depend on is more than that",
             _SAVE[_data(evidence.facts)],
         )
     if of_data and (loader := evidence.facts.get("loader")):

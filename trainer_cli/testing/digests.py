@@ -1,4 +1,4 @@
-"""Short names for the values of live objects: equal where every bit is, and told apart where one is not."""
+"""Short names for the values of live objects: equal where every bit is, and different where one is not."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from trainer_cli.checkpoint.format.file_layout import bytes_of
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, np.generic)
 _DEPTH = 4
 _MANY = 1000
-"""Longer containers are told by their length: a list of a million file names is no state."""
+"""Longer containers are described by their length: a list of a million file names is no state."""
 _LARGE = 1 << 20
-"""Larger numpy arrays, which nothing tells whether they changed, are read once."""
+"""Larger numpy arrays, whose changes nothing reports, are read once."""
 _OURS = "trainer_cli"
 
 
@@ -183,7 +183,7 @@ def _tensor(value: Tensor) -> str:
     if value.layout is not torch.strided or value.is_quantized:
         value = value.to_dense() if value.layout is not torch.strided else value.int_repr()
     if value.numel() == 1 and value.dtype in (torch.float32, torch.float64, torch.int64):
-        # float32 is exact in the double that is told.
+        # float32 is exact in the double that is shown.
         return f"{value.item()!r}"
     if value.is_meta:
         return f"{value.dtype}{list(value.shape)}"

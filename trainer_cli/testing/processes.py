@@ -135,7 +135,7 @@ def scratch() -> Generator[Path, None, None]:
     try:
         held = os.open(folder / f"{_LOCK}.part", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # Where a filesystem has no locks, nobody clears up after anybody: only what has a lock is taken for ours.
+            # Where a filesystem has no locks, no process removes what others left: only what has a lock counts as ours.
             with suppress(OSError):
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Under its name it is never seen unlocked while this process lives.

@@ -95,7 +95,7 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
         ]
         made = [work.result() for work in works]
     finally:
-        # Nobody waits here on Ctrl-C: the processes are killed first.
+        # Ctrl-C does not wait here: the processes are killed first.
         pool.shutdown(wait=False, cancel_futures=True)
     finding, remarks = failure(made), []
     if any(map(comparison.found, made)) or any(map(comparison.lasting, made)):

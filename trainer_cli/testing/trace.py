@@ -88,7 +88,7 @@ class Plan:
 
 
 class Kind(StrEnum):
-    """What a record tells of."""
+    """What a record is of."""
 
     state = "state"
     hidden = "hidden"
@@ -124,14 +124,14 @@ class Trace:
 
     @property
     def last_step(self) -> int:
-        """The last step of which it tells."""
+        """The last step that it records."""
         after = (Kind.state, Kind.hidden, Kind.evaluation)
         return max((record.step + (record.kind not in after) for record in self.records), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One thing that differs. Numbers and short texts are told as they are, all else as digests."""
+    """One thing that differs. Numbers and short texts are shown as they are, all else as digests."""
 
     name: str
     straight: str
@@ -215,7 +215,7 @@ def read(path: Path) -> Trace:
 def differences(straight: Trace, other: Trace, *, resumed: bool, ignored: Collection[str] = ()) -> Iterator[Difference]:
     """Each moment at which another process's trace differs from the straight one's, from its beginning on.
 
-    Where a moment is missing or too many, that is the last difference told.
+    Where a moment is missing or too many, that is the last difference listed.
     """
     keys = [record.key for record in straight.records]
     if not other.records:

@@ -126,9 +126,9 @@ class TrainStep:
                 with self._autocast:
                     outputs = self._called(*args, **kwargs)
         except (TypeError, AttributeError) as error:
-            if (told := explained(error, self.model, batch, args, kwargs)) is error:
+            if (better := explained(error, self.model, batch, args, kwargs)) is error:
                 raise
-            raise told from None
+            raise better from None
         for call in self._after_forward:
             call(self.trainer, self.model, outputs, batch)
         self._has_called = True

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
@@ -24,20 +24,21 @@ from trainer_cli.config.schema import ModelCall, SchedulerInterval
 from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Now, RunFacts
-from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.same import check_same
 from trainer_cli.parallel.single import Single
 from trainer_cli.parallel.strategy import Strategy
-from trainer_cli.trainer import media
 from trainer_cli.trainer.compiling import compile_model
+from trainer_cli.trainer.evaluate import Evaluation, evaluate_checkpoint
 from trainer_cli.trainer.finite import check_end
 from trainer_cli.trainer.freezing import freeze as freeze_parameters
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, global_callbacks, second_to
 from trainer_cli.trainer.messages import Logging
-from trainer_cli.trainer.metric_logger import EVALUATING, SAVING, MetricLogger, metrics_in
+from trainer_cli.trainer.metric_logger import EVALUATING, SAVING, MetricLogger
 from trainer_cli.trainer.optimizers import made_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.progress import Progress
+from trainer_cli.trainer.recording import Recording
+from trainer_cli.trainer.requests import Requests
 from trainer_cli.trainer.sanity_check import sanity_check
 from trainer_cli.trainer.schedulers import Schedulers, by_name
 from trainer_cli.trainer.setup import (
@@ -53,12 +54,12 @@ from trainer_cli.trainer.setup import (
     settings_of,
     typed,
 )
-from trainer_cli.trainer.state import capture, load_all, load_for_evaluation, load_weights, read_state
+from trainer_cli.trainer.state import capture, load_all, load_weights, read_state
 from trainer_cli.trainer.stopping import Stop
 from trainer_cli.trainer.torch_compat import leave_compiler_out, step_lightly
 from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.training_loop import TrainingLoop
-from trainer_cli.trainer.validation_loop import Due, EvaluationInterruptedError, ValidationLoop
+from trainer_cli.trainer.validation_loop import ValidationLoop
 
 Factory = Callable[..., Any]
 C = TypeVar("C", bound=Callback)
@@ -76,21 +77,27 @@ class FitResult:
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The metrics of one checkpoint on one validation loader."""
-
-    path: Path | None
-    step: int
-    loader: str
-    metrics: dict[str, float]
-
-
 def _model_call(given: str) -> ModelCall:
     try:
         return ModelCall(given)
     except ValueError:
         raise UserError(f"model_call is {given!r}", cure=f"Choose one of {', '.join(ModelCall)}.") from None
+
+
+def _with_sparsity(callbacks: dict[str, Callback], sparsity: Callback | None) -> dict[str, Callback]:
+    if sparsity is None:
+        return callbacks
+    if "sparsity" in callbacks:
+        raise UserError("two callbacks are called 'sparsity'", cure="Give it once, as sparsity=.")
+    return {"sparsity": typed("sparsity", sparsity, Callback), **callbacks}
+
+
+def _checked_saver(checkpoint: CheckpointSaver | None, callbacks: Mapping[str, Callback]) -> CheckpointSaver | None:
+    if checkpoint is not None:
+        if "checkpoint" in callbacks:
+            raise UserError("two callbacks are called 'checkpoint'", cure="Give it once, as checkpoint=.")
+        typed("checkpoint", typed("checkpoint", checkpoint, Callback), CheckpointSaver)
+    return checkpoint
 
 
 class Unset:
@@ -100,7 +107,7 @@ class Unset:
 UNSET = Unset()
 
 
-class Trainer:
+class Trainer(Recording, Requests):
     """Trains a model and evaluates it.
 
     Args:
@@ -135,6 +142,21 @@ class Trainer:
 
     callbacks: dict[str, Callback]
     hooks: Hooks
+    scaler: LossScaler | None = None
+    loaded_from: Path | None = None
+    """The checkpoint that the present state, or a part of it, was loaded from."""
+    loaded_step = 0
+    resumed = False
+    """Whether the training goes on from an earlier step."""
+    rng: dict[str, Any] | None = None
+    """The random state of a loaded checkpoint, until it is restored."""
+    stop_reason: str | None = None
+    sanity_checking = False
+    evaluating: ValidationLoop | None = None
+    """The loop that evaluates, or has evaluated last."""
+    _used = False
+    _train_loader: Any = None
+    _start_samples = 0
 
     def __init__(
         self,
@@ -166,41 +188,44 @@ class Trainer:
         self.loop = typed("loop", loop or TrainingLoop(), TrainingLoop)
         self.model_call = _model_call(model_call)
         self.step = typed("step", step or TrainStep(), TrainStep)
-        self._own_callbacks = named("callbacks", callbacks, Callback)
-        if sparsity is not None:
-            if "sparsity" in self._own_callbacks:
-                raise UserError("two callbacks are called 'sparsity'", cure="Give it once, as sparsity=.")
-            self._own_callbacks = {"sparsity": typed("sparsity", sparsity, Callback), **self._own_callbacks}
-        if checkpoint is not None:
-            if "checkpoint" in self._own_callbacks:
-                raise UserError("two callbacks are called 'checkpoint'", cure="Give it once, as checkpoint=.")
-            typed("checkpoint", typed("checkpoint", checkpoint, Callback), CheckpointSaver)
-        self.checkpoint = checkpoint
+        self._own_callbacks = _with_sparsity(named("callbacks", callbacks, Callback), sparsity)
+        self.checkpoint = _checked_saver(checkpoint, self._own_callbacks)
+        Recording.__init__(self, named("loggers", loggers, Logger))
+        Requests.__init__(self, typed("strategy", strategy or Single(), Strategy))
         self._global_callbacks = global_callbacks()
         self._bind_callbacks()
-        self.loggers = named("loggers", loggers, Logger)
-        self.metric_logger = MetricLogger(self.loggers)
         self.logging = typed("logging", logging or Logging(), Logging)
-        self._scopes: list[str] = []
-        self._warned = False
         self.device = pick_device(device)
-        self.strategy = typed("strategy", strategy or Single(), Strategy)
         self.seed = None if seed is None else typed("seed", seed, int)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.name = name
         self.config, self.hparams = config, dict(hparams or {})
+        self._given_model, self._given_schedulers = model, schedulers
+        self._run_id = uuid.uuid4().hex[:12]
+        self.progress = Progress()
+        self.schedulers = Schedulers()
+        self.checkpointer = make_sync_checkpointer() if checkpoint is None else checkpoint.checkpointer
+        if checkpoint is None:
+            self.checkpointer.join(self.strategy.group)
         if deterministic:
             be_deterministic()
         if seed is not None:
             seed_everything(seed)
         self.hooks.call("pre_setup", self)
+        self._make(optimizer, freeze, compile)
+        self.hooks.call("setup", self)
+        self.hooks.call("post_setup", self)
+        self._first_states = {name: copy.deepcopy(call.state_dict()) for name, call in self.callbacks.items()}
+
+    def _make(self, optimizer: Any, freeze: Sequence[str], compile: Mapping[str, Any] | None) -> None:
+        """Make the model and the optimizers over its parameters."""
         given = optimizer.values() if isinstance(optimizer, Mapping) else (optimizer,)
+        model = self._given_model
         if not isinstance(model, nn.Module) and any(isinstance(one, torch.optim.Optimizer) for one in given):
             raise UserError(
                 "optimizer is an instance, but model is a function: the optimizer cannot hold its parameters",
                 cure="Give the optimizer as a function `model -> optimizer`.",
             )
-        self._given_model = model
         own: nn.Module = typed("model", made(model, nn.Module), nn.Module)
         self._frozen_norms = freeze_parameters(own, freeze)
         self.model: nn.Module = self.strategy.place(own, self.device)
@@ -214,39 +239,9 @@ class Trainer:
         for one in self.optimizers.values():
             step_lightly(one)
         self._first_settings = {name: settings_of(one) for name, one in self.optimizers.items()}
-        self._first_states: dict[str, dict[str, Any]] = {}
-        self._used = False
-        self.scaler: LossScaler | None = self.precision.scaler(self.device) if self.optimizers else None
-        self._given_schedulers = schedulers
         if self.optimizers:
-            by_name(schedulers, self.optimizers)
-        self.schedulers = Schedulers()
-        self.progress = Progress()
-        self.agreement = Agreement(self.strategy.group) if self.strategy.world_size > 1 else None
-        """What the ranks tell one another at each step; None for one process."""
-        self._own_stop: Stop | None = None
-        self._run_id = uuid.uuid4().hex[:12]
-        self.checkpointer = make_sync_checkpointer() if checkpoint is None else checkpoint.checkpointer
-        if checkpoint is None:
-            self.checkpointer.join(self.strategy.group)
-        self.stop_request: Stop | None = None
-        self.evaluation_requested = False
-        self.interrupt_requested = False
-        """Whether the loop must handle a request after this step."""
-        self.roll_back_requested = False
-        """Whether the loop must go back to the newest checkpoint after this step."""
-        self.loaded_from: Path | None = None
-        self.loaded_step = 0
-        self.resumed = False
-        self.sanity_checking = False
-        self.rng: dict[str, Any] | None = None
-        self._train_loader: Any = None
-        self._start_samples = 0
-        self.stop_reason: str | None = None
-        self._evaluating: ValidationLoop | None = None
-        self.hooks.call("setup", self)
-        self.hooks.call("post_setup", self)
-        self._first_states = {name: copy.deepcopy(call.state_dict()) for name, call in self.callbacks.items()}
+            self.scaler = self.precision.scaler(self.device)
+            by_name(self._given_schedulers, self.optimizers)
 
     def fit(
         self,
@@ -284,9 +279,8 @@ class Trainer:
         self._train_loader = train
         if promise := getattr(train, "promise", None):
             log.info(promise)
-        loop = self.loop
         self._check_names(val)
-        loop.evaluations.check(val)
+        self.loop.evaluations.check(val)
         if ckpt_path is None and self._used:
             self._reset()
         self._used = True
@@ -299,36 +293,17 @@ class Trainer:
                 for loader in (train, *val.values()):
                     if (close := getattr(loader, "close", None)) is not None:
                         stack.callback(close)
-                self.hooks.call("on_enter_fit", self, stack, train, val, loop)
-                if isinstance(ckpt_path, Unset):
-                    newest = None if self.checkpoint is None else self.checkpoint.newest
-                    ckpt_path = None if newest is None else self.strategy.group.on_main(newest)
-                    load = WHOLE
-                path = ckpt_path
-                loop.agree_on_length(train, self.strategy.group)
-                counts = self._progress_of(path) if path is not None and load.resumes else self.progress
-                loop.prepare(self, train, counts)
-                if path is not None:
-                    self.load_checkpoint(path, load, keep_settings)
-                    counts = self.progress
-                    check_same(self.strategy.group, {"step": counts.step, "number of samples": counts.samples})
-                else:
-                    self._make_schedulers()
-                    # An earlier fit of this trainer, or a loaded state: the records up to here stay.
-                    self.resumed = self.resumed or self.progress.step > 0
-                epoch = self.progress.epoch
-                loop.start_at(train, self.progress)
-                if self.progress.epoch != epoch:
-                    self.schedulers.step(self, SchedulerInterval.epoch)
+                self.hooks.call("on_enter_fit", self, stack, train, val, self.loop)
+                self._load_or_start(ckpt_path, load, keep_settings)
                 self._start_samples = self.progress.samples
                 # Callbacks that refuse to start do so here, before loggers are rewound.
-                self.hooks.call("on_fit_start", self, train, val, loop)
+                self.hooks.call("on_fit_start", self, train, val, self.loop)
                 sanity_check(self, val)
                 self.start_loggers()
                 if self.rng is None and self.progress.step == 0:
                     seed_rank(self.seed or 0, self.strategy.group.rank)
-                stop = loop.run(self, val)
-                self.hooks.call_all("on_fit_end", self, loop)
+                stop = self.loop.run(self, val)
+                self.hooks.call_all("on_fit_end", self, self.loop)
         except BaseException as error:
             with ExitStack() as after:
                 after.callback(self._close_after, error)
@@ -339,6 +314,29 @@ class Trainer:
             self._clear_requests()
         self.close()
         return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.metric_logger.last))
+
+    def _load_or_start(
+        self, ckpt_path: str | Path | Unset | None, load: LoadOptions, keep_settings: Sequence[str]
+    ) -> None:
+        """Bring model, optimizers, schedules and the loop to the step at which the training begins. As of `fit`."""
+        group, loop, train = self.strategy.group, self.loop, self._train_loader
+        if isinstance(ckpt_path, Unset):
+            newest = None if self.checkpoint is None else self.checkpoint.newest
+            ckpt_path, load = None if newest is None else group.on_main(newest), WHOLE
+        loop.agree_on_length(train, group)
+        counts = self._progress_of(ckpt_path) if ckpt_path is not None and load.resumes else self.progress
+        loop.prepare(self, train, counts)
+        if ckpt_path is not None:
+            self.load_checkpoint(ckpt_path, load, keep_settings)
+            check_same(group, {"step": self.progress.step, "number of samples": self.progress.samples})
+        else:
+            self._make_schedulers()
+            # An earlier fit of this trainer, or a loaded state: the records up to here stay.
+            self.resumed = self.resumed or self.progress.step > 0
+        epoch = self.progress.epoch
+        loop.start_at(train, self.progress)
+        if self.progress.epoch != epoch:
+            self.schedulers.step(self, SchedulerInterval.epoch)
 
     def validate(
         self,
@@ -377,119 +375,16 @@ class Trainer:
         """
         self._join_global_callbacks()
         given = [ckpt_paths] if isinstance(ckpt_paths, str | Path) else list(ckpt_paths)
-        paths = [found for one in given for found in ([None] if one is None else expanded(one))]
+        paths = [found for one in given for found in ([None] if one is None else map(as_path, expanded(one)))]
         loaders = self._val_loaders(val_loaders)
         load = replace(load, states=("model",))
         if loop is not None and typed("loop", loop, ValidationLoop).hook not in self.hooks.families:
             self.hooks = Hooks(self.callbacks, {*self.hooks.families, loop.hook})
         try:
             with self.logging.shown():
-                return [row for path in paths for row in self._validate_one(loaders, path, load, loop)]
+                return [row for path in paths for row in evaluate_checkpoint(self, loaders, path, load, loop)]
         finally:
             self._clear_requests()
-
-    def stop(self, reason: str, *, finished: bool = True) -> None:
-        """Request an end after the current step. `finished=False`: with exit code 75, to be resumed."""
-        if self.agreement is not None:
-            self._own_stop = self._own_stop or Stop(reason, finished)
-        elif self.stop_request is None:
-            self.stop_request = Stop(reason, finished)
-        self.interrupt()
-
-    def interrupt(self) -> None:
-        """Let the loop handle requests after the current step, on every rank; from any thread."""
-        if self.agreement is None:
-            self.interrupt_requested = True
-        else:
-            self.agreement.request()
-
-    def hear_requests(self, seconds: float) -> float:
-        """Make every rank's requests those of all. Returns rank 0's `seconds`. Collective."""
-        if self.agreement is None:
-            return seconds
-        heard = self.strategy.group.gather((self._own_stop, self.evaluation_requested, seconds))
-        stops = [stop for stop, _, _ in heard if stop is not None]
-        if stops and self.stop_request is None:
-            self.stop_request = stops[0]
-        self.evaluation_requested = any(requested for _, requested, _ in heard)
-        first: float = heard[0][2]
-        return first
-
-    def ask_for_save(self) -> None:
-        """Request a save after the current step; from any thread."""
-        if self.checkpoint is not None:
-            self.checkpoint.save_requested = True
-        self.interrupt()
-
-    def ask_for_evaluation(self) -> None:
-        """Request an evaluation after the current step; from any thread."""
-        self.evaluation_requested = True
-        self.interrupt()
-
-    def ask_to_roll_back(self) -> None:
-        """Request to go back, after the current step, to the newest checkpoint, and on with the data after this step.
-
-        The training ends with a NotFiniteError if there is no checkpoint whose weights are finite.
-        """
-        self.roll_back_requested = True
-        self.interrupt()
-
-    def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
-        """Add metrics to the record of the current step, from anywhere. Tensors on a device are read at the next log
-        step, evaluation or save, so that no step waits for them. Inside a `name_scope` their names begin with it.
-        """
-        if not self.loggers and not self._warned:
-            self._warned = True
-            log.warning("metrics are logged, but there is no logger that writes them: give the trainer `loggers`")
-        self.metric_logger.add({self._scoped(name): value for name, value in {**(metrics or {}), **named}.items()})
-
-    @contextmanager
-    def name_scope(self, name: str) -> Iterator[None]:
-        """Put `name/` before the names of what is logged inside the block, but where a name begins with it already. An
-        evaluation of a loader runs in a scope of its name."""
-        self._scopes.append(name)
-        try:
-            yield
-        finally:
-            self._scopes.pop()
-
-    @property
-    def name_scope_path(self) -> str:
-        """The scopes that hold now, joined by `/`; empty outside of any."""
-        return "/".join(self._scopes)
-
-    def _scoped(self, name: str) -> str:
-        if not self._scopes or name.startswith(scope := f"{self.name_scope_path}/"):
-            return name
-        return f"{scope}{name}"
-
-    def log_text(self, name: str, text: str) -> None:
-        """Add a text, which may be Markdown, to the record of the current step. Of one name and step the last counts,
-        as of images and histograms."""
-        self.metric_logger.add_medium(media.text(self._scoped(name), text))
-
-    def log_image(self, name: str, image: Any) -> None:
-        """Add an image to the record of the current step: a tensor or array of shape (height, width) or
-        (channels, height, width), with 1, 3 or 4 channels; floats from 0 to 1, or integers from 0 to 255. A tensor is
-        copied to the host at once.
-
-        Raises:
-            UserError: it has another shape.
-        """
-        self.metric_logger.add_medium(media.image(self._scoped(name), image))
-
-    def log_histogram(self, name: str, values: Any) -> None:
-        """Add the distribution of the finite ones of some values to the record of the current step. A tensor is
-        copied to the host at once."""
-        self.metric_logger.add_medium(media.histogram(self._scoped(name), values))
-
-    def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Add a table of texts and numbers to the record of the current step.
-
-        Raises:
-            UserError: a row does not fit the columns.
-        """
-        self.metric_logger.add_medium(media.table(self._scoped(name), columns, rows))
 
     def flush_record(self, *, wait: bool = True) -> dict[str, float]:
         """Pass the record of this step to every logger, and return its metrics. Without `wait`, one whose metrics are
@@ -520,51 +415,6 @@ class Trainer:
         """Whether the training ends after the step that is being made, or was made last, as far as is known: at
         `max_duration` or `hard_stop` in steps or epochs, or because a stop was requested."""
         return bool(self.loop.is_final(self))
-
-    def evaluate(self, due: Due, *, is_last: bool) -> bool:
-        """Evaluate on the loaders that are due and log `LOADER/K`. False if a stop was requested meanwhile."""
-        before = dict(self.metric_logger.record)
-        try:
-            with self.metric_logger.pause(EVALUATING, self.progress):
-                self._evaluate_all(due, is_last=is_last)
-                if self.hooks["on_after_evaluation"] or self.schedulers.has(SchedulerInterval.evaluation):
-                    record = self.metric_logger.record
-                    metrics = metrics_in({key: value for key, value in record.items() if before.get(key) is not value})
-                    self.hooks.call("on_after_evaluation", self, metrics)
-                    self.schedulers.step(self, SchedulerInterval.evaluation, metrics, all_metrics=due.is_all)
-        except EvaluationInterruptedError:
-            self.metric_logger.record.clear()
-            self.metric_logger.record.update(before)
-            return False
-        self.progress.evaluated_step = self.progress.step
-        return True
-
-    def evaluate_rest(self, due: Due) -> None:
-        """At an end that the last evaluation caused: evaluate on the loaders that were not due, and let callbacks make
-        their last evaluations."""
-        try:
-            with self.metric_logger.pause(EVALUATING, self.progress):
-                self._evaluate_all(due, is_last=True)
-        except EvaluationInterruptedError:
-            log.warning("the run was stopped before its last evaluation on %s", ", ".join(due.loaders) or "callbacks")
-
-    def _evaluate_all(self, due: Due, *, is_last: bool, loop: ValidationLoop | None = None) -> None:
-        rng = model_state.capture_rng()
-        if self.rng is not None:
-            # A pending evaluation of an earlier attempt: use the random state that it would have had.
-            model_state.restore_rng(self.rng)
-        try:
-            with ExitStack() as stack:
-                self.hooks.call("on_enter_validate_all", self, stack, due.loaders)
-                for name, loader in due.loaders.items():
-                    self._evaluating = loop or self.loop.validation_of(name)
-                    with self.name_scope(name):
-                        means = self._evaluating.run(self, loader, name)
-                    self.metric_logger.add({f"{name}/{key}": value for key, value in means.items()})
-                if due.callbacks:
-                    self.hooks.call("run_validation", self, is_last)
-        finally:
-            model_state.restore_rng(rng)
 
     def maybe_checkpoint(self, stop: Stop | None, *, over: bool = False) -> None:
         """Offer a save after a step: an ordinary one, the final one, or one that stops early. `over`: the stop came
@@ -630,9 +480,9 @@ class Trainer:
             load: what to load, and under which names.
             keep_settings: optimizer settings (such as `lr`) that stay as they are configured now.
         """
-        path, self._used = as_path(path), True
+        path = as_path(path)
         self._make_schedulers()
-        state = self._read(path, load)
+        state = self.read_checkpoint(path, load)
         if list(load.states) == ["model"]:
             load_weights(self, state, load, path)
         else:
@@ -687,18 +537,13 @@ class Trainer:
         self.loop.reset()
         self.loaded_from, self.loaded_step, self.resumed, self.rng = None, 0, False, None
 
-    def _clear_requests(self) -> None:
-        """Requests to this fit or evaluation do not apply to the next one."""
-        self.stop_request, self.evaluation_requested, self.interrupt_requested = None, False, False
-        self.roll_back_requested = False
-        self._own_stop = None
-
     def _progress_of(self, path: str | Path) -> Progress | None:
         """The progress of a checkpoint, if it has one."""
         return Progress.of(self.checkpointer.progress(path) or {})
 
-    def _read(self, path: Path, load: LoadOptions, *more: str) -> dict[str, Any]:
+    def read_checkpoint(self, path: Path, load: LoadOptions, *more: str) -> dict[str, Any]:
         """The state in a checkpoint, or what is to be loaded of it, as changed by hooks."""
+        self._used = True
         self.hooks.call("on_before_load_checkpoint", self, path)
         state: dict[str, Any] = self.strategy.group.checked(
             lambda: read_state(self.checkpointer, path, load, *more, model=self.model), "while a checkpoint was read"
@@ -734,24 +579,6 @@ class Trainer:
         with second_to(error):
             self.close()
 
-    def _validate_one(
-        self, loaders: Mapping[str, Any], path: str | Path | None, load: LoadOptions, loop: ValidationLoop | None
-    ) -> list[Evaluation]:
-        if path is not None:
-            self._used = True
-            evaluating = any(callback.evaluates for callback in self.callbacks.values())
-            state = self._read(as_path(path), load, *(["callbacks"] if evaluating else []))
-            load_for_evaluation(self, state, load, as_path(path))
-        self.metric_logger.record.clear()
-        self._evaluate_all(Due(loaders), is_last=True, loop=loop)
-        rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
-        for key, value in metrics_in(self.metric_logger.record).items():
-            name = next((name for name in loaders if key.startswith(f"{name}/")), key.partition("/")[0])
-            rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
-        self.metric_logger.record.clear()
-        where = None if path is None else as_path(path)
-        return [Evaluation(where, self.loaded_step, name, metrics) for name, metrics in rows.items()]
-
     def start_loggers(self) -> None:
         """Drop the records that are later than the present state, and open the loggers."""
         whole = self.resumed and self.loop.pending_eval_record is None
@@ -770,7 +597,7 @@ class Trainer:
 
     def _now(self) -> Now:
         """What the training is at, for displays, which call this in threads of their own."""
-        doing, loop = self.metric_logger.activity, self._evaluating
+        doing, loop = self.metric_logger.activity, self.evaluating
         if doing == EVALUATING and loop is not None:
             doing = f"{doing} {loop.name}, batch {loop.batch_idx + 1:,}"
         return Now(self.progress.step, self.progress.samples, doing, self.metric_logger.pauses)

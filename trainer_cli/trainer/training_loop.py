@@ -11,28 +11,27 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trainer_cli.checkpoint.policy import Occasion
-from trainer_cli.config.schema import LoopConfig, SchedulerInterval, check_duration
-from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.trainer.duration import Duration, Unit
-from trainer_cli.trainer.evaluations import Evaluations
+from trainer_cli.config.schema import LoopConfig, SchedulerInterval
+from trainer_cli.errors import UserError
+from trainer_cli.trainer.evaluate import evaluate, evaluate_rest
 from trainer_cli.trainer.finite import LossCheck
 from trainer_cli.trainer.hooks import second_to
-from trainer_cli.trainer.intervals import Interval, epoch_steps, limited_batches, total_steps
+from trainer_cli.trainer.intervals import Interval
+from trainer_cli.trainer.lengths import Lengths
 from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.microbatch import Microbatches
 from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.prefetch import FillerPrefetcher, TrainBatches, device_prefetcher
 from trainer_cli.trainer.roll_back import roll_back
-from trainer_cli.trainer.stopping import Limits, Stop, next_stop_step, why_stop
+from trainer_cli.trainer.stopping import Stop, next_stop_step, why_stop
 from trainer_cli.trainer.validation_loop import Due, ValidationLoop
 
 if TYPE_CHECKING:
-    from trainer_cli.parallel.process_group import ProcessGroup
     from trainer_cli.trainer.progress import Progress
     from trainer_cli.trainer.trainer import Trainer
 
 
-class TrainingLoop:
+class TrainingLoop(Lengths):
     """The arguments are the fields of `LoopConfig`, which says what each means. Durations are a number of optimizer
     steps, or a string such as `3ep`, `1e9tok` or `30min`.
     """
@@ -54,7 +53,7 @@ class TrainingLoop:
         log_interval: int | str | None = 50,
         limit_train_batches: int | float | None = None,
     ) -> None:
-        self.settings = LoopConfig(
+        settings = LoopConfig(
             max_duration=max_duration,
             hard_stop=hard_stop,
             max_time=max_time,
@@ -69,13 +68,9 @@ class TrainingLoop:
             log_interval=log_interval,
             limit_train_batches=limit_train_batches,
         )
+        super().__init__(settings)
         self.microbatches = None if microbatch is None else Microbatches(microbatch)
-        self.evaluations = Evaluations(self.settings)
-        self.steps_per_epoch: int | None = None
-        self.total_steps: int | None = None
         self.pending_eval_record: dict[str, float] | None = None
-        self.epoch_batches: int | None = None
-        self.epoch_offset = 0
         self.next_event = 0
         """The next step at which anything but training may be due: a log, an evaluation, a save or the end."""
         self.next_log_step = 0
@@ -84,14 +79,11 @@ class TrainingLoop:
         """Whether batches whose loss is not finite are left out of the logged means."""
         self.batch_size = 1
         """Samples in a batch of one rank, or 1 if the loader does not say."""
-        self.most_batches: int | None = None
-        """Batches of the shortest of the ranks' loaders, if these have lengths."""
         self._batches: TrainBatches | None = None
         self._fillers: FillerPrefetcher | None = None
         self._means_since_log: WeightedMeans | None = None
         self._saved_means: dict[str, Any] | None = None
         self._loss_check = LossCheck()
-        self._counts_tokens = False
         self._start_step = 0
         self._eval_intervals: list[Interval] = []
 
@@ -125,79 +117,6 @@ class TrainingLoop:
                 self._means_since_log.load_state_dict(self._saved_means)
         self._began = time.monotonic()
 
-    def agree_on_length(self, train_loader: Any, group: ProcessGroup) -> None:
-        """Let epochs of all ranks have the batches of the shortest loader. Collective."""
-        lengths = [length for length in group.gather(length_of(train_loader)) if length is not None]
-        self.most_batches = min(lengths, default=None) if group.world_size > 1 else None
-
-    def learn_lengths(self, train_loader: Any, resumed: Progress | None = None) -> None:
-        """Set the lengths that intervals need; from `resumed` on, epochs may have another length than before.
-
-        Raises:
-            UserError: the loader is empty, or a duration needs the length of a loader that has none.
-        """
-        settings = self.settings
-        self.epoch_batches = self._batches_of(train_loader)
-        self.steps_per_epoch = epoch_steps(self.epoch_batches, settings.grad_accum_steps, settings.steps_per_epoch)
-        self.epoch_offset = 0 if resumed is None else self._offset(train_loader, resumed)
-        try:
-            self._log = self.interval(settings.log_interval)
-            self.evaluations.learn(self.interval)
-            longest, hard_stop = self.interval(settings.max_duration), self.interval(settings.hard_stop)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        assert longest is not None, "the schema refuses a null max_duration"
-        max_time = check_duration("loop.max_time", settings.max_time, units=(Unit.SECOND,))
-        self.limits = Limits(longest, hard_stop, float(max_time.value) if max_time else None)
-        self.total_steps = self.length(train_loader)
-
-    def interval(self, duration: Any) -> Interval | None:
-        """An interval of this training, or None for null."""
-        if duration is None:
-            return None
-        parsed = Duration.parse(duration)
-        self._counts_tokens = self._counts_tokens or parsed.unit is Unit.TOKEN
-        return Interval(parsed, self.steps_per_epoch, self.epoch_offset if parsed.unit is Unit.EPOCH else 0)
-
-    def checkpoint_interval(self, key: str, duration: Any) -> Interval | None:
-        """The interval of a setting of `checkpoint`.
-
-        Raises:
-            ConfigError: a part of an epoch, if the number of steps of an epoch is unknown.
-        """
-        try:
-            return self.interval(duration)
-        except ValueError as error:
-            raise ConfigError(str(error), location=f"checkpoint.{key}") from None
-
-    def length(self, train_loader: Any) -> int | None:
-        """Optimizer steps in `max_duration`, if known."""
-        settings, duration = self.settings, Duration.parse(self.settings.max_duration)
-        steps = total_steps(
-            duration,
-            epoch_batches=self._batches_of(train_loader),
-            grad_accum_steps=settings.grad_accum_steps,
-            steps_per_epoch=settings.steps_per_epoch,
-            batch_size=getattr(train_loader, "samples_per_batch", None),
-            epoch_samples=getattr(train_loader, "length", None),
-        )
-        return steps if steps is None or duration.unit is Unit.STEP else steps - self.epoch_offset
-
-    def _offset(self, train_loader: Any, at: Progress) -> int:
-        """How many steps further than `at` the run would be if all epochs had had the present length."""
-        if self.epoch_batches is None or self.steps_per_epoch is None or at.samples == 0:
-            # At step 0, or from an old checkpoint without the position in its epoch.
-            return 0
-        return self._steps_to(train_loader, at) - at.step - at.passed_over
-
-    def _steps_to(self, train_loader: Any, at: Progress) -> int:
-        """Steps of the present length from the run's beginning to a position."""
-        assert self.epoch_batches is not None
-        assert self.steps_per_epoch is not None
-        epoch, batch = self._position(train_loader, at)
-        left = -(-(self.epoch_batches - batch) // self.settings.grad_accum_steps)
-        return (epoch + 1) * self.steps_per_epoch - left
-
     def pass_over(self, trainer: Trainer, epoch: int, batch: int, epoch_samples: int) -> None:
         """Continue the training at a later position of its data. The data passed over counts as no step."""
         assert self._batches is not None
@@ -206,39 +125,10 @@ class TrainingLoop:
         epochs, progress.epoch = epoch - progress.epoch, epoch
         progress.batch, progress.epoch_samples = batch, epoch_samples
         if self.epoch_batches is not None and self.steps_per_epoch is not None:
-            steps = self._steps_to(self._train_loader, progress)
+            steps = self.steps_to(self._train_loader, progress)
             progress.passed_over = steps - progress.step - self.epoch_offset
         for _ in range(epochs):
             trainer.schedulers.step(trainer, SchedulerInterval.epoch)
-
-    def _position(self, train_loader: Any, at: Progress) -> tuple[int, int]:
-        """Epoch and batch of a position, in batches of the present size if the loader counts samples."""
-        counts_samples = getattr(train_loader, "samples_per_batch", None) is not None
-        batch = len(train_loader) - train_loader.batches_after(at.epoch_samples) if counts_samples else at.batch
-        over = self.epoch_batches is not None and batch >= self.epoch_batches
-        return (at.epoch + 1, 0) if over else (at.epoch, batch)
-
-    def start_at(self, train_loader: Any, progress: Progress) -> None:
-        """Convert the batches of a loaded position to the present size. An epoch without a rest is over."""
-        epoch, progress.batch = self._position(train_loader, progress)
-        if epoch != progress.epoch:
-            progress.epoch, progress.epoch_samples = epoch, 0
-
-    def _batches_of(self, train_loader: Any) -> int | None:
-        """Batches of an epoch of this training; None if unknown.
-
-        Raises:
-            UserError: there are none, or `limit_train_batches` is a part of what has no length.
-        """
-        batches = length_of(train_loader)
-        if batches is not None and self.most_batches is not None:
-            batches = min(batches, self.most_batches)
-        if batches == 0:
-            raise UserError("the train loader has no batches", cure="Check data and data.batch_size.")
-        try:
-            return limited_batches(batches, self.settings.limit_train_batches)
-        except ValueError as error:
-            raise UserError(str(error), where="loop.limit_train_batches") from None
 
     def run(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop:
         """Train until there is a reason to stop, and return it."""
@@ -258,7 +148,7 @@ class TrainingLoop:
 
     def why_stop(self, trainer: Trainer) -> Stop | None:
         """The stop that is due, or None."""
-        process_s = trainer.hear_requests(time.monotonic() - self._began)
+        process_s = trainer.share_requests(time.monotonic() - self._began)
         return why_stop(self.limits, trainer.progress, process_s=process_s, stop_request=trainer.stop_request)
 
     def state_dict(self) -> dict[str, Any]:
@@ -293,10 +183,10 @@ class TrainingLoop:
             end = self.why_stop(trainer)
             done = end is not None and end.finished
             due = None if done else self.evaluations.due(trainer.progress, val_loaders)
-            if not trainer.evaluate(due or Due(val_loaders), is_last=done):
+            if not evaluate(trainer, due or Due(val_loaders), is_last=done):
                 return self._stop_before_eval(trainer)
             self._log_what_is_left(trainer, self.why_stop(trainer))
-        elif self._wants_evaluation_at_start(trainer) and not trainer.evaluate(Due(val_loaders), is_last=False):
+        elif self._wants_evaluation_at_start(trainer) and not evaluate(trainer, Due(val_loaders), is_last=False):
             trainer.metric_logger.record.clear()
             return trainer.stop_request
         if not written:
@@ -333,7 +223,7 @@ class TrainingLoop:
                     stop = self.why_stop(trainer)
                     done = stop is not None and stop.finished
                     # If a stop was requested between two steps, this step has its record and evaluation already.
-                    logs = (done or _due(self._log, trainer.progress)) and self._has_means(trainer)
+                    logs = (done or _due(self.log_interval, trainer.progress)) and self._has_means(trainer)
                     if logs:
                         self._log_training(trainer)
                     if trainer.progress.evaluated_step != trainer.progress.step:
@@ -350,13 +240,13 @@ class TrainingLoop:
             trainer.hooks.call_all("on_train_end", trainer, trainer.model, self, loop_idx)
         if due is not None and (due.loaders or (due.callbacks and trainer.hooks["run_validation"])):
             wanted = stop is not None and not stop.finished
-            if wanted or not trainer.evaluate(due, is_last=done):
+            if wanted or not evaluate(trainer, due, is_last=done):
                 return self._stop_before_eval(trainer)
             if stop is None:
                 stop = self.why_stop(trainer)
                 rest = due.rest(val_loaders)
                 if stop is not None and stop.finished and (rest.loaders or trainer.hooks["run_validation"]):
-                    trainer.evaluate_rest(rest)
+                    evaluate_rest(trainer, rest)
             self._log_what_is_left(trainer, stop)
         trainer.flush_record()
         trainer.maybe_checkpoint(stop)
@@ -375,7 +265,7 @@ class TrainingLoop:
     def _take_requests(trainer: Trainer) -> bool:
         """Whether an evaluation was requested. Later requests of other threads are handled after the next step."""
         trainer.interrupt_requested = False
-        trainer.hear_requests(0.0)
+        trainer.share_requests(0.0)
         if trainer.stop_request is not None:
             trainer.interrupt_requested = True
         requested, trainer.evaluation_requested = trainer.evaluation_requested, False
@@ -386,8 +276,10 @@ class TrainingLoop:
         now = trainer.progress
         end = next_stop_step(self.limits, now)
         steps = [end, *trainer.callback_steps()]
-        steps += [interval.next_step(now) for interval in (self._log, *self._eval_intervals) if interval is not None]
-        self.next_log_step = end if self._log is None else min(end, self._log.next_step(now))
+        steps += [
+            interval.next_step(now) for interval in (self.log_interval, *self._eval_intervals) if interval is not None
+        ]
+        self.next_log_step = end if self.log_interval is None else min(end, self.log_interval.next_step(now))
         # Rank 0 decides: the others know nothing of saves in flight and requests.
         self.next_event = trainer.strategy.group.broadcast(min(steps))
         return self.next_event
@@ -437,12 +329,12 @@ class TrainingLoop:
                 progress.samples += size
                 if outputs and "tokens" in outputs and step.counts:
                     found = outputs["tokens"]
-                    if agreement is None and (self._counts_tokens or not isinstance(found, Tensor)):
+                    if agreement is None and (self.counts_tokens or not isinstance(found, Tensor)):
                         progress.tokens += int(found)
                     else:
                         found = found.detach().long() if isinstance(found, Tensor) else found
                         tokens = found if tokens is None else tokens + found
-                elif self._counts_tokens and step.counts:
+                elif self.counts_tokens and step.counts:
                     raise UserError(
                         "a duration is counted in tokens, but the model's outputs have no 'tokens'",
                         cure="Return a mapping with 'tokens', or count in steps, samples or epochs.",
@@ -457,7 +349,7 @@ class TrainingLoop:
                     progress.step += 1
                     if agreement is not None:
                         progress.samples = progress.last_samples + agreement.samples
-                        if self._counts_tokens:
+                        if self.counts_tokens:
                             progress.tokens, tokens = progress.tokens + agreement.total(int(tokens or 0)), None
                         if agreement.interrupt:
                             trainer.interrupt_requested, agreement.interrupt = True, False
@@ -477,7 +369,7 @@ class TrainingLoop:
                 if progress.step < event and not trainer.interrupt_requested:
                     # The other ranks may have nothing to record.
                     trainer.flush_record()
-        if tokens is not None or (agreement is not None and not self._counts_tokens):
+        if tokens is not None or (agreement is not None and not self.counts_tokens):
             # Tokens are not needed at every step, so the device is waited for only here.
             found = int(tokens or 0)
             progress.tokens += found if agreement is None else agreement.total(found)
@@ -490,7 +382,7 @@ class TrainingLoop:
     def logs(self, trainer: Trainer) -> bool:
         """`Trainer.is_log_step`."""
         at = _after_step(trainer)
-        return at is not None and (_due(self._log, at) or self.is_final(trainer))
+        return at is not None and (_due(self.log_interval, at) or self.is_final(trainer))
 
     def is_first(self, trainer: Trainer) -> bool:
         """`Trainer.is_first_iteration`."""
@@ -544,14 +436,6 @@ def _after_step(trainer: Trainer) -> Progress | None:
     if idx < 0:
         return None
     return progress if progress.step > idx else replace(progress, step=idx + 1)
-
-
-def length_of(loader: Any) -> int | None:
-    """Batches of an epoch; None if unknown."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def _due(interval: Interval | None, now: Progress) -> bool:

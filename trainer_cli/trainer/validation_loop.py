@@ -155,7 +155,7 @@ def _turns(trainer: Trainer, batches: Iterable[Any]) -> Iterator[Any]:
             return
         if agreement.interrupt:
             agreement.interrupt, trainer.interrupt_requested = False, True
-            trainer.hear_requests(0.0)
+            trainer.share_requests(0.0)
         if following is not _END:
             batch = following
         elif batch is None:

@@ -111,7 +111,7 @@ class SampleData:
 def seen() -> dict[str, float]:
     """Seconds from the process's start to the end of the first step, and microseconds a step after the warm-up.
 
-    Each also as the processor's time, which tells more on a busy machine. A step lasts from one call of the network
+    Each also as the processor's time, which is steadier on a busy machine. A step lasts from one call of the network
     to the next. When the process was started is for its parent to say, in BENCH_BEGUN.
     """
     found: dict[str, float] = {}

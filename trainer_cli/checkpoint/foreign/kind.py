@@ -1,4 +1,4 @@
-"""Which program wrote a checkpoint: told by its content, without torch."""
+"""Which program wrote a checkpoint: found by its content, without torch."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class ForeignCheckpoint:
     """The weights of another program's checkpoint, on the CPU."""
 
     program: str
-    """What wrote it, as far as its content tells: "Lightning checkpoint", "DCP folder" and so on."""
+    """What wrote it, as far as its content shows: "Lightning checkpoint", "DCP folder" and so on."""
     model: dict[str, torch.Tensor]
     step: int | None = None
     """The optimizer step at which it was saved, if it says so."""

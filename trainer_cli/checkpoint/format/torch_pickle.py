@@ -162,7 +162,7 @@ def _pickle_in_zip(file: IO[bytes], size: int) -> bytes:
         if pickles[0].file_size > _LARGEST_PICKLE:
             raise ValueError("what is no tensor in it takes too much memory")
         for member in members:
-            if member.CRC == 0:  # torch writes 0 where it is told not to compute it.
+            if member.CRC == 0:  # torch writes 0 where it does not compute it.
                 member.CRC = None  # type: ignore[assignment]
             with archive.open(member) as opened:
                 while opened.read(_BLOCK_BYTES):

@@ -74,7 +74,7 @@ class Uploader:
             tried.add(name)
             try:
                 self._send(name)
-            except Exception as error:  # Reported here: nobody waits for this thread's result.
+            except Exception as error:  # Reported here: no caller waits for this thread's result.
                 if isinstance(error, StoreAwayError):
                     # The others would wait as long for nothing.
                     with self._changed:

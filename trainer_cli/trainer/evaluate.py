@@ -1,0 +1,104 @@
+"""Evaluate the model on loaders: in the middle of a training, at its end, and of checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint import model_state
+from trainer_cli.checkpoint.load_options import LoadOptions
+from trainer_cli.config.schema import SchedulerInterval
+from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in
+from trainer_cli.trainer.state import load_for_evaluation
+from trainer_cli.trainer.validation_loop import Due, EvaluationInterruptedError, ValidationLoop
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The metrics of one checkpoint on one validation loader."""
+
+    path: Path | None
+    step: int
+    loader: str
+    metrics: dict[str, float]
+
+
+def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
+    """Evaluate on the loaders that are due and log `LOADER/K`. False if a stop was requested meanwhile."""
+    record = trainer.metric_logger.record
+    before = dict(record)
+    try:
+        with trainer.metric_logger.pause(EVALUATING, trainer.progress):
+            _run(trainer, due, is_last=is_last)
+            if trainer.hooks["on_after_evaluation"] or trainer.schedulers.has(SchedulerInterval.evaluation):
+                metrics = metrics_in({key: value for key, value in record.items() if before.get(key) is not value})
+                trainer.hooks.call("on_after_evaluation", trainer, metrics)
+                trainer.schedulers.step(trainer, SchedulerInterval.evaluation, metrics, all_metrics=due.is_all)
+    except EvaluationInterruptedError:
+        record.clear()
+        record.update(before)
+        return False
+    trainer.progress.evaluated_step = trainer.progress.step
+    return True
+
+
+def evaluate_rest(trainer: Trainer, due: Due) -> None:
+    """At an end that the last evaluation caused: evaluate on the loaders that were not due, and let callbacks make
+    their last evaluations."""
+    try:
+        with trainer.metric_logger.pause(EVALUATING, trainer.progress):
+            _run(trainer, due, is_last=True)
+    except EvaluationInterruptedError:
+        log.warning("the run was stopped before its last evaluation on %s", ", ".join(due.loaders) or "callbacks")
+
+
+def evaluate_checkpoint(
+    trainer: Trainer, loaders: Mapping[str, Any], path: Path | None, load: LoadOptions, loop: ValidationLoop | None
+) -> list[Evaluation]:
+    """The metrics of a checkpoint on each loader; None: of the present weights. Nothing is logged.
+
+    Args:
+        loop: evaluates each loader; None: those of the training loop.
+    """
+    if path is not None:
+        evaluating = any(callback.evaluates for callback in trainer.callbacks.values())
+        state = trainer.read_checkpoint(path, load, *(["callbacks"] if evaluating else []))
+        load_for_evaluation(trainer, state, load, path)
+    record = trainer.metric_logger.record
+    record.clear()
+    _run(trainer, Due(loaders), is_last=True, loop=loop)
+    rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
+    for key, value in metrics_in(record).items():
+        name = next((name for name in loaders if key.startswith(f"{name}/")), key.partition("/")[0])
+        rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
+    record.clear()
+    return [Evaluation(path, trainer.loaded_step, name, metrics) for name, metrics in rows.items()]
+
+
+def _run(trainer: Trainer, due: Due, *, is_last: bool, loop: ValidationLoop | None = None) -> None:
+    """Evaluate on the loaders, and let callbacks evaluate; random numbers drawn meanwhile change no training."""
+    rng = model_state.capture_rng()
+    if trainer.rng is not None:
+        # A pending evaluation of an earlier attempt: use the random state that it would have had.
+        model_state.restore_rng(trainer.rng)
+    try:
+        with ExitStack() as stack:
+            trainer.hooks.call("on_enter_validate_all", trainer, stack, due.loaders)
+            for name, loader in due.loaders.items():
+                trainer.evaluating = loop or trainer.loop.validation_of(name)
+                with trainer.name_scope(name):
+                    means = trainer.evaluating.run(trainer, loader, name)
+                trainer.metric_logger.add({f"{name}/{key}": value for key, value in means.items()})
+            if due.callbacks:
+                trainer.hooks.call("run_validation", trainer, is_last)
+    finally:
+        model_state.restore_rng(rng)

@@ -1,0 +1,147 @@
+"""How long epochs and the training are, in batches and optimizer steps, and where in them a position is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.config.schema import LoopConfig, check_duration
+from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.trainer.duration import Duration, Unit
+from trainer_cli.trainer.evaluations import Evaluations
+from trainer_cli.trainer.intervals import Interval, epoch_steps, limited_batches, total_steps
+from trainer_cli.trainer.stopping import Limits
+
+if TYPE_CHECKING:
+    from trainer_cli.parallel.process_group import ProcessGroup
+    from trainer_cli.trainer.progress import Progress
+
+
+class Lengths:
+    """The lengths and intervals of `settings`, once `learn_lengths` knows the train loader."""
+
+    limits: Limits
+
+    def __init__(self, settings: LoopConfig) -> None:
+        self.settings = settings
+        self.evaluations = Evaluations(settings)
+        self.log_interval: Interval | None = None
+        self.steps_per_epoch: int | None = None
+        self.total_steps: int | None = None
+        """Optimizer steps in `max_duration`, if known."""
+        self.epoch_batches: int | None = None
+        self.epoch_offset = 0
+        """How many steps further the run would be if all epochs had had the present length."""
+        self.most_batches: int | None = None
+        """Batches of the shortest of the ranks' loaders, if these have lengths."""
+        self.counts_tokens = False
+        """Whether some duration is in tokens."""
+
+    def agree_on_length(self, train_loader: Any, group: ProcessGroup) -> None:
+        """Let epochs of all ranks have the batches of the shortest loader. Collective."""
+        lengths = [length for length in group.gather(length_of(train_loader)) if length is not None]
+        self.most_batches = min(lengths, default=None) if group.world_size > 1 else None
+
+    def learn_lengths(self, train_loader: Any, resumed: Progress | None = None) -> None:
+        """Set the lengths that intervals need; from `resumed` on, epochs may have another length than before.
+
+        Raises:
+            UserError: the loader is empty, or a duration needs the length of a loader that has none.
+        """
+        settings = self.settings
+        self.epoch_batches = self._batches_of(train_loader)
+        self.steps_per_epoch = epoch_steps(self.epoch_batches, settings.grad_accum_steps, settings.steps_per_epoch)
+        self.epoch_offset = 0 if resumed is None else self._offset(train_loader, resumed)
+        try:
+            self.log_interval = self.interval(settings.log_interval)
+            self.evaluations.learn(self.interval)
+            longest, hard_stop = self.interval(settings.max_duration), self.interval(settings.hard_stop)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        assert longest is not None, "the schema refuses a null max_duration"
+        max_time = check_duration("loop.max_time", settings.max_time, units=(Unit.SECOND,))
+        self.limits = Limits(longest, hard_stop, float(max_time.value) if max_time else None)
+        self.total_steps = self.length(train_loader)
+
+    def interval(self, duration: Any) -> Interval | None:
+        """An interval of this training, or None for null."""
+        if duration is None:
+            return None
+        parsed = Duration.parse(duration)
+        self.counts_tokens = self.counts_tokens or parsed.unit is Unit.TOKEN
+        return Interval(parsed, self.steps_per_epoch, self.epoch_offset if parsed.unit is Unit.EPOCH else 0)
+
+    def checkpoint_interval(self, key: str, duration: Any) -> Interval | None:
+        """The interval of a setting of `checkpoint`.
+
+        Raises:
+            ConfigError: a part of an epoch, if the number of steps of an epoch is unknown.
+        """
+        try:
+            return self.interval(duration)
+        except ValueError as error:
+            raise ConfigError(str(error), location=f"checkpoint.{key}") from None
+
+    def length(self, train_loader: Any) -> int | None:
+        """Optimizer steps in `max_duration`, if known."""
+        settings, duration = self.settings, Duration.parse(self.settings.max_duration)
+        steps = total_steps(
+            duration,
+            epoch_batches=self._batches_of(train_loader),
+            grad_accum_steps=settings.grad_accum_steps,
+            steps_per_epoch=settings.steps_per_epoch,
+            batch_size=getattr(train_loader, "samples_per_batch", None),
+            epoch_samples=getattr(train_loader, "length", None),
+        )
+        return steps if steps is None or duration.unit is Unit.STEP else steps - self.epoch_offset
+
+    def _offset(self, train_loader: Any, at: Progress) -> int:
+        """How many steps further than `at` the run would be if all epochs had had the present length."""
+        if self.epoch_batches is None or self.steps_per_epoch is None or at.samples == 0:
+            # At step 0, or from an old checkpoint without the position in its epoch.
+            return 0
+        return self.steps_to(train_loader, at) - at.step - at.passed_over
+
+    def steps_to(self, train_loader: Any, at: Progress) -> int:
+        """Steps of the present length from the run's beginning to a position."""
+        assert self.epoch_batches is not None
+        assert self.steps_per_epoch is not None
+        epoch, batch = self._position(train_loader, at)
+        left = -(-(self.epoch_batches - batch) // self.settings.grad_accum_steps)
+        return (epoch + 1) * self.steps_per_epoch - left
+
+    def _position(self, train_loader: Any, at: Progress) -> tuple[int, int]:
+        """Epoch and batch of a position, in batches of the present size if the loader counts samples."""
+        counts_samples = getattr(train_loader, "samples_per_batch", None) is not None
+        batch = len(train_loader) - train_loader.batches_after(at.epoch_samples) if counts_samples else at.batch
+        over = self.epoch_batches is not None and batch >= self.epoch_batches
+        return (at.epoch + 1, 0) if over else (at.epoch, batch)
+
+    def start_at(self, train_loader: Any, progress: Progress) -> None:
+        """Convert the batches of a loaded position to the present size. An epoch without a rest is over."""
+        epoch, progress.batch = self._position(train_loader, progress)
+        if epoch != progress.epoch:
+            progress.epoch, progress.epoch_samples = epoch, 0
+
+    def _batches_of(self, train_loader: Any) -> int | None:
+        """Batches of an epoch of this training; None if unknown.
+
+        Raises:
+            UserError: there are none, or `limit_train_batches` is a part of what has no length.
+        """
+        batches = length_of(train_loader)
+        if batches is not None and self.most_batches is not None:
+            batches = min(batches, self.most_batches)
+        if batches == 0:
+            raise UserError("the train loader has no batches", cure="Check data and data.batch_size.")
+        try:
+            return limited_batches(batches, self.settings.limit_train_batches)
+        except ValueError as error:
+            raise UserError(str(error), where="loop.limit_train_batches") from None
+
+
+def length_of(loader: Any) -> int | None:
+    """Batches of an epoch; None if unknown."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None

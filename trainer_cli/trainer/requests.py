@@ -1,0 +1,76 @@
+"""What callbacks, signals and other threads request of a training: a stop, a save, an evaluation, a roll-back."""
+
+from __future__ import annotations
+
+from trainer_cli.parallel.agreement import Agreement
+from trainer_cli.parallel.strategy import Strategy
+from trainer_cli.trainer.hooks import CheckpointSaver
+from trainer_cli.trainer.stopping import Stop
+
+
+class Requests:
+    """The trainer's methods that request something. The loop handles requests after the current step."""
+
+    checkpoint: CheckpointSaver | None
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.agreement = Agreement(strategy.group) if strategy.world_size > 1 else None
+        """What the ranks exchange at each step; None for one process."""
+        self._clear_requests()
+
+    def _clear_requests(self) -> None:
+        """Requests to this fit or evaluation do not apply to the next one."""
+        self.stop_request: Stop | None = None
+        self.evaluation_requested = False
+        self.interrupt_requested = False
+        """Whether the loop must handle a request after this step."""
+        self.roll_back_requested = False
+        """Whether the loop must go back to the newest checkpoint after this step."""
+        self._own_stop: Stop | None = None
+
+    def stop(self, reason: str, *, finished: bool = True) -> None:
+        """Request an end after the current step. `finished=False`: with exit code 75, to be resumed."""
+        if self.agreement is not None:
+            self._own_stop = self._own_stop or Stop(reason, finished)
+        elif self.stop_request is None:
+            self.stop_request = Stop(reason, finished)
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Let the loop handle requests after the current step, on every rank; from any thread."""
+        if self.agreement is None:
+            self.interrupt_requested = True
+        else:
+            self.agreement.request()
+
+    def share_requests(self, seconds: float) -> float:
+        """Make every rank's requests those of all. Returns rank 0's `seconds`. Collective."""
+        if self.agreement is None:
+            return seconds
+        shared = self.strategy.group.gather((self._own_stop, self.evaluation_requested, seconds))
+        stops = [stop for stop, _, _ in shared if stop is not None]
+        if stops and self.stop_request is None:
+            self.stop_request = stops[0]
+        self.evaluation_requested = any(requested for _, requested, _ in shared)
+        first: float = shared[0][2]
+        return first
+
+    def ask_for_save(self) -> None:
+        """Request a save after the current step; from any thread."""
+        if self.checkpoint is not None:
+            self.checkpoint.save_requested = True
+        self.interrupt()
+
+    def ask_for_evaluation(self) -> None:
+        """Request an evaluation after the current step; from any thread."""
+        self.evaluation_requested = True
+        self.interrupt()
+
+    def ask_to_roll_back(self) -> None:
+        """Request to go back, after the current step, to the newest checkpoint, and on with the data after this step.
+
+        The training ends with a NotFiniteError if there is no checkpoint whose weights are finite.
+        """
+        self.roll_back_requested = True
+        self.interrupt()
