@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,11 +66,17 @@ class Samples:
         return self.x[part], self.y[part]
 
 
-def by_hand(net: Net, loader: Loader, group: ProcessGroup) -> None:
+def by_hand(net: Net, loader: Loader, group: ProcessGroup, *, sums: bool = False) -> None:
+    """Train. With `sums`, six numbers are summed over the ranks in each step, behind the backward."""
     model = DistributedDataParallel(net, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    numbers = torch.zeros(6, dtype=torch.float64)
     for batch in loader.iterate(0):
-        model(batch).backward()
+        loss = model(batch)
+        work = group.start_sum(numbers) if sums else None
+        loss.backward()
+        if work is not None:
+            work.wait()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -88,7 +95,11 @@ def main(steps: int, rounds: int) -> None:
     data = Samples(group.world_size * (steps + WARM) * BATCH)
     loader = Loader(data, BATCH, shuffle=False, seed=0, rank=group.rank, world_size=group.world_size)
     found: dict[str, dict[str, list[float]]] = {}
-    ways: dict[str, Any] = {"by hand": by_hand, "trainer": by_trainer}
+    ways: dict[str, Any] = {
+        "by hand": by_hand,
+        "by hand, with sums": partial(by_hand, sums=True),
+        "trainer": by_trainer,
+    }
     for turn in range(rounds + 1):
         for name, train in ways.items():
             torch.manual_seed(0)

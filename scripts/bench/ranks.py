@@ -34,7 +34,11 @@ def measure(settings: Settings) -> list[Table]:
                 Column("processor", "ms", 3, resolution=0.05),
             ],
             rows, {"steps": steps}, {},
-            ["Both have torch's DistributedDataParallel and a fused AdamW; the trainer logs every 50 steps."],
+            [
+                "All have torch's DistributedDataParallel and a fused AdamW; the trainer logs every 50 steps.",
+                "Sums: six numbers are summed over the ranks in each step, as the trainer does to count samples and "
+                "to agree on stops and saves.",
+            ],
         )
     ]  # fmt: skip
 
