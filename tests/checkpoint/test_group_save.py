@@ -18,6 +18,7 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpoi
 from trainer_cli.checkpoint.format.sharded import SMALL_BYTES
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import NotDurableError, SaveError, UserError
+from trainer_cli.parallel.process_group import PeerError
 from trainer_cli.testing.faults import FaultyDisk
 
 LARGE = SMALL_BYTES // 4 + 1
@@ -167,8 +168,34 @@ def test_a_state_that_one_rank_cannot_save_is_refused_on_both(memory_path: Path)
     found = on_ranks(2, act)
     assert isinstance(found[1], UserError)
     assert "data is a set" in str(found[1])
-    assert isinstance(found[0], SaveError)
-    assert "rank 1: UnsavableState: data is a set" in str(found[0])
+    assert isinstance(found[0], PeerError)
+    assert "rank 1 failed: UnsavableState: data is a set" in str(found[0])
+    assert found[0].exit_code == 2
+    assert list(memory_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_state_that_one_rank_cannot_make_fails_the_save_on_both_at_once(
+    memory_path: Path, failing: int, background: bool
+) -> None:
+    def act(group: ThreadGroup) -> None:
+        def make() -> dict[str, Any]:
+            if group.rank == failing:
+                raise ZeroDivisionError("the callback's own")
+            return state(group.rank)
+
+        checkpointer = (AsyncCheckpointer if background else SyncCheckpointer)()
+        checkpointer.join(group)
+        try:
+            checkpointer.save(make, memory_path / "step2")
+        finally:
+            checkpointer.close()
+
+    found = on_ranks(2, act)
+    assert isinstance(found[failing], ZeroDivisionError)
+    assert isinstance(found[1 - failing], SaveError)
+    assert str(found[1 - failing]) == f"rank {failing}: ZeroDivisionError: the callback's own."
     assert list(memory_path.iterdir()) == []
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 from states import small_state
 
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.integrity import newest_intact
+from trainer_cli.checkpoint.integrity import newest_intact, verify_beside
 from trainer_cli.checkpoint.storage.local import LocalStorage
 
 
@@ -29,14 +30,16 @@ def damage(catalog: Catalog, step: int) -> None:
 
 
 @pytest.mark.parametrize(("damaged", "left"), [([], 3), ([3], 2), ([3, 2], 1)])
-def test_work_is_done_once_beside_the_reading_and_changes_nothing_of_the_choice(catalog, damaged, left):
+def test_work_is_done_beside_each_reading_and_changes_nothing_of_the_choice(catalog, damaged, left):
     for step in damaged:
         damage(catalog, step)
     done = []
-    found = newest_intact(catalog, "r", "here", meanwhile=lambda: done.append(threading.current_thread()))
+    found = newest_intact(
+        catalog, "r", "here", check=partial(verify_beside, lambda: done.append(threading.current_thread()))
+    )
     assert found is not None
     assert found.step == left
-    assert done == [threading.main_thread()]
+    assert done == [threading.main_thread()] * (len(damaged) + 1)
     assert [entry.step for entry in catalog.entries()] == list(range(1, left + 1)), "the damaged are set aside"
 
 
@@ -46,6 +49,6 @@ def test_a_failure_of_that_work_is_its_own_and_sets_nothing_aside(catalog):
 
     damage(catalog, 3)
     with pytest.raises(ImportError, match="no torch"):
-        newest_intact(catalog, "r", "here", meanwhile=fails)
+        newest_intact(catalog, "r", "here", check=partial(verify_beside, fails))
     assert len(catalog.entries()) == 3
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-proof")]

@@ -840,6 +840,12 @@ CASES = [
         "precision.clip_norm and precision.clip_value are both set (command line). Set one of them to null.",
     ),
     Case(
+        "mixed precision of shards without shards",
+        ["parallel=ddp", "precision=bf16", "parallel.mixed_precision=true"],
+        "parallel.mixed_precision is of fsdp, and parallel.strategy is ddp (command line). "
+        "Set parallel.strategy=fsdp, or parallel.mixed_precision=false; precision=bf16 works with both.",
+    ),
+    Case(
         "ephemeral slower than permanent",
         ["checkpoint.save_interval=5", "checkpoint.ephemeral_save_interval=10"],
         "checkpoint.ephemeral_save_interval (10 steps) must be shorter than checkpoint.save_interval (5 steps) (command line).",

@@ -22,7 +22,7 @@ _FREE = """
     data.num_workers data.persistent_workers data.worker_timeout
     parallel.processes_per_node parallel.timeout logging.rank_files
     parallel.strategy parallel.find_unused_parameters parallel.shard_size parallel.wrap parallel.wrap_min_parameters
-    parallel.mixed_precision parallel.cpu_offload parallel.activation_checkpointing
+    parallel.cpu_offload parallel.activation_checkpointing
 """
 _BOUND = """
     seed deterministic model model._target_ model.hidden data data._target_ data.batch_size data.seed data.path
@@ -30,6 +30,7 @@ _BOUND = """
     step param_groups param_groups.*bias*.weight_decay loop.steps_per_epoch loop.grad_accum_steps
     sparsity loop.limit_train_batches precision.dtype precision.loss_scale precision.clip_norm precision.clip_value
     precision.min_loss_scale precision.max_loss_scale precision.init_scale precision.growth_interval
+    parallel.mixed_precision
     freeze compile.enabled compile.mode compile.dynamic compile.fullgraph compile.backend loop.microbatch
     callbacks callbacks.ema callbacks.ema.decay names run_dirs loggerss loop checkpoint
 """

@@ -10,11 +10,13 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from trainer_cli import Callback, TrainStep
 from trainer_cli.parallel import same
@@ -112,6 +114,84 @@ class FullDisk(Callback):
             full = trainer.progress.step == self.step
             trainer.checkpoint.drain()
             trainer.checkpoint.storage.disk = FaultyDisk(*([1] if full else []), number=ENOSPC, persistent=True)
+
+
+class UnsavedState(Callback):
+    """On one rank, what it adds to a checkpoint cannot be made at one step."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+
+    def on_save_checkpoint(self, trainer: Any, state: dict[str, Any]) -> None:
+        if trainer.strategy.group.rank == self.rank and trainer.progress.step == self.step:
+            raise ZeroDivisionError("the callback's own")
+
+
+class Lengths(DistributedSampler):
+    """Rank 0 has 18 samples, each other rank 24."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset, shuffle=True)
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(len(self.dataset), generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        return iter(order[:18] if self.rank == 0 else order[24 * self.rank - 6 :][:24])
+
+    def __len__(self) -> int:
+        return 24 if self.rank else 18
+
+
+class Stream(IterableDataset):
+    """As `Lengths`, of a length that is not known."""
+
+    per_rank = True
+
+    def __init__(self, samples: torch.Tensor) -> None:
+        self.samples, self.epoch = samples, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for index in Lengths.__iter__(self):
+            yield self.samples[index] + torch.rand(()) / 10
+
+    @property
+    def rank(self) -> int:
+        return torch.distributed.get_rank()
+
+    @property
+    def dataset(self) -> torch.Tensor:
+        return self.samples
+
+
+class OwnParts:
+    """Loaders of which each rank has samples of its own, rank 0 fewer: `kind` is sampler, stream or iterable."""
+
+    def __init__(self, kind: str) -> None:
+        samples = torch.randn(
+            18 + 24 * (torch.distributed.get_world_size() - 1), 3, generator=torch.Generator().manual_seed(0)
+        )
+        self.train: Any = Stream(samples)
+        self.val: Any = TensorDataset(samples)
+        if kind == "sampler":
+            self.train = DataLoader(TensorDataset(samples), 4, sampler=Lengths(samples))
+        elif kind == "iterable":
+            self.train = DataLoader(self.train, 4)
+        if kind != "stream":
+            self.val = DataLoader(self.val, 4, sampler=Lengths(samples))
+
+
+class Square(torch.nn.Module):
+    """The square of a linear function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        (batch,) = batch if isinstance(batch, list) else (batch,)
+        return self.linear(batch).square().mean()
 
 
 class OwnStep(TrainStep):

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ import torch
 from ranks import HERE, on_ranks
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.cli.main import main
+from trainer_cli.parallel.fsdp import FSDP
+from trainer_cli.parallel.process_group import from_environment
 
 sys.path.insert(0, str(HERE.parent / "integration"))
-from compare import metrics
+sys.path.insert(0, str(HERE.parent / "checkpoint"))
+from compare import final_state, metrics
+from s3 import new_bucket, s3_server
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +35,13 @@ BASE = [
     "checkpoint.save_interval=4", "checkpoint.max_checkpoints=null", "logging.console=off",
 ]  # fmt: skip
 FULL = ["+callbacks.full._target_=fits.FullDisk", "+callbacks.full.rank=1", "+callbacks.full.step=7"]
+HYBRID = [*BASE, "parallel.shard_size=1", "model.hidden=[512,64]", "loop.max_duration=8"]
+MIXED = [
+    "experiment=digits", "model.channels=[4,8]", "parallel=fsdp", "data.batch_size=16", "loop.max_duration=8",
+    "loop.log_interval=1", "loop.eval_interval=4", "checkpoint.save_interval=4", "logging.console=off",
+    "loggers.tensorboard=null", "precision=bf16", "scheduler=null",
+]  # fmt: skip
+UNSAVED = ["+callbacks.bad._target_=fits.UnsavedState", "+callbacks.bad.rank=1", "+callbacks.bad.step=8"]
 DAMAGED = "damaged/checkpoints/step8/rank1.safetensors"
 
 
@@ -37,9 +49,10 @@ DAMAGED = "damaged/checkpoints/step8/rank1.safetensors"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One start of two ranks, and of what they saved one process goes on."""
     folder, before = tmp_path_factory.mktemp("sharded"), Path.cwd()
-    os.environ["PYTHONPATH"], path = str(HERE), os.environ.get("PYTHONPATH")
     os.chdir(folder)
-    try:
+    with pytest.MonkeyPatch.context() as patch, s3_server() as endpoint:
+        patch.setenv("PYTHONPATH", str(HERE))
+        in_store = [*BASE, "run_dir=stored", f"checkpoint.folder=s3://{new_bucket(endpoint)}/stored"]
         jobs: list[list[str]] = [
             [*BASE, "run_dir=whole"],
             [*BASE, *FULL, "run_dir=full", "checkpoint.on_save_error=warn"],
@@ -48,14 +61,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             ["damage", DAMAGED],
             [*BASE, "run_dir=damaged", "scheduler=null"],
             [*BASE, "run_dir=undamaged", "scheduler=null"],
+            [*HYBRID, "run_dir=hybrid"],
+            [*HYBRID, "run_dir=hybrid_cut", "loop.hard_stop=4"],
+            [*HYBRID, "run_dir=hybrid_cut"],
+            [*MIXED, "run_dir=bf16"],
+            [*MIXED, "run_dir=mixed", "parallel.mixed_precision=true"],
+            [*MIXED, "run_dir=mixed_cut", "parallel.mixed_precision=true", "loop.hard_stop=4"],
+            [*MIXED, "run_dir=mixed_cut", "parallel.mixed_precision=true"],
+            [*BASE, *UNSAVED, "run_dir=unsaved"],
+            [*BASE, *UNSAVED, "run_dir=unsaved_goes_on", "checkpoint.on_save_error=warn"],
+            [*BASE, "run_dir=file", "checkpoint.format=torch_file"],
+            [*in_store, "loop.hard_stop=8"],
+            in_store,
         ]
         ends = on_ranks(2, [HERE / "fits.py", json.dumps(jobs)])
         (folder / "output.json").write_text(json.dumps([output for _, output in ends]))
         assert [code for code, _ in ends] == [0, 0], ends
         yield folder
-    finally:
-        os.chdir(before)
-        os.environ.pop("PYTHONPATH") if path is None else os.environ.update(PYTHONPATH=path)
+    os.chdir(before)
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +168,98 @@ def test_the_parts_are_shown_and_compared_as_whole_tensors(runs: Path, capfd: py
     exported = torch.load(runs / "whole.pt", weights_only=True)
     loaded = make_sync_checkpointer().read(runs / "whole/checkpoints/step8", ["model"])["model"]
     assert all(torch.equal(exported[name], value) for name, value in loaded.items())
+
+
+def test_replicas_of_a_hybrid_sharding_are_written_once(runs: Path) -> None:
+    """Small tensors are in the file of every rank, so that it reads no other for them."""
+    manifest = json.loads((runs / "hybrid/checkpoints/step8/manifest.json").read_text())
+    where: dict[str, list[str]] = {}
+    for file, parts in manifest["shards"].items():
+        for name in parts:
+            where.setdefault(name, []).append(file)
+    large = [f"model/layers.{number}.weight" for number in (1, 4)]
+    assert [len(where[name]) for name in large] == [1, 1]
+    assert where[large[0]] != where[large[1]]
+    assert len(where["model/layers.1.bias"]) == 2
+
+
+@pytest.mark.parametrize("run", ["hybrid", "mixed"])
+def test_a_resume_of_a_hybrid_or_a_mixed_precision_training_is_bit_identical(runs: Path, run: str) -> None:
+    assert final_state(runs / f"{run}_cut") == final_state(runs / run)
+    assert metrics(runs / f"{run}_cut") == metrics(runs / run)
+
+
+def test_one_process_evaluates_a_hybrid_sharding_as_the_ranks_did(runs: Path) -> None:
+    assert main(["validate", "ckpt=hybrid/checkpoints/step8", "validate.folder=hybrid_checked"]) == 0
+    row = json.loads((runs / "hybrid_checked" / "validation.jsonl").read_text().splitlines()[0])
+    assert row["val/loss"] == pytest.approx(metrics(runs / "hybrid")[-1]["val/loss"], rel=1e-6)
+
+
+def test_mixed_precision_of_the_parameters_is_near_that_of_the_activations(runs: Path) -> None:
+    one, other = ([record["train/loss"] for record in metrics(runs / name)] for name in ("mixed", "bf16"))
+    assert len(one) == 8
+    assert one == pytest.approx(other, rel=1e-2)
+    weights = make_sync_checkpointer().read(runs / "mixed/checkpoints/step8", ["model"])["model"]
+    assert {value.dtype for name, value in weights.items() if name.endswith("weight")} == {torch.float32}
+
+
+def test_mixed_precision_may_not_change_on_a_resume(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger().handlers.clear()
+    assert main(["fit", *MIXED, "run_dir=mixed", "loop.max_duration=9"]) == 2
+    assert "refused                          parallel.mixed_precision  true -> false" in capfd.readouterr().err
+
+
+def test_a_callback_that_fails_in_a_save_on_one_rank_ends_both_at_once(runs: Path, outputs: list[str]) -> None:
+    assert ends(outputs[0])[14] == "SaveError: rank 1: ZeroDivisionError: the callback's own."
+    assert ends(outputs[1])[14] == "PeerError: rank 0 failed"
+    assert steps(runs / "unsaved") == [0, 4]
+    assert json.loads((runs / "unsaved/summary.json").read_text())["reason"].startswith("SaveError: rank 1: ")
+
+
+def test_a_callback_that_fails_in_a_save_on_one_rank_costs_that_save_alone(runs: Path, outputs: list[str]) -> None:
+    assert ends(outputs[0])[15] == ends(outputs[1])[15] == "0"
+    assert steps(runs / "unsaved_goes_on") == [0, 4, 12]
+    assert metrics(runs / "unsaved_goes_on") == metrics(runs / "whole")
+
+
+def test_a_format_of_one_process_is_refused_with_the_cure(runs: Path, outputs: list[str]) -> None:
+    assert ends(outputs[0])[16] == (
+        "UserError: checkpoint.format=torch_file saves the state of one process, and this training has 2. "
+        "Use checkpoint.format=tensors; train ckpt export writes the others."
+    )
+    assert ends(outputs[1])[16] == "PeerError: rank 0 failed"
+    assert not (runs / "file").exists()
+
+
+def test_ranks_of_one_machine_save_to_an_object_store_and_resume_from_it(runs: Path, outputs: list[str]) -> None:
+    assert ends(outputs[0])[17:] == ends(outputs[1])[17:] == ["0", "0"]
+    assert metrics(runs / "stored") == metrics(runs / "whole")
+    assert "resuming at step 8" in outputs[0]
+
+
+def test_fsdp_in_one_process_trains_and_resumes_as_one_process_without(runs: Path) -> None:
+    alone = [*BASE, "loop.max_duration=6"]
+    fsdp = [*alone, "parallel.cpu_offload=true", "run_dir=one_fsdp"]
+    assert main(["fit", *[one for one in alone if not one.startswith("parallel")], "run_dir=one"]) == 0
+    assert main(["fit", *fsdp, "loop.hard_stop=4"]) == 0
+    assert main(["fit", *fsdp]) == 0
+    assert final_state(runs / "one_fsdp") == final_state(runs / "one")
+
+
+def test_with_mixed_precision_all_but_batch_norms_compute_in_16_bits() -> None:
+    seen = {}
+
+    def look(name: str, module: torch.nn.Module, batch: object) -> None:
+        seen[name] = next(module.parameters()).dtype
+
+    group = from_environment({}, alone_too=True)
+    try:
+        model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Conv2d(2, 2, 3))
+        placed = FSDP(group, dtype=torch.bfloat16).place(model, torch.device("cpu"))
+        for name, module in placed.named_children():
+            module.register_forward_pre_hook(partial(look, name))
+        placed(torch.randn(2, 1, 8, 8)).sum().backward()
+    finally:
+        group.close()
+    assert seen == {"0": torch.bfloat16, "1": torch.float32, "2": torch.bfloat16}
+    assert {parameter.grad.dtype for parameter in placed.parameters()} == {torch.float32}

@@ -49,9 +49,9 @@ TWO = {
 }
 FSDP = ["parallel=fsdp", "checkpoint.enabled=false"]
 SHARDED = {
-    "digits": [*TWO["digits"], *FSDP, "parallel.wrap_min_parameters=1000"],
-    "gpt": [*TWO["gpt"], *FSDP, "parallel.activation_checkpointing=true"],
-    "weighted": [*TWO["weighted"], *FSDP],
+    "digits": [*TWO["digits"], *FSDP, "parallel.wrap_min_parameters=1000", f"parallel.shard_size={RANKS // 2}"],
+    "gpt": [*TWO["gpt"], *FSDP, "parallel.activation_checkpointing=true", "parallel.wrap=[Block]"],
+    "weighted": [*TWO["weighted"], *FSDP, "parallel.cpu_offload=true"],
 }
 NOISY = [
     "experiment=digits",
@@ -61,6 +61,12 @@ NOISY = [
     "loop.max_duration=40",
     *SHORT,
 ]
+OWN_PARTS = [
+    "model={_target_: fits.Square}", "optimizer=sgd", "optimizer.lr=0.1", "scheduler=null", "parallel=ddp",
+    "loop.max_duration=14", "loop.eval_interval=7", "checkpoint.save_interval=7", *SHORT,
+]  # fmt: skip
+PARTS = {kind: [*OWN_PARTS, f"data={{_target_: fits.OwnParts, kind: {kind}}}"] for kind in ("sampler", "iterable")}
+PARTS["stream"] = [*OWN_PARTS, "data={_target_: fits.OwnParts, kind: stream, batch_size: 4}"]
 STOPS = [
     "loop.log_interval=10", "loop.eval_interval=20", "checkpoint.save_interval=10",
     "+callbacks.ask._target_=fits.Stopping",
@@ -99,6 +105,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [*NOISY, *ask(1, 16, "stop"), "run_dir=cut"],
             [*NOISY, *ask(1, 13, "evaluate"), "run_dir=asked", "loop.max_duration=20"],
             [*NOISY, *ask(1, 13, "log"), "run_dir=logged", "loop.max_duration=20"],
+            *[[*job, f"run_dir=parts/{kind}"] for kind, job in PARTS.items()],
+            *[[*job, f"run_dir=cut/{kind}", *cut] for kind, job in PARTS.items() for cut in (["loop.hard_stop=7"], [])],
             [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
             ["apart", *NOISY, "run_dir=unseen"],
         ]
@@ -108,7 +116,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"UserError: {blind} cannot see {folder / 'unseen'}, the run directory of rank 0 ({socket.gethostname()}) "
             "(run_dir, command line). Choose a run_dir= on a file system that all machines share."
         )
-        expected = f"ENDS {json.dumps(['0'] * (2 * len(TWO) + 1) + ['75', '0', '0', '0', OWN_STEP, unseen])}"
+        expected = (
+            f"ENDS {json.dumps(['0'] * (2 * len(TWO) + 1) + ['75', *['0'] * (3 + 3 * len(PARTS)), OWN_STEP, unseen])}"
+        )
         assert [(code, expected in output) for code, output in ends] == [(0, True)] * RANKS, ends
         (folder / "output.json").write_text(json.dumps([output for _, output in ends]))
     finally:
@@ -133,6 +143,22 @@ def test_two_ranks_have_the_losses_of_one_process(runs: Path, name: str, how: st
 def test_a_step_whose_gradients_are_not_averaged_is_refused(runs: Path) -> None:
     summary = json.loads((runs / "own_step" / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("failed", OWN_STEP)
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_loaders_that_end_at_different_batches_end_together(runs: Path, kind: str) -> None:
+    run, cut = runs / "parts" / kind, runs / "cut" / kind
+    progress = json.loads((run / "checkpoints/step14/manifest.json").read_text())["progress"]
+    # Rank 0 has five batches, the last of two samples; each other rank six of four.
+    whole = 18 + 20 * (RANKS - 1)
+    assert (progress["epoch"], progress["batch"], progress["samples"]) == (2, 4, 2 * whole + 4 * 4 * RANKS)
+    assert len(metrics(run)) == 14
+    assert metrics(cut) == metrics(run)
+    assert final_state(cut) == final_state(run)
+    for rank in range(RANKS):
+        # Random numbers, and the positions in the data, which differ between the ranks.
+        own = [json.loads((one / f"checkpoints/step14/rank{rank}.own.json").read_text()) for one in (run, cut)]
+        assert own[0] == own[1]
 
 
 @pytest.mark.parametrize("name", TWO)

@@ -6,14 +6,17 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
+from trainer_cli.checkpoint.format.verified_file import verify
+from trainer_cli.checkpoint.group_verify import verify_by_all, verify_share
 from trainer_cli.checkpoint.history import CheckpointHistory
-from trainer_cli.checkpoint.integrity import catalog_of, newest_intact
+from trainer_cli.checkpoint.integrity import Check, catalog_of, newest_intact
 from trainer_cli.checkpoint.policy import (
     Decision,
     Kind,
@@ -153,12 +156,15 @@ class CheckpointerCallback(Callback):
         self.saver.join(trainer.strategy.group)
 
     def newest(self) -> Path | None:
-        """The newest intact checkpoint of this run, every byte verified; newer damaged ones are quarantined.
+        """The newest intact checkpoint of this run, every byte verified; newer damaged ones are quarantined. With
+        several ranks it is for rank 0 alone, while the others call `verify_share`.
 
         Raises:
             CheckpointError: there are some, and none is intact.
         """
-        entry = newest_intact(self.retention.catalog, self.identity.run_id, str(self.folder))
+        group = self.checkpointer.group
+        check: Check = verify if group.world_size == 1 else partial(verify_by_all, group)
+        entry = newest_intact(self.retention.catalog, self.identity.run_id, str(self.folder), check=check)
         return None if entry is None else self.folder / entry.name
 
     def newest_finite(self) -> Path | None:
@@ -170,7 +176,8 @@ class CheckpointerCallback(Callback):
     def go_back(self, trainer: Trainer) -> Path | None:
         """The newest intact checkpoint, as `newest`, after the save in flight; the training continues from it."""
         self._try(lambda: self._poll(trainer, wait=True))
-        path = self.newest()
+        group = trainer.strategy.group
+        path = group.on_main(self.newest, partial(verify_share, group))
         self._failed_step = None
         self._last_saved_step = max((entry.step for entry in self.retention.own()), default=None)
         return path

@@ -262,9 +262,8 @@ class StateSaver:
         """Copy this rank's state and submit it to the writer thread."""
         assert self.background is not None
         with errors_of_save(metadata.step, path):
-            trainer.metric_logger.write_out()
             self.in_flight = self.background.save(
-                trainer.checkpoint_state(),
+                trainer.checkpoint_state,
                 path,
                 metadata=metadata,
                 trained=_trained(trainer),
@@ -284,7 +283,7 @@ class StateSaver:
         checkpointer = make_sync_checkpointer(storage=self._storage_at) if alone else self.checkpointer
         with errors_of_save(metadata.step, path):
             checkpointer.save(
-                trainer.checkpoint_state(),
+                trainer.checkpoint_state,
                 path,
                 metadata=metadata,
                 trained=_trained(trainer),

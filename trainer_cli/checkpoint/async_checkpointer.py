@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, InFlightSave, Reader
-from trainer_cli.checkpoint.format.dtensor import local_of
+from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, InFlightSave, Reader, State
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.group_save import GroupSave
 from trainer_cli.checkpoint.save import CheckpointMetadata, CommitHook, Writer, metadata_of, nothing
@@ -88,7 +87,7 @@ class AsyncCheckpointer(FolderCheckpointer):
 
     def save(
         self,
-        state_dict: Mapping[str, Any],
+        state_dict: State,
         path: str | Path,
         *,
         metadata: CheckpointMetadata | None = None,
@@ -100,6 +99,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         """Save a tree as the checkpoint at `path`; all of it may change as soon as this returns.
 
         Args:
+            state_dict: as of `Checkpointer.save`.
             trained: tensors of the state that must hold neither NaN nor infinity for the checkpoint to be finite.
             before_commit: called in the writing thread before the manifest is made; an OSError fails the save.
             after_commit: called in the writing thread after the commit; it raises nothing.
@@ -113,7 +113,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         metadata = metadata or metadata_of(name)
         self._interrupted = False
         self.drain()
-        stage = partial(self.stager.stage, self.format, state_dict, [local_of(one) for one in trained])
+        stage = partial(self._stage, state_dict, trained)
         if self.group.world_size > 1:
             together = self._group_save(storage, name, metadata, before_commit, after_commit, after_write)
             return self._save_together(together, stage, path)

@@ -33,7 +33,7 @@ from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.naming import is_plain
 from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
 from trainer_cli.checkpoint.save import CheckpointWriter, CommitHook, Writer, errors_of_save, metadata_of, nothing
-from trainer_cli.checkpoint.snapshot_buffer import LiveStager, Stager
+from trainer_cli.checkpoint.snapshot_buffer import LiveStager, Snapshot, Stager
 from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.checkpoint.storage.url_path import as_path
@@ -43,6 +43,7 @@ from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,12 @@ class Checkpointer(ABC):
 
     @abstractmethod
     def save(
-        self, state_dict: Mapping[str, Any], path: str | Path, *, metadata: CheckpointMetadata | None = None
+        self, state_dict: State, path: str | Path, *, metadata: CheckpointMetadata | None = None
     ) -> InFlightSave | None:
         """Save a tree as the checkpoint at `path`. A complete checkpoint that exists is not written again.
+
+        Args:
+            state_dict: the tree, or a function that makes it; if that fails on one rank, no rank waits for it.
 
         None if the checkpoint is committed when this returns; else its futures, staged and written.
 
@@ -285,6 +289,10 @@ class FolderCheckpointer(Checkpointer):
             return self._reading(storage, name, partial(self.reader.read, only=only))
         return self._reading(storage, name, partial(self.reader.read, only=only, targets=targets))
 
+    def _stage(self, state: State, trained: Iterable[torch.Tensor]) -> Snapshot:
+        state = state() if callable(state) else state
+        return self.stager.stage(self.format, state, [local_of(one) for one in trained])
+
     def _group_save(
         self,
         storage: Storage,
@@ -365,7 +373,7 @@ class SyncCheckpointer(FolderCheckpointer):
 
     def save(
         self,
-        state_dict: Mapping[str, Any],
+        state_dict: State,
         path: str | Path,
         *,
         metadata: CheckpointMetadata | None = None,
@@ -375,7 +383,7 @@ class SyncCheckpointer(FolderCheckpointer):
         """As `Checkpointer.save`; `trained` is that of `Stager.stage`, `before_commit` that of `Writer.write`."""
         storage, name = self._place(path)
         metadata = metadata or metadata_of(name)
-        stage = partial(self.stager.stage, self.format, state_dict, [local_of(one) for one in trained])
+        stage = partial(self._stage, state_dict, trained)
         if self.group.world_size > 1:
             together = self._group_save(storage, name, metadata, before_commit)
             if together.begin(stage):

@@ -13,14 +13,15 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.checkpoint.format.codec import decode
 from trainer_cli.checkpoint.format.sharded import why_uncovered
 from trainer_cli.checkpoint.manifest import FileEntry
 from trainer_cli.checkpoint.save import CheckpointWriter, RankFiles, commit, disk_error, is_saved, write
 from trainer_cli.checkpoint.shards import Shard
-from trainer_cli.errors import NotDurableError, SaveError
+from trainer_cli.errors import NotDurableError, SaveError, UserError
+from trainer_cli.parallel.process_group import PeerError
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.save import CheckpointMetadata
@@ -71,18 +72,19 @@ class GroupSave:
         Collective.
 
         Raises:
-            UnsavableState: naming the owner of what cannot be saved here.
-            SaveError: on every rank, if one of them failed.
+            SaveError: on every rank, if one of them failed; that one raises its own error.
+            PeerError: on the others, if that is a UserError, such as a state that cannot be saved.
         """
         error: Exception | None = None
         there = False
         try:
+            # First, since it may have collectives of callbacks.
+            self._snapshot = stage()
             if self.group.is_main:
                 there = is_saved(self.storage, self.name, self.metadata)
                 if not there:
                     staged = self.storage.writing(self.name, digest=self._writer.digest)
                     self._folder = self._stack.enter_context(staged)
-            self._snapshot = stage()
         except Exception as raised:
             error = raised
         place = "" if self._folder is None else self._folder.place
@@ -160,24 +162,37 @@ class GroupSave:
         size_bytes = None if self._snapshot is None else self._snapshot.layout.total_bytes
         return disk_error(error, self.where, size_bytes, self.storage.free_bytes())
 
-    def _raise_failures(self, said: list[tuple[str, bool] | None], own: BaseException | None) -> None:
+    def _raise_failures(self, said: list[_Failure | None], own: BaseException | None) -> None:
         """Raise what this rank has, or else what the first rank that failed says."""
-        failed = [rank for rank, one in enumerate(said) if one is not None]
+        failed = [(rank, one) for rank, one in enumerate(said) if one is not None]
         if not failed:
             return
         self._stack.close()
         if own is not None:
             raise own
-        text, is_there = said[failed[0]] or ("", False)
-        raise (NotDurableError if is_there else SaveError)(f"rank {failed[0]}: {text}")
+        rank, first = failed[0]
+        if first.exit_code is not None:
+            # It ends that rank, whatever checkpoint.on_save_error says.
+            raise PeerError(f"rank {rank} failed: {first.text}", first.exit_code)
+        raise (NotDurableError if first.is_there else SaveError)(f"rank {rank}: {first.text}")
 
 
-def _said(error: BaseException | None) -> tuple[str, bool] | None:
-    """An error for other ranks: its text, and whether the checkpoint is there all the same."""
+class _Failure(NamedTuple):
+    """An error for other ranks."""
+
+    text: str
+    is_there: bool
+    """Whether the checkpoint is there all the same."""
+    exit_code: int | None
+    """Of a UserError; None for a failed save."""
+
+
+def _said(error: BaseException | None) -> _Failure | None:
     if error is None:
         return None
     text = str(error) if isinstance(error, SaveError) else f"{type(error).__name__}: {error}"
-    return text, isinstance(error, NotDurableError)
+    exit_code = int(error.exit_code) if isinstance(error, UserError) else None
+    return _Failure(text, isinstance(error, NotDurableError), exit_code)
 
 
 def _plain(files: RankFiles, *, finite: bool) -> dict[str, Any]:

@@ -21,10 +21,12 @@ _PATIENCE_S = 2.0
 """How long an interrupted start waits for the thread that verifies."""
 
 
-def why_damaged(storage: Storage, entry: Entry, meanwhile: Callable[[], object] | None = None) -> str | None:
-    """What is wrong with a checkpoint, after every file was read and digested; None for an intact one.
+Check = Callable[[ReadableFolder, Manifest], object]
+"""Verifies every file of a checkpoint, as `verify`."""
 
-    `meanwhile` is called while another thread reads.
+
+def why_damaged(storage: Storage, entry: Entry, check: Check = verify) -> str | None:
+    """What is wrong with a checkpoint, after every file was read and digested; None for an intact one.
 
     Raises:
         OSError: it cannot be read now, so it is unknown whether it is damaged.
@@ -33,7 +35,7 @@ def why_damaged(storage: Storage, entry: Entry, meanwhile: Callable[[], object] 
         return entry.problem or "it has no manifest"
     try:
         with storage.reading(entry.name) as folder:
-            _verify_beside(meanwhile, folder, entry.manifest)
+            check(folder, entry.manifest)
     except DamagedCheckpoint as error:
         return str(error)
     return None
@@ -61,10 +63,8 @@ def is_intact(storage: Storage, entry: Entry) -> bool:
         return False
 
 
-def _verify_beside(meanwhile: Callable[[], object] | None, folder: ReadableFolder, manifest: Manifest) -> None:
-    if meanwhile is None:
-        verify(folder, manifest)
-        return
+def verify_beside(meanwhile: Callable[[], object], folder: ReadableFolder, manifest: Manifest) -> None:
+    """As `verify`, in another thread while `meanwhile` is called in this one."""
     found: list[BaseException] = []
 
     def read() -> None:
@@ -91,7 +91,7 @@ def newest_intact(
     where: str,
     *,
     limit: int | None = None,
-    meanwhile: Callable[[], object] | None = None,
+    check: Check = verify,
     quarantine: bool = True,
 ) -> Entry | None:
     """The newest intact checkpoint of a run whose weights are finite; None if the run has no checkpoint.
@@ -101,7 +101,6 @@ def newest_intact(
 
     Args:
         limit: later steps are not used: the training went back to this one.
-        meanwhile: called once, while another thread verifies the first.
         quarantine: False changes nothing on the disk.
 
     Raises:
@@ -122,8 +121,7 @@ def newest_intact(
         try:
             problem: str | None = "its weights are not finite"
             if entry.manifest.finite:
-                beside, meanwhile = meanwhile, None
-                problem = why_damaged(catalog.storage, entry, beside)
+                problem = why_damaged(catalog.storage, entry, check)
         except OSError as error:
             unread[entry.name] = f"it cannot be read: {error}"
             continue

@@ -33,6 +33,7 @@ from trainer_cli.checkpoint.snapshot_buffer import Snapshot
 from trainer_cli.checkpoint.storage.interfaces import UnsyncedError
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.errors import NO_SPACE, NotDurableError, SaveError, UserError, disk_cure
+from trainer_cli.parallel.process_group import is_of_peer
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.interfaces import Storage, WritableFolder
@@ -254,7 +255,7 @@ def disk_error(
 
 @contextmanager
 def errors_of_save(step: int, path: Path) -> Iterator[None]:
-    """Raise exceptions as a SaveError that names the save; user errors keep their type."""
+    """Raise exceptions as a SaveError that names the save; user errors, and those of other ranks, keep their type."""
     try:
         yield
     except (SaveError, UserError):
@@ -262,6 +263,8 @@ def errors_of_save(step: int, path: Path) -> Iterator[None]:
     except OSError as error:
         raise disk_error(error, path) from error
     except Exception as error:
+        if is_of_peer(error):
+            raise
         said = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise SaveError(f"step {step} could not be saved: {said}", where=str(path), cure=_INTACT) from error
 

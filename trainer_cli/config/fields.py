@@ -25,11 +25,18 @@ KeyPath = tuple[str, ...]
 
 OPEN = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "param_groups", "callbacks", "loggers")
 """Keys below which any others may stand."""
+_SHARING = (
+    "strategy", "find_unused_parameters", "shard_size", "wrap", "wrap_min_parameters", "cpu_offload",
+    "activation_checkpointing",
+)  # fmt: skip
+"""Keys of `parallel` that change which process computes what, but no number format."""
 MAY_CHANGE: Mapping[str, str] = {
     "name": "a name, no part of the training",
     "run_dir": "where the run is kept",
     "device": "where it trains",
-    "parallel.*": "where it trains, and how processes share the work",
+    "parallel.processes_per_node": "where it trains",
+    "parallel.timeout": "when the processes give up",
+    **{f"parallel.{key}": "how processes share the work" for key in _SHARING},
     "model_call": "a model that takes a batch one way refuses the others",
     "resume": "how to start",
     "resume_allow": "how to start",

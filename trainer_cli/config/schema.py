@@ -517,6 +517,12 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "parallel")
+        if self.mixed_precision and self.strategy != ParallelStrategy.fsdp:
+            raise ConfigError(
+                f"parallel.mixed_precision is of fsdp, and parallel.strategy is {self.strategy}",
+                location="parallel.mixed_precision",
+                hint="Set parallel.strategy=fsdp, or parallel.mixed_precision=false; precision=bf16 works with both.",
+            )
 
     @property
     def timeout_s(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.position import timeout_seconds, type_name
@@ -38,7 +38,9 @@ def as_loader(
     """The loader for a dataset, a DataLoader, or another iterable.
 
     A dataset becomes a `Loader` (batches of 32 by default), an IterableDataset a `StreamLoader`, any
-    other iterable a `UserLoader`. Several ranks share its batches, unless a DataLoader has a DistributedSampler.
+    other iterable a `UserLoader`. Several ranks share its batches, unless a DataLoader has a DistributedSampler, or an
+    iterable (or the dataset of a DataLoader) has an attribute `per_rank` that is true: then each rank takes all that
+    its own gives.
 
     Args:
         persistent_workers: keep workers between epochs, with a copy of the dataset from their start. Not given: yes,
@@ -53,7 +55,7 @@ def as_loader(
     if isinstance(data, SharedLoader):
         return data
     if isinstance(data, Loader | StreamLoader | UserLoader):
-        return data if world_size in (1, getattr(data, "world_size", 1)) else SharedLoader(data, **ranks)
+        return _shared(data, **ranks)
     if isinstance(data, list | tuple) and data and all(is_loader(one) for one in data):
         raise UserError(
             f"there is a {type(data).__name__} of {len(data)} loaders or datasets where one is expected",
@@ -77,8 +79,7 @@ def as_loader(
         "worker_timeout_s": timeout_s,
     }
     if isinstance(data, IterableDataset):
-        stream = StreamLoader(data, **batches)
-        return stream if world_size == 1 else SharedLoader(stream, **ranks)
+        return _shared(StreamLoader(data, **batches), **ranks)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, DataLoader):
         return Loader(data, shuffle=shuffle, **batches, **ranks)
     if not hasattr(data, "__iter__"):
@@ -100,9 +101,13 @@ def as_loader(
             where=where,
             cure="Remove it, or give the dataset instead of a loader.",
         )
-    loader = UserLoader(data, seed=seed)
-    own_part = isinstance(getattr(data, "sampler", None), DistributedSampler)
-    return loader if world_size == 1 or own_part else SharedLoader(loader, **ranks)
+    return _shared(UserLoader(data, seed=seed), **ranks)
+
+
+def _shared(loader: Loader | StreamLoader | UserLoader, *, rank: int, world_size: int) -> AnyLoader:
+    """A loader whose batches the ranks share, unless each has batches of its own already."""
+    own = world_size == loader.world_size if isinstance(loader, Loader) else loader.per_rank
+    return loader if world_size == 1 or own else SharedLoader(loader, rank=rank, world_size=world_size)
 
 
 def is_loader(one: Any) -> bool:

@@ -97,6 +97,8 @@ class StreamLoader:
         self.drop_last = drop_last
         self.pin_memory = pin_memory
         self.fingerprint: str | None = getattr(dataset, "fingerprint", None)
+        self.per_rank = bool(getattr(dataset, "per_rank", False))
+        """As of `UserLoader`."""
         self.source = StreamSource(dataset, seed, batch_size, collate_fn, drop_last=drop_last)
         self.workers = Workers(
             self.source,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from trainer_cli.data.order import sample_seed
 from trainer_cli.data.position import STATE_VERSION, check_batch_size, check_same, type_name
@@ -41,6 +41,8 @@ class UserLoader:
         self.loader: Any = loader
         self.seed = seed
         self.fingerprint: str | None = getattr(loader, "fingerprint", None)
+        self.per_rank = _is_per_rank(loader)
+        """Whether each of several ranks has batches of its own, and so their positions differ."""
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self.persistent = bool(getattr(loader, "persistent_workers", False))
         self._is_torchs = isinstance(loader, DataLoader)
@@ -272,6 +274,12 @@ class _Rest:
             next(iterator, None)
         self.before(self.skip)
         yield from iterator
+
+
+def _is_per_rank(data: Any) -> bool:
+    """Whether a loader or a dataset gives each of several ranks samples of its own, by itself."""
+    own_part = isinstance(getattr(data, "sampler", None), DistributedSampler)
+    return own_part or any(getattr(one, "per_rank", False) for one in (data, getattr(data, "dataset", None)))
 
 
 def _nothing(number: int) -> None:

@@ -11,6 +11,7 @@ from torch.distributed import broadcast
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.blocks import blocks_of
@@ -26,8 +27,8 @@ class FSDP:
             DDP (hybrid sharding). None: all processes.
         wrap, wrap_min_parameters: which modules are blocks, as of `blocks_of`.
         dtype: the number format that parameters are gathered and computed in; None: their own. Gradients are reduced
-            in 32 bits.
-        cpu_offload: keep parts on the host between steps.
+            in 32 bits, and batch norms are computed in their own format.
+        cpu_offload: keep parts on the host between steps; on a CPU they are there anyway.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class FSDP:
         self._shard_size = shard_size
         self._wrap, self._min_parameters = wrap, wrap_min_parameters
         self._precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
-        self._offload = CPUOffloadPolicy() if cpu_offload else OffloadPolicy()
+        # Memory is pinned for copies to a GPU.
+        pinned = torch.cuda.is_available()
+        self._offload = CPUOffloadPolicy(pin_memory=pinned) if cpu_offload else OffloadPolicy()
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
         device = on_local_device(device, self.group)
@@ -60,6 +63,11 @@ class FSDP:
                 broadcast(value, src=0)
                 tensor.data.copy_(value)
         mesh = self._mesh(device.type)
+        if self._precision.param_dtype is not None:
+            for norm in model.modules():
+                # Its running statistics have 32 bits, and so must its parameters.
+                if isinstance(norm, _BatchNorm) and norm is not model and norm.weight is not None:
+                    fully_shard(norm, mesh=mesh, offload_policy=self._offload)
         for module in (*blocks_of(model, self._wrap, self._min_parameters), model):
             fully_shard(module, mesh=mesh, mp_policy=self._precision, offload_policy=self._offload)
         for buffer in model.buffers():

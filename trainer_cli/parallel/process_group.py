@@ -88,6 +88,10 @@ def first_host(nodes: str) -> str | None:
     return None if found is None else found[1] + (found[2] or "")
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class ProcessGroup:
     """One process alone; the base of several. Every rank calls the same methods in the same order, from one thread."""
 
@@ -117,8 +121,9 @@ class ProcessGroup:
         """Start `sum`, of a tensor on the CPU or the rank's GPU. Wait for the result; None: it is there already."""
         return None
 
-    def on_main(self, function: Callable[[], T]) -> T:
-        """What rank 0 gets from `function`, on every rank; if it fails, its error there and PeerError on the others."""
+    def on_main(self, function: Callable[[], T], joined: Callable[[], object] = _nothing) -> T:
+        """What rank 0 gets from `function`, on every rank; if it fails, its error there and PeerError on the others.
+        `joined` is that of `lead`."""
         return function()
 
     def lead(self, function: Callable[[], object], joined: Callable[[], object]) -> None:
@@ -172,10 +177,6 @@ def is_of_peer(error: BaseException) -> bool:
     )
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class _Several(ProcessGroup):
     """A gloo group of its own for objects, so that they never mix with the collectives of the training."""
 
@@ -213,9 +214,9 @@ class _Several(ProcessGroup):
         work: Work = group.allreduce([tensor])
         return work
 
-    def on_main(self, function: Callable[[], T]) -> T:
+    def on_main(self, function: Callable[[], T], joined: Callable[[], object] = _nothing) -> T:
         values: list[T] = []
-        self.lead(lambda: values.append(function()), _nothing)
+        self.lead(lambda: values.append(function()), joined)
         return self.broadcast(values[0] if self.is_main else None)  # type: ignore[return-value]
 
     def lead(self, function: Callable[[], object], joined: Callable[[], object]) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.group_verify import verify_share
 from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.timeline import simulate
@@ -76,7 +77,7 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
     import_from(composed.project_root)
     with StopSignals(quiet=not group.is_main) as signals, composed.placing(), ExitStack() as stack:
         to_console(config.logging.level if group.is_main else SILENT)
-        start = group.on_main(lambda: _begin(run, composed, stack))
+        start = group.on_main(lambda: _begin(run, composed, stack, group), partial(verify_share, group))
         if isinstance(start, Done):
             if group.is_main:
                 report.already_done(run, start.step, start.reason)
@@ -116,13 +117,13 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
         return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
 
 
-def _begin(run: RunDir, composed: Composed, stack: ExitStack) -> Start | Done:
+def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGroup) -> Start | Done:
     """Lock a run that exists, and choose the checkpoint to resume."""
     if not run.exists_as_run():
-        return of_new(run, composed, meanwhile=_import_torch)
+        return of_new(run, composed, meanwhile=_import_torch, group=group)
     lock = stack.enter_context(run.lock())
     stack.enter_context(to_file(run.log_file))
-    start = of_existing(run, composed, meanwhile=_import_torch)
+    start = of_existing(run, composed, meanwhile=_import_torch, group=group)
     if not isinstance(start, Done):
         _log_start(start)
         lock.name_holder()

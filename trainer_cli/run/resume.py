@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
-from trainer_cli.checkpoint.integrity import newest_intact, why_damaged
+from trainer_cli.checkpoint.format.verified_file import verify
+from trainer_cli.checkpoint.integrity import Check, newest_intact, why_damaged
 from trainer_cli.config.arguments import steps_by_evaluation
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
@@ -92,10 +93,10 @@ def choose(
     *,
     newer: Newer = Newer.refuse,
     attempts: Sequence[Mapping[str, Any]] = (),
-    meanwhile: Callable[[], object] | None = None,
+    check: Check = verify,
     quarantine: bool = True,
 ) -> Choice:
-    """Which checkpoint of this run to resume, its bytes verified; `meanwhile` is called while they are read.
+    """Which checkpoint of this run to resume, its bytes verified by `check`.
 
     `resume=PATH` repeated after it has saved resumes what it saved; repeated before it has saved anything, it loads
     PATH again. Checkpoints newer than PATH from before are ignored then.
@@ -114,9 +115,9 @@ def choose(
     saved_since = back is not None and any(_saved_by(entry, back.attempt) for entry in entries)
     repeated = saved_since and bool(attempts) and attempts[-1].get("resume") == resume
     if resume not in ("auto", "must") and not repeated:
-        return _named(Path(resume), entries, catalog, folder, newer, meanwhile)
+        return _named(Path(resume), entries, catalog, folder, newer, check)
     limit = None if back is None or saved_since else back.step
-    newest = newest_intact(catalog, run_id, str(folder), limit=limit, meanwhile=meanwhile, quarantine=quarantine)
+    newest = newest_intact(catalog, run_id, str(folder), limit=limit, check=check, quarantine=quarantine)
     if newest is not None:
         before = f"; the start before this one went back to {resume}, and saved since" if repeated else ""
         return Choice(newest, f"the newest valid checkpoint of {folder.parent}{before}")
@@ -187,7 +188,7 @@ def _named(
     catalog: Catalog,
     folder: Path,
     newer: Newer,
-    meanwhile: Callable[[], object] | None,
+    check: Check,
 ) -> Choice:
     entry = next((one for one in entries if (folder / one.name).resolve() == path.resolve()), None)
     if entry is None:
@@ -197,7 +198,7 @@ def _named(
             cure="To begin a new run with the weights of another, use ckpt=PATH.",
         )
     try:
-        problem = why_damaged(catalog.storage, entry, meanwhile)
+        problem = why_damaged(catalog.storage, entry, check)
     except OSError as error:
         problem = f"it cannot be read: {error}"
     if problem is not None:

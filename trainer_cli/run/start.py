@@ -5,16 +5,21 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.foreign.kind import refuse_foreign
+from trainer_cli.checkpoint.format.verified_file import verify
+from trainer_cli.checkpoint.group_verify import verify_by_all
+from trainer_cli.checkpoint.integrity import Check, verify_beside
 from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
 from trainer_cli.config.diff import Change
 from trainer_cli.config.schema import LoadConfig
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.run.recover import config_of
 from trainer_cli.run.resume import (
     changes_since,
@@ -75,12 +80,13 @@ def of_existing(
     composed: Composed,
     *,
     meanwhile: Callable[[], object] | None = None,
+    group: ProcessGroup = ALONE,
     read_only: bool = False,
 ) -> Start | Done:
     """The start of a run that exists, or its end if nothing is left to do.
 
-    The caller holds the lock, unless this is `read_only`: damaged checkpoints are quarantined. `meanwhile` is called
-    while the chosen checkpoint is read.
+    The caller holds the lock, unless this is `read_only`: damaged checkpoints are quarantined. One process calls
+    `meanwhile` while the chosen checkpoint is read; of several each reads some of it, as `verify_by_all` says.
 
     Raises:
         TrainError: the run cannot resume, or not with this config.
@@ -107,7 +113,7 @@ def of_existing(
         folder,
         newer=config.checkpoint.newer,
         attempts=run.attempts,
-        meanwhile=None if ended and summary.get("status") == RunStatus.finished else meanwhile,
+        check=_check(None if ended and summary.get("status") == RunStatus.finished else meanwhile, group),
         quarantine=not read_only,
     )
     finished = None
@@ -136,7 +142,12 @@ def of_existing(
 
 
 def of_new(
-    run: RunDir, composed: Composed, *, meanwhile: Callable[[], object] | None = None, read_only: bool = False
+    run: RunDir,
+    composed: Composed,
+    *,
+    meanwhile: Callable[[], object] | None = None,
+    group: ProcessGroup = ALONE,
+    read_only: bool = False,
 ) -> Start | Done:
     """The start of a run whose directory does not exist: a new one, or one whose directory was lost, but not the folder
     of its checkpoints.
@@ -149,7 +160,7 @@ def of_new(
         folder = run.folder_for(config.checkpoint.folder)
         catalog = Catalog(open_storage(folder, cache=run.checkpoints_folder))
         if (run_id := _lost_run(catalog, folder, config.run_dir)) is not None:
-            return _of_lost(run, composed, catalog, folder, run_id, meanwhile, read_only)
+            return _of_lost(run, composed, catalog, folder, run_id, _check(meanwhile, group), read_only)
     if config.resume == "must":
         raise CheckpointError(f"resume=must, but {run.path} holds no run")
     if config.resume not in ("auto", "never"):
@@ -165,6 +176,13 @@ def of_new(
     return Start(
         run, secrets.token_hex(8), 1, None, run.checkpoints_folder, f"{run.path} holds no run yet", is_new=True
     )
+
+
+def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check:
+    """What verifies the files of a checkpoint."""
+    if group.world_size > 1:
+        return partial(verify_by_all, group)
+    return verify if meanwhile is None else partial(verify_beside, meanwhile)
 
 
 def _lost_run(catalog: Catalog, folder: Path, run_dir: str) -> str | None:
@@ -183,11 +201,11 @@ def _of_lost(
     catalog: Catalog,
     folder: Path,
     run_id: str,
-    meanwhile: Callable[[], object] | None,
+    check: Check,
     read_only: bool,
 ) -> Start | Done:
     """The start of a run of which only the checkpoints are left."""
-    choice = choose(composed.config.resume, catalog, run_id, folder, meanwhile=meanwhile, quarantine=not read_only)
+    choice = choose(composed.config.resume, catalog, run_id, folder, check=check, quarantine=not read_only)
     assert choice.entry is not None
     assert choice.entry.manifest is not None
     source, _ = config_of(folder / choice.entry.name)

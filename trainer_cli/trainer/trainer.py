@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from torch import nn
 from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import expanded
+from trainer_cli.checkpoint.group_verify import verify_share
 from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.checkpoint.storage.url_path import as_path
@@ -322,7 +324,8 @@ class Trainer(Recording, Requests):
         group, loop, train = self.strategy.group, self.loop, self._train_loader
         if isinstance(ckpt_path, Unset):
             newest = None if self.checkpoint is None else self.checkpoint.newest
-            ckpt_path, load = None if newest is None else group.on_main(newest), WHOLE
+            ckpt_path = None if newest is None else group.on_main(newest, partial(verify_share, group))
+            load = WHOLE
         loop.agree_on_length(train, group)
         counts = self._progress_of(ckpt_path) if ckpt_path is not None and load.resumes else self.progress
         loop.prepare(self, train, counts)
@@ -470,7 +473,7 @@ class Trainer(Recording, Requests):
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         checkpointer = make_sync_checkpointer()
         checkpointer.join(self.strategy.group)
-        checkpointer.save(self.checkpoint_state(), path, metadata=metadata, trained=trained)
+        checkpointer.save(self.checkpoint_state, path, metadata=metadata, trained=trained)
         return path
 
     def load_checkpoint(self, path: str | Path, load: LoadOptions = WHOLE, keep_settings: Sequence[str] = ()) -> None:

@@ -187,12 +187,12 @@ def read_verified(folder: ReadableFolder, manifest: Manifest, file: str) -> byte
         return opened.rest()
 
 
-def verify(folder: ReadableFolder, manifest: Manifest) -> None:
-    """Read every file of a checkpoint and compare its digest.
+def verify(folder: ReadableFolder, manifest: Manifest, files: Iterable[str] | None = None) -> None:
+    """Read files of a checkpoint, by default all, and compare their digests.
 
     Raises:
         DamagedCheckpoint: naming the first file that is not what was written.
     """
-    for file in sorted(manifest.files):
+    for file in sorted(manifest.files if files is None else files):
         with VerifiedFile(folder, manifest, file):
             pass
