@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import chart
+import gpu
 import timing
 import training
+from settings import Settings
 from slower import compare
 from table import Column, Row, Table
 
@@ -225,3 +228,20 @@ def test_steps_between_saves_are_those_that_come_when_the_last_one_is_written(st
     found = training.between(times)
     assert set(found) == {1.0}
     assert len(found) == sum(step % training.EVERY in (3, 4) for step in range(training.WARM + 1, steps + 1))
+
+
+def test_a_gpt_is_measured_by_hand_and_by_the_trainer_and_while_it_saves(tmp_path: Path) -> None:
+    size = gpu.Size(vocab_size=32, context=8, layers=1, heads=1, width=16, batch=2, warm=1, steps=4)
+    names = [gpu.BASE, "trainer", "trainer, saves behind"]
+    table = gpu.table(size, torch.device("cpu"), Settings(True, None, str(tmp_path)), names)
+    assert [row.name for row in table.rows] == names
+    assert all(row.samples["step"][0] > 0 for row in table.rows)
+    assert [len(list(saves.glob("step*"))) for saves in tmp_path.glob("saves-*")] == [1, 1]
+
+
+def test_without_a_cuda_device_the_table_of_the_gpu_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.measure(Settings(True, None, str(tmp_path))) == []
+    assert "gpu is skipped: there is no CUDA device" in capsys.readouterr().err
