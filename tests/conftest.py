@@ -40,6 +40,7 @@ _PROCESSES = (
     "tests/pages/",
     "tests/run/test_children",
     "tests/run/test_run_dir",
+    "tests/run/test_submitted",
     "tests/run/test_sweep.py",
     "tests/test_architecture",
     "tests/trainer/test_torch_compat",

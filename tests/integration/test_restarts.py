@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from command import train
 from compare import metrics
 
@@ -28,21 +29,36 @@ class Fails(Callback):
 '''
 
 
+OWN = (
+    "experiment=digits_mlp", "loop.max_duration=9", "loop.log_interval=1", "loop.eval_interval=null",
+    "checkpoint.save_interval=2", "checkpoint.save_async=false", "loggers=jsonl", "scheduler=null",
+    "+callbacks.fails._target_=fails.Fails", "restarts.max=1", "restarts.backoff=null",
+)  # fmt: skip
+
+
 def test_a_run_goes_on_after_a_kill_and_an_error_as_if_nothing_had_been(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(FAILS)
-    own = (
-        "experiment=digits_mlp", "loop.max_duration=9", "loop.log_interval=1", "loop.eval_interval=null",
-        "checkpoint.save_interval=2", "checkpoint.save_async=false", "loggers=jsonl", "scheduler=null",
-    )  # fmt: skip
-    restarting = train(
-        "fit", *own, "+callbacks.fails._target_=fails.Fails", "restarts.max=1", "restarts.backoff=null", cwd=tmp_path
-    )
+    restarting = train("fit", *OWN, cwd=tmp_path)
     assert restarting.code == 0, restarting.err
     run = tmp_path / "runs/digits_mlp"
     attempts = json.loads((run / "summary.json").read_text())["attempts"]
     assert [(one["status"], one["start_step"]) for one in attempts] == [("killed", 0), ("failed", 4), ("finished", 6)]
     assert "restarting in 0 s" in restarting.err
     assert [record["step"] for record in metrics(run)] == list(range(1, 10))
-    wrong = train("fit", *own, "restarts.max=1", "optimizer.lr=0.5", cwd=tmp_path)
+    wrong = train("fit", *OWN, "optimizer.lr=0.5", cwd=tmp_path)
     assert wrong.code == 2
     assert "not restarted: the config or the command is wrong" in wrong.err
+
+
+def test_a_job_of_a_submitted_sweep_goes_on_too(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    (tmp_path / "fails.py").write_text(FAILS)
+    (tmp_path / "failed7").touch()
+    done = train("fit", "-m", "--submit", "local", "--jobs", "2", *OWN, "seed=1,2", cwd=tmp_path)
+    assert done.code == 0, done.err
+    sweep = tmp_path / "runs/digits_mlp/sweep"
+    attempts = [json.loads((sweep / f"seed={seed}/summary.json").read_text())["attempts"] for seed in (1, 2)]
+    assert sorted([one["status"] for one in own] for own in attempts) == [["finished"], ["killed", "finished"]]
+    output = "".join(file.read_text() for file in sweep.glob("submitit/*/*_log.err"))
+    assert output.count("restarting in 0 s") == 1
+    assert "resuming at step 4" in output

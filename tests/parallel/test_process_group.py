@@ -1,8 +1,9 @@
-"""Ranks from the environment, and what two gloo ranks exchange."""
+"""What two gloo ranks exchange, and how they start and lose one another."""
 
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -11,11 +12,7 @@ import pytest
 
 from ranks import HERE, on_ranks
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.process_group import ALONE, Ranks, first_host, from_environment, ranks_in
-
-MASTER = {"MASTER_ADDR": "h", "MASTER_PORT": "29500"}
-TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", **MASTER}
-SLURM = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}
+from trainer_cli.parallel.process_group import ALONE, LostRankError, from_environment
 
 
 @pytest.fixture(scope="module")
@@ -62,41 +59,21 @@ def test_one_process_needs_no_torch_distributed() -> None:
     assert from_environment({"WORLD_SIZE": "1", "RANK": "0"}) is ALONE
 
 
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({}, Ranks()),
-        ({"WORLD_SIZE": "1", "RANK": "0"}, Ranks()),
-        (TORCHRUN, Ranks(3, 4, 1, 1, "env://")),
-        ({**SLURM, **MASTER}, Ranks(2, 4, 0, 1, "tcp://h:29500")),
-        ({**SLURM, "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "a[03-05],b"}, Ranks(2, 4, 0, 1, "tcp://a03:20007")),
-        # A batch script sees these without srun: it is one process.
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, Ranks()),
-        # Of two, torchrun's, which srun started.
-        ({**SLURM, **TORCHRUN}, Ranks(3, 4, 1, 1, "env://")),
-    ],
-)
-def test_ranks_come_from_torchrun_or_srun(environ: dict[str, str], expected: Ranks) -> None:
-    assert ranks_in(environ) == expected
+@pytest.mark.slow
+def test_a_rank_that_does_not_start_is_named() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    with pytest.raises(LostRankError, match="ranks 1, 2 have not started within 1 s; 3 were to come"):
+        from_environment({**address, "WORLD_SIZE": "3", "RANK": "0"}, timeout_s=1)
+    with pytest.raises(LostRankError, match=r"rank 0 does not answer rank 1 at 127\.0\.0\.1:"):
+        from_environment({**address, "WORLD_SIZE": "2", "RANK": "1"}, timeout_s=1)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"RANK": "x"}, "RANK is 'x', expected a number"),
-        ({"RANK": "4"}, "RANK is 4, but there are 4 processes"),
-        ({"MASTER_ADDR": ""}, "WORLD_SIZE is 4, but MASTER_ADDR is not set"),
-        ({"MASTER_PORT": ""}, "WORLD_SIZE is 4, but MASTER_PORT is not set"),
-    ],
-)
-def test_wrong_variables_are_named(wrong: dict[str, str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        ranks_in({**TORCHRUN, **wrong})
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [("a", "a"), ("a,b", "a"), ("gpu[03-05,9],b", "gpu03"), ("n[7,9]", "n7"), ("", None)],
-)
-def test_the_first_host_of_a_node_list(nodes: str, first: str | None) -> None:
-    assert first_host(nodes) == first
+def test_a_port_in_use_is_reported_with_the_variable_that_sets_it() -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        with pytest.raises(UserError, match=f"rank 0 cannot listen at 127.0.0.1:{port}.*MASTER_PORT"):
+            from_environment({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": "0"})

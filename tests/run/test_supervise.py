@@ -12,8 +12,9 @@ import pytest
 
 from trainer_cli.config.schema import RestartsConfig, TrainConfig
 from trainer_cli.run import supervise as module
+from trainer_cli.run.children import Child
 from trainer_cli.run.run_dir import RunDir
-from trainer_cli.run.supervise import _Child, supervise
+from trainer_cli.run.supervise import supervise
 from trainer_cli.trainer.restarts import Ended, verdict
 
 
@@ -53,15 +54,15 @@ class Attempts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *attempts: tuple[int, int, str]) -> None:
         self.left, self.step, self.pauses, self.commands = list(attempts), -1, [], []  # type: ignore[var-annotated]
         self.reason = ""
-        monkeypatch.setattr(_Child, "run", lambda child, command: self._run(child, command))
-        monkeypatch.setattr(_Child, "pause", lambda child, seconds: self.pauses.append(seconds))
+        monkeypatch.setattr(Child, "run", lambda child, command: self._run(child, command))
+        monkeypatch.setattr(Child, "pause", lambda child, seconds: self.pauses.append(seconds))
         monkeypatch.setattr(module, "_newest_step", lambda folder: self.step)
         monkeypatch.setattr(RunDir, "attempts", property(lambda run: [{"reason": self.reason}]))
 
-    def _run(self, child: _Child, command: list[str]) -> int:
+    def _run(self, child: Child, command: list[str]) -> int:
         self.commands.append(command)
         code, self.step, self.reason = self.left.pop(0)
-        child.stopped = code == 75
+        child.received += [signal.SIGTERM] * (code == 75)
         return code
 
 
@@ -73,7 +74,7 @@ def test_a_run_that_fails_and_progresses_is_restarted_until_it_is_done(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     played = Attempts(monkeypatch, (-9, 0, ""), (1, 4, "OSError: x"), (1, 8, "OSError: x"), (0, 12, "done"))
-    assert supervise(_config(tmp_path, max=1, backoff="2s"), ["+experiment=x"]) == 0
+    assert supervise(_config(tmp_path, max=1, backoff="2s"), ["fit", "+experiment=x"]) == 0
     assert played.pauses == [2, 2, 2]
     assert played.commands[0][-4:] == ["-m", "trainer_cli", "fit", "+experiment=x"]
 
@@ -97,6 +98,6 @@ def test_it_ends_with_the_last_exit_code(
 
 
 def test_a_signal_during_a_pause_ends_it_at_once() -> None:
-    with _Child() as child:
+    with Child() as child:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
         assert child.pause(60)

@@ -2,70 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from faked import FAKE, attempts, fake, message
 
 from trainer_cli.cli.main import main
-from trainer_cli.config.sweep import Job
 from trainer_cli.errors import ConfigError, ExitCode, RunDirectoryError
+from trainer_cli.run.children import Children
 from trainer_cli.run.run_dir import RunDir, RunStatus, write_json
 from trainer_cli.run.sweep import Sweep, exit_code
 from trainer_cli.run.sweep_plan import Planned, folder_of, plan
-
-FAKE = """
-import json, os, signal, sys, time
-from trainer_cli.run.run_dir import Outcome, RunDir, RunStatus
-
-run, what = RunDir(sys.argv[1]), sys.argv[2]
-if what == "mistake":
-    sys.exit(2)
-signals = []
-signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
-if not run.exists_as_run():
-    run.create("", [], {}).release()
-run.begin_attempt(name="x", start_step=0, now=0.0, environment={})
-
-
-def end(status, code):
-    run.end_attempt(Outcome(status=status, reason=what, step=7, wall_time_s=1.0), now=1.0)
-    sys.exit(code)
-
-
-print(what, os.environ.get("OMP_NUM_THREADS"), flush=True)
-if what == "finish":
-    end(RunStatus.finished, 0)
-if what == "fail":
-    end(RunStatus.failed, 1)
-if what == "early":
-    end(RunStatus.stopped, 75)
-if what == "die":
-    os.kill(os.getpid(), signal.SIGKILL)
-os.kill(os.getppid(), signal.SIGINT if what == "deaf" else signal.SIGTERM)
-while not signals:
-    time.sleep(0.01)
-if what == "deaf":
-    os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(600)
-end(RunStatus.stopped, 75)
-"""
 
 
 @pytest.fixture(autouse=True)
 def _empty(empty_folder: Path) -> None:
     Path("fake.py").write_text(FAKE)
-
-
-def fake(**behaviour: str) -> list[tuple[Planned, str]]:
-    """A job for each name that does what is said."""
-    return [
-        (Planned(Job(name, (), {"job": name}), RunDir(f"runs/x/sweep/{name}"), Path("runs/x"), "", False, "info"), what)
-        for name, what in behaviour.items()
-    ]
 
 
 def swept(at_once: int = 1, **behaviour: str) -> ExitCode:
@@ -79,19 +34,9 @@ def swept(at_once: int = 1, **behaviour: str) -> ExitCode:
 
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     try:
-        return ExitCode(Sweep([one for one, _ in planned], command, at_once, cores=7).run())
+        return ExitCode(Sweep([one for one, _ in planned], command, at_once, 7, Children(prefixed=at_once > 1)).run())
     finally:
         del os.environ["PYTHONPATH"]
-
-
-def message() -> dict[str, str]:
-    """Job -> status, as sweep.csv has it."""
-    with open("runs/x/sweep/sweep.csv", encoding="utf-8") as file:
-        return {line["job"]: line["status"] for line in csv.DictReader(file)}
-
-
-def attempts(name: str) -> int:
-    return len(RunDir(f"runs/x/sweep/{name}").attempts)
 
 
 def test_a_job_that_fails_does_not_hide_the_others_and_only_it_is_tried_again(

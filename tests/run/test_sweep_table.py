@@ -31,8 +31,8 @@ def job(folder: Path, *statuses: str, **facts: Any) -> RunDir:
     return run
 
 
-def stands(folder: Path, run: RunDir, *, runs_now: bool = False) -> tuple[str, str]:
-    found = job_status("KEY", {}, run, folder / "failure", runs_now=runs_now)
+def stands(folder: Path, run: RunDir, now: str | None = None) -> tuple[str, str]:
+    found = job_status("KEY", {}, run, folder / "failure", now=now)
     return found.status, found.reason
 
 
@@ -82,7 +82,7 @@ def test_a_noted_failure_is_forgotten_once_a_later_attempt_has_begun(tmp_path: P
 
 def test_a_job_runs_while_its_directory_is_held_or_its_process_is_ours(tmp_path: Path) -> None:
     run = job(tmp_path, "running")
-    assert stands(tmp_path, run, runs_now=True)[0] == "running"
+    assert stands(tmp_path, run, "running")[0] == "running"
     with run.lock():
         assert stands(tmp_path, run)[0] == "running"
     assert stands(tmp_path, run)[0] == "killed"

@@ -92,6 +92,11 @@ def answer(line: str, breaks: str, cwd: Path) -> str:
     return "".join(f"{one.word[kept:]}\t{' '.join(one.about.split())}\n" for one in found if one.word.isprintable())
 
 
+SUBMIT = (
+    "slurm", "local", "timeout_min=", "nodes=", "tasks_per_node=", "gpus_per_node=", "cpus_per_task=", "mem_gb=",
+    "partition=", "account=", "qos=", "constraint=", "signal_delay_s=",
+)  # fmt: skip
+"""Where `--submit` submits to, and the parameters that most clusters need."""
 _PATHS = ("ckpt", "resume", "run_dir", "validate.folder")
 _RESUME = ("auto", "never", "must")
 
@@ -174,6 +179,9 @@ def _values_of(action: argparse.Action, current: str, before: Sequence[str], cwd
         yield from (Candidate(str(choice)) for choice in action.choices)
     elif action.dest == "config_name":
         yield from map(Candidate, search_path.primaries(_choices(before, cwd).dirs))
+    elif action.dest == "submit":
+        yield from map(Candidate, SUBMIT)
+        yield from (one for one in _files(current, cwd) if one.word.endswith((".yaml", ".yml", "/")))
     elif action.type is Path:
         yield from _files(current, cwd, folders=action.dest.endswith("dir"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from trainer_cli.cli.main import add_config_dir
@@ -12,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The file with the job's config, the overrides that it was composed with, and where its configs are."""
     parser.add_argument("file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     add_config_dir(parser)
 
 
@@ -23,6 +25,9 @@ def run(args: argparse.Namespace) -> int:
 
     stop_with_parent()
     with recording_error(args.file):
-        from trainer_cli.run.fit import fit
+        from trainer_cli.run.processes import fit_in_processes
 
-        return fit(thaw(args.file, args.overrides, config_dir=args.config_dir))
+        compose = partial(thaw, args.file, args.overrides, config_dir=args.config_dir)
+        flags = ["--config-dir", str(args.config_dir)] if args.config_dir is not None else []
+        again = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
+        return fit_in_processes(compose, again, supervised=args.supervised)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainer_cli.cli.main import add_allow_pickle, add_config_arguments
 from trainer_cli.cli.table import print_json
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.parallel.process_group import ranks_in
+from trainer_cli.parallel.ranks import ranks_in
 
 if TYPE_CHECKING:
     from trainer_cli.run.results import Results

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 _HOST, _HERE = "trainer_cli/host/", "trainer_cli/here/"
@@ -15,6 +16,16 @@ STORE_IS_SILENT = ["rank 0, which holds the store"]
 def introduce(store: Any, rank: int, host: str) -> None:
     """Write the name of a rank's machine into the store, for `missing`."""
     store.set(f"{_HOST}{rank}", host)
+
+
+def late(store: Any, world_size: int, timeout: timedelta) -> list[int]:
+    """Wait until every rank has called `introduce`. Returns the ranks that have not in time."""
+    keys = [f"{_HOST}{rank}" for rank in range(world_size)]
+    try:
+        store.wait(keys, timeout)
+    except RuntimeError:
+        return [rank for rank, key in enumerate(keys) if not store.check([key])]
+    return []
 
 
 def missing(store: Any, rank: int, world_size: int, *, wait_s: float) -> list[str]:

@@ -1,20 +1,19 @@
 """The processes that train one model: their ranks, and the plain objects that they exchange.
 
-torchrun starts the processes, or Slurm's srun; both say in environment variables which one this is. One process alone
-(`ALONE`) imports no torch.
+torchrun or Slurm's srun starts them (`parallel/ranks.py`). One process alone (`ALONE`) imports no torch.
 """
 
 from __future__ import annotations
 
-import re
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.lost import introduce, missing
+from trainer_cli.parallel.lost import introduce, late, missing
+from trainer_cli.parallel.ranks import Ranks, ranks_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,70 +21,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "GROUP_RANK")
-_SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
-"""Variables of the number of processes, the rank, the rank on its node, and the node's rank."""
-_FIRST_PORT, _PORTS = 20000, 20000
 _TOGETHER, _DONE = "together", "done"
 _FAILURES = "trainer_cli/failures"
 _COMES_IN_S = 5.0
 """How long a rank may take to report a failure after another."""
 _BACKENDS = ("gloo/", "NCCL", "nccl")
 """One of these is in every error of torch's that says that another rank has ended, or does not answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """Which process this is, and where rank 0 listens."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    node_rank: int = 0
-    init_method: str | None = None
-    """How torch finds rank 0; None for one process."""
-
-
-def ranks_in(environ: Mapping[str, str]) -> Ranks:
-    """The ranks that torchrun (`WORLD_SIZE`, `RANK`) or srun (`SLURM_STEP_NUM_TASKS`, `SLURM_PROCID`) has set.
-
-    Raises:
-        UserError: a variable is missing, or no number.
-    """
-    for names in (_TORCHRUN, _SLURM):
-        size, rank = (_number(environ, name) for name in names[:2])
-        if size is None or size <= 1 or rank is None:
-            continue
-        if not 0 <= rank < size:
-            raise UserError(f"{names[1]} is {rank}, but there are {size} processes", where=names[1])
-        local, node = (_number(environ, name) or 0 for name in names[2:])
-        slurm = names is _SLURM
-        address = environ.get("MASTER_ADDR") or (first_host(environ.get("SLURM_STEP_NODELIST", "")) if slurm else None)
-        port = _number(environ, "MASTER_PORT")
-        if port is None and slurm:
-            port = _FIRST_PORT + (_number(environ, "SLURM_JOB_ID") or 0) % _PORTS
-        if not address or port is None:
-            missing = "MASTER_PORT" if address else "MASTER_ADDR"
-            cure = "Start the processes by torchrun or srun, or set the address and the port of rank 0."
-            raise UserError(f"{names[0]} is {size}, but {missing} is not set", where=missing, cure=cure)
-        # By env:// torch uses the store of torchrun's agent, which outlives a restart of the processes.
-        return Ranks(rank, size, local, node, f"tcp://{address}:{port}" if slurm else "env://")
-    return Ranks()
-
-
-def _number(environ: Mapping[str, str], name: str) -> int | None:
-    value = environ.get(name, "")
-    if not value:
-        return None
-    if not value.isdecimal():
-        raise UserError(f"{name} is {value!r}, expected a number", where=name)
-    return int(value)
-
-
-def first_host(nodes: str) -> str | None:
-    """The first host of Slurm's compressed list, such as `a[03-05,9],b`: a03. None for an empty list."""
-    found = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
-    return None if found is None else found[1] + (found[2] or "")
 
 
 def _nothing() -> None:
@@ -177,6 +118,23 @@ def is_of_peer(error: BaseException) -> bool:
     )
 
 
+@contextmanager
+def noting(doing: str) -> Iterator[None]:
+    """Add a note to an error which says that another rank has ended or hangs: `while` and what this one was at."""
+    try:
+        yield
+    except RuntimeError as error:
+        if is_of_peer(error):
+            error.add_note(doing)
+        raise
+
+
+def waited(error: BaseException, otherwise: str) -> str:
+    """What this rank was at when it waited for one that did not come, by the notes of the error."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    return next((note for note in notes if note.startswith("while ")), otherwise)
+
+
 class _Several(ProcessGroup):
     """A gloo group of its own for objects, so that they never mix with the collectives of the training."""
 
@@ -184,7 +142,6 @@ class _Several(ProcessGroup):
         import torch.distributed as dist
 
         self._store = store
-        introduce(store, ranks.rank, socket.gethostname())
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self.local_rank, self.node_rank = ranks.local_rank, ranks.node_rank
         self._dist = dist
@@ -248,7 +205,8 @@ class _Several(ProcessGroup):
             value = function()
         except Exception as raised:
             error = raised
-        codes = self.gather(None if error is None else int(getattr(error, "exit_code", 1)))
+        with noting(phase):
+            codes = self.gather(None if error is None else int(getattr(error, "exit_code", 1)))
         failed = [(rank, code) for rank, code in enumerate(codes) if code is not None]
         if error is not None and failed[0][0] == self.rank:
             error.add_note(f"on rank {self.rank} of {self.world_size}, {phase}")
@@ -292,27 +250,20 @@ def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, a
         alone_too: also one process joins a group, as FSDP needs one.
 
     Raises:
-        UserError: the variables are incomplete.
+        UserError: the variables are incomplete, or the port of rank 0 is in use.
+        PeerError: a rank does not come; on one of the others a LostRankError.
     """
     ranks = ranks_in(environ)
     if ranks.world_size == 1 and not alone_too:
         return ALONE
     import torch
     import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
 
     timeout = timedelta(seconds=timeout_s)
     cuda = torch.cuda.is_available()
     if cuda and ranks.local_rank < torch.cuda.device_count():
         torch.cuda.set_device(ranks.local_rank)
-    if ranks.init_method is None:
-        store: Any = torch._C._distributed_c10d.HashStore()
-    else:
-        served, _, _ = next(rendezvous(ranks.init_method, ranks.rank, ranks.world_size, timeout=timeout))
-        # The store of torchrun's agent still has the addresses of processes from before a restart.
-        store = torch._C._distributed_c10d.PrefixStore(
-            f"attempt{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", served
-        )
+    store = _store(ranks, environ, timeout)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
         store=store,
@@ -321,3 +272,36 @@ def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, a
         timeout=timeout,
     )
     return _Several(ranks, store, timeout)
+
+
+def _store(ranks: Ranks, environ: Mapping[str, str], timeout: timedelta) -> Any:
+    """The store by which the ranks find one another, once all have come to it."""
+    import torch.distributed
+
+    dist: Any = torch.distributed
+    if ranks.address is None:
+        return dist.HashStore()
+    host, port = ranks.address
+    # The store of torchrun's agent outlives a restart of the processes.
+    serves = ranks.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        served = dist.TCPStore(host, port, is_master=serves, timeout=timeout, wait_for_workers=False)
+    except dist.DistNetworkError as error:
+        if serves:
+            cure = "Set MASTER_PORT to a free port, the same on all ranks."
+            raise UserError(
+                f"rank 0 cannot listen at {host}:{port}: {error}", where="MASTER_PORT", cure=cure
+            ) from error
+        raise LostRankError(f"rank 0 does not answer rank {ranks.rank} at {host}:{port}") from error
+    store = dist.PrefixStore(f"attempt{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", served)
+    try:
+        introduce(store, ranks.rank, socket.gethostname())
+        absent = late(store, ranks.world_size, timeout)
+    except RuntimeError as error:
+        raise PeerError("rank 0, which holds the store, has ended") from error
+    if absent:
+        if ranks.rank != min(set(range(ranks.world_size)) - set(absent)):
+            raise PeerError("a rank did not start")
+        who = f"rank {absent[0]} has" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))} have"
+        raise LostRankError(f"{who} not started within {timeout.total_seconds():g} s; {ranks.world_size} were to come")
+    return store

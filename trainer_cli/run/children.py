@@ -1,4 +1,4 @@
-"""Child processes of a sweep: their output, their exit codes, and their end with the parent.
+"""Child processes: their output, their exit codes, signals for them, and their end with the parent.
 
 Each child's stdin is a pipe whose other end only the parent holds. When the parent ends, by whatever cause, the pipe
 closes, and a child that called `stop_with_parent` stops as by SIGTERM: it saves and exits.
@@ -15,7 +15,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO
+
+import trainer_cli
+from trainer_cli.run.run_dir import RunStatus
+from trainer_cli.run.signals import STOPPING
 
 _LOOK_AFTER_S = 0.05
 _CHUNK_BYTES = 1 << 16
@@ -25,6 +30,9 @@ _DIES_IN_S = 10.0
 class Children:
     """The running processes by name. With `prefixed`, each line of their output begins with the name."""
 
+    promise = "the running jobs stop after this step, and no other begins"
+    """What happens at a signal, to be said to the user."""
+
     def __init__(self, *, prefixed: bool) -> None:
         self._prefixed = prefixed
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -33,8 +41,9 @@ class Children:
     def __len__(self) -> int:
         return len(self._processes)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._processes
+    def state(self, name: str) -> str | None:
+        """`running`, if it does."""
+        return RunStatus.running if name in self._processes else None
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Start a process in this process group, so that the terminal's Ctrl-C and Ctrl-Z reach it too."""
@@ -127,6 +136,59 @@ class _Lines:
             with contextlib.suppress(OSError):
                 self._sink.write(text)
                 self._sink.flush()
+
+
+class Child:
+    """One process after another, in a session of its own; while entered, signals are handed on to it."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._wake = threading.Event()
+        self._before: dict[int, object] = {}
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has asked for a stop."""
+        return bool(self.received)
+
+    def run(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+        """Start it, wait for its end, and return its exit code; negative for a signal."""
+        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True) as process:
+            self._process = process
+            if self.stopped:
+                process.send_signal(signal.SIGTERM)
+            try:
+                return process.wait()
+            finally:
+                self._process = None
+
+    def pause(self, seconds: float) -> bool:
+        """Wait; True, at once, if a stop was requested."""
+        return self._wake.wait(seconds) or self.stopped
+
+    def _hand_on(self, number: int, frame: object) -> None:
+        self.received.append(number)
+        self._wake.set()
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def __enter__(self) -> Child:
+        for number in STOPPING:
+            self._before[number] = signal.signal(number, self._hand_on)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def own_command(arguments: Sequence[str]) -> list[str]:
+    """The command that starts this program with these arguments."""
+    # As with the installed script, the current folder is on the path only if this package is in it.
+    root = Path(trainer_cli.__file__).parents[1]
+    alone = [] if root == Path.cwd() else ["-P"]
+    return [sys.executable, *alone, "-m", "trainer_cli", *arguments]
 
 
 def stop_with_parent() -> None:

@@ -36,7 +36,7 @@ from trainer_cli.config.hparams import hparams
 from trainer_cli.config.targets import import_from
 from trainer_cli.config.validation import contents
 from trainer_cli.errors import ExitCode
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup, is_of_peer
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup, is_of_peer, noting, waited
 from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment, versions
@@ -77,22 +77,19 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
     import_from(composed.project_root)
     with StopSignals(quiet=not group.is_main) as signals, composed.placing(), ExitStack() as stack:
         to_console(config.logging.level if group.is_main else SILENT)
-        start = group.on_main(lambda: _begin(run, composed, stack, group), partial(verify_share, group))
+        with noting("while the checkpoint was chosen"):
+            start = group.on_main(lambda: _begin(run, composed, stack, group), partial(verify_share, group))
         if isinstance(start, Done):
             if group.is_main:
                 report.already_done(run, start.step, start.reason)
             return ExitCode.DONE
         trainer, data = group.checked(lambda: _build(composed, start, group), "while data and model were made")
         _warn_of_world_size(start.entry, trainer.strategy.world_size)
-        fork = group.on_main(lambda: fork_of(composed, start))
-        group.on_main(lambda: _open_run(composed, start, trainer, stack))
-        if group.world_size > 1:
-            check_same_file(group, run.summary_file)
-            check_same(group, versions(("trainer-cli", "torch")))
-            # Legitimate for a folder of each machine.
-            configs = group.gather(frozen(composed, start.run_id))
-            if others := [rank for rank, own in enumerate(configs) if own != configs[0]]:
-                log.warning("environment variables in the config have other values than on rank 0 on ranks %s", others)
+        with noting("while the run directory was opened"):
+            fork = group.on_main(lambda: fork_of(composed, start))
+            group.on_main(lambda: _open_run(composed, start, trainer, stack))
+            if group.world_size > 1:
+                _check_ranks(composed, start, group)
         if config.logging.rank_files and not group.is_main:
             stack.enter_context(to_file(run.path / f"train.rank{group.rank}.log"))
         if start.finished is not None:
@@ -115,6 +112,16 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
             log.debug("the training failed", exc_info=True)
             raise
         return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
+
+
+def _check_ranks(composed: Composed, start: Start, group: ProcessGroup) -> None:
+    """Check that all ranks see the run directory, and have the same versions and config."""
+    check_same_file(group, start.run.summary_file)
+    check_same(group, versions(("trainer-cli", "torch")))
+    # Legitimate for a folder of each machine.
+    configs = group.gather(frozen(composed, start.run_id))
+    if others := [rank for rank, own in enumerate(configs) if own != configs[0]]:
+        log.warning("environment variables in the config have other values than on rank 0 on ranks %s", others)
 
 
 def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGroup) -> Start | Done:
@@ -308,8 +315,7 @@ def _fit(trainer: Trainer, data: Data, path: Path | None, load: LoadOptions, sta
     except RuntimeError as error:
         if not is_of_peer(error):
             raise
-        notes = getattr(error, "__notes__", [f"in the step after step {trainer.progress.step}"])
-        raise trainer.strategy.group.lost(notes[0]) from error
+        raise trainer.strategy.group.lost(waited(error, "while the training was started or ended")) from error
 
 
 def _metrics(composed: Composed, run: RunDir) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:

@@ -21,12 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import trainer_cli
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.loggers.files import replace
-from trainer_cli.run.children import Children
+from trainer_cli.run.children import Children, own_command
 from trainer_cli.run.run_dir import RunDir
 from trainer_cli.run.signals import StopSignals
+from trainer_cli.run.submit_options import SLURM, submission
+from trainer_cli.run.submitted import Submitted
 from trainer_cli.run.sweep_plan import Planned, folder_of, plan
 from trainer_cli.run.sweep_table import ERROR, JobStatus, as_table, job_status, recorded_error, write_csv, write_failure
 from trainer_cli.trainer.messages import to_console
@@ -37,24 +38,39 @@ _SAVED = (ExitCode.STOPPED_EARLY, ExitCode.INTERRUPTED)
 
 
 def sweep(
-    arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config", at_once: int = 1
+    arguments: Sequence[str],
+    *,
+    config_dir: Path | None = None,
+    config_name: str = "config",
+    at_once: int | None = None,
+    submit: Sequence[str] = (),
 ) -> int:
-    """Run every job of the command line, and return the exit code."""
-    if at_once < 1:
+    """Run every job of the command line, and return the exit code.
+
+    Args:
+        at_once: jobs at a time; None: one, or all under Slurm.
+        submit: where they run, and with which parameters (`submit_options.submission`); empty: in child processes.
+    """
+    if at_once is not None and at_once < 1:
         raise UserError(f"--jobs is {at_once}, but it must be at least 1")
+    asked = submission(submit) if submit else None
     planned = plan(arguments, config_dir=config_dir, config_name=config_name)
     to_console(planned[0].level)
     options = ["--config-dir", str(config_dir)] if config_dir is not None else []
 
     def command(one: Planned, frozen: Path) -> list[str]:
-        # As with the installed script, the current folder is on the path only if this package is in it.
-        root = Path(trainer_cli.__file__).parents[1]
-        alone = [] if root == Path.cwd() else ["-P"]
-        job = ["-m", "trainer_cli", "_job", *options, str(frozen), *one.job.overrides]
-        return [sys.executable, *alone, *job]
+        return own_command(["_job", *options, str(frozen), *one.job.overrides])
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Sweep(planned, command, at_once, cores).run()
+    cores: int | None = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if asked is not None and asked.cluster == SLURM:
+        at_once, cores = at_once or len(planned), None
+    at_once = at_once or 1
+    children: Children | Submitted
+    if asked is None:
+        children = Children(prefixed=at_once > 1)
+    else:
+        children = Submitted(asked, folder_of([one.base for one in planned]))
+    return Sweep(planned, command, at_once, cores, children).run()
 
 
 @dataclass(slots=True)
@@ -65,8 +81,9 @@ class Sweep:
     command: Callable[[Planned, Path], Sequence[str]]
     """The command of a job, whose config is in that file."""
     at_once: int
-    cores: int
-    """The cores for all jobs together."""
+    cores: int | None
+    """The cores for all jobs together; None: they run on other machines."""
+    children: Children | Submitted
     codes: dict[str, int] = field(default_factory=dict)
     """Exit codes of the jobs that ended in this command."""
 
@@ -88,17 +105,16 @@ class Sweep:
                 replace(self._file(one, "yaml"), [one.frozen.encode()])
             finished = len(self.planned) - len(waiting)
             log.info("%d jobs in %s%s", len(self.planned), self.folder, f", {finished} finished" if finished else "")
-            children = Children(prefixed=self.at_once > 1)
-            with StopSignals("the running jobs stop after this step, and no other begins") as signals:
+            with StopSignals(self.children.promise) as signals:
                 try:
-                    self._work(waiting, children, signals, self._environment(len(waiting)))
+                    self._work(waiting, signals, self._environment(len(waiting)))
                 except KeyboardInterrupt:
-                    children.kill()
+                    self.children.kill()
                     raise
                 finally:
-                    # Jobs that still run after an error stop with this process (run/children.py).
-                    self._write(children)
-            rows = self._rows(children)
+                    # Child processes that still run after an error stop with this one (run/children.py).
+                    self._write()
+            rows = self._rows()
             print(f"\n{as_table(rows)}\nresults: {self.folder / 'sweep.csv'}")
             if any(not row.finished for row in rows):
                 print("next: the same command again resumes, and repeats what failed.")
@@ -106,37 +122,35 @@ class Sweep:
             left = any(one.job.key not in self.codes for one in waiting)
             return exit_code(list(self.codes.values()), stopped=signals.stop_request is not None, left=left)
 
-    def _work(
-        self, waiting: Sequence[Planned], children: Children, signals: StopSignals, env: Mapping[str, str]
-    ) -> None:
+    def _work(self, waiting: Sequence[Planned], signals: StopSignals, env: Mapping[str, str]) -> None:
         """Start the jobs in order, so many at a time, until all have ended or a signal says stop."""
-        self._write(children)
+        self._write()
         by_key = {one.job.key: one for one in waiting}
         queue = list(waiting)
         passed_on = False
-        while queue or children:
-            while queue and len(children) < self.at_once and signals.stop_request is None:
-                self._start(queue.pop(0), children, env)
+        while queue or self.children:
+            while queue and len(self.children) < self.at_once and signals.stop_request is None:
+                self._start(queue.pop(0), env)
             if signals.stop_request is not None:
                 queue.clear()
                 if not passed_on:
                     # Not SIGINT for Ctrl-C: the terminal sends that to the jobs itself, and a second one interrupts.
-                    children.signal(signal.SIGTERM)
+                    self.children.signal(signal.SIGTERM)
                     passed_on = True
-            for key, code in children.wait():
+            for key, code in self.children.wait():
                 if passed_on and code in (-signal.SIGTERM, -signal.SIGINT):
                     # It did not handle signals yet, and had nothing to save.
                     code = ExitCode.STOPPED_EARLY
                 self._ended(by_key[key], code)
-                self._write(children)
+                self._write()
 
-    def _start(self, one: Planned, children: Children, env: Mapping[str, str]) -> None:
+    def _start(self, one: Planned, env: Mapping[str, str]) -> None:
         number = [other.job.key for other in self.planned].index(one.job.key) + 1
         log.info("[%d/%d] %s", number, len(self.planned), one.job.key)
         for suffix in ("failure", ERROR):
             with contextlib.suppress(FileNotFoundError):
                 self._file(one, suffix).unlink()
-        children.start(one.job.key, self.command(one, self._file(one, "yaml")), env)
+        self.children.start(one.job.key, self.command(one, self._file(one, "yaml")), env)
 
     def _ended(self, one: Planned, code: int) -> None:
         self.codes[one.job.key] = code
@@ -151,7 +165,7 @@ class Sweep:
         side_by_side = min(self.at_once, count)
         if self.at_once > 1:
             env["PYTHONUNBUFFERED"] = "1"
-        if side_by_side > 1 and "OMP_NUM_THREADS" not in env:
+        if self.cores is not None and side_by_side > 1 and "OMP_NUM_THREADS" not in env:
             threads = max(1, self.cores // side_by_side)
             env["OMP_NUM_THREADS"] = str(threads)
             log.info("%d jobs at a time, each with OMP_NUM_THREADS=%d", side_by_side, threads)
@@ -160,22 +174,18 @@ class Sweep:
     def _file(self, one: Planned, suffix: str) -> Path:
         return self.folder / ".jobs" / f"{one.job.key}.{suffix}"
 
-    def _rows(self, children: Children) -> list[JobStatus]:
+    def _rows(self) -> list[JobStatus]:
         return [
             job_status(
-                one.job.key,
-                one.job.swept,
-                one.run,
-                self._file(one, "failure"),
-                runs_now=one.job.key in children,
+                one.job.key, one.job.swept, one.run, self._file(one, "failure"), now=self.children.state(one.job.key)
             )
             for one in self.planned
         ]
 
-    def _write(self, children: Children) -> None:
+    def _write(self) -> None:
         file = self.folder / "sweep.csv"
         try:
-            write_csv(file, self._rows(children))
+            write_csv(file, self._rows())
         except OSError as error:
             # Probably a full disk, which the jobs report themselves.
             log.error("%s could not be written: %s", file, error)

@@ -17,7 +17,7 @@ from trainer_cli.loggers.files import replace
 from trainer_cli.run.run_dir import RunDir, RunStatus, write_json
 from trainer_cli.run.table import table
 
-NOT_BEGUN = "not begun"
+NOT_BEGUN, QUEUED = "not begun", "queued"
 ERROR = "error"
 """Suffix of the file with the error, next to the job's frozen config."""
 _LONGEST = 160
@@ -45,16 +45,23 @@ class JobStatus:
         return self.status == RunStatus.finished
 
 
-def job_status(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, runs_now: bool) -> JobStatus:
-    """The status of a job from the disk. `failure` is the file that `write_failure` wrote."""
+def job_status(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *, now: str | None = None) -> JobStatus:
+    """The status of a job from the disk.
+
+    Args:
+        failure: the file that `write_failure` wrote.
+        now: `running` if it does; `queued` if it waits in a queue, or runs on another machine.
+    """
     summary = run.read_summary()
     attempts = len(run.attempts)
     status, reason = str(summary.get("status") or NOT_BEGUN), str(summary.get("reason") or "")
-    if runs_now:
+    if now == RunStatus.running or (now == QUEUED and status == RunStatus.running):
         status, reason = RunStatus.running, ""
+    elif now == QUEUED:
+        status, reason = QUEUED, ""
     elif status == RunStatus.running and not run.is_locked():
         status, reason = RunStatus.killed, "the process ended without a summary"
-    if status not in (RunStatus.running, RunStatus.finished, RunStatus.failed):
+    if status not in (RunStatus.running, RunStatus.finished, RunStatus.failed, QUEUED):
         # It ended before it could write into its own directory, which may not exist.
         code, error = _failure(failure, attempts)
         if code is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.config.schema import LoopConfig, SchedulerInterval
 from trainer_cli.errors import UserError
+from trainer_cli.parallel.process_group import is_of_peer
 from trainer_cli.trainer.evaluate import evaluate, evaluate_rest
 from trainer_cli.trainer.finite import LossCheck
 from trainer_cli.trainer.hooks import second_to
@@ -141,6 +142,10 @@ class TrainingLoop(Lengths):
             while stop is None:
                 stop = self._run_until_eval(trainer, val_loaders, loop_idx)
                 loop_idx += 1
+        except RuntimeError as error:
+            if is_of_peer(error):
+                error.add_note(f"while step {trainer.progress.step + 1} was trained")
+            raise
         finally:
             if self._batches is not None:
                 self._batches.close()

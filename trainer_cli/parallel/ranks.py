@@ -1,0 +1,113 @@
+"""Which of several processes this is, from the environment variables that torchrun or Slurm's srun sets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainer_cli.errors import UserError
+
+_TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "GROUP_RANK")
+_SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+"""Variables of the number of processes, the rank, the rank on its node, and the node's rank.
+
+Slurm's are those of a job step, which srun starts. SLURM_NTASKS and SLURM_PROCID also stand in a batch script and in
+the shell of salloc, where there is one process.
+"""
+_FIRST_PORT, _PORTS = 20000, 12000
+"""Below 32768, where Linux begins to give ports to outgoing connections."""
+_STEP_STRIDE = 7919
+"""A prime, so that the steps of a job and the first steps of the next jobs have different ports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Which process this is, and where rank 0 listens."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    node_rank: int = 0
+    address: tuple[str, int] | None = None
+    """Host and port where rank 0, or torchrun's agent, listens; None for one process."""
+    per_node: int | None = None
+    """Processes on each machine, if that is known and equal."""
+
+
+def ranks_in(environ: Mapping[str, str]) -> Ranks:
+    """The ranks that torchrun (`WORLD_SIZE`, `RANK`) or srun (`SLURM_STEP_NUM_TASKS`, `SLURM_PROCID`) has set.
+
+    Raises:
+        UserError: a variable is missing, or no number.
+    """
+    for names in (_TORCHRUN, _SLURM):
+        size, rank = (_number(environ, name) for name in names[:2])
+        if size is None or size <= 1 or rank is None:
+            continue
+        if not 0 <= rank < size:
+            raise UserError(f"{names[1]} is {rank}, but there are {size} processes", where=names[1])
+        local, node = (_number(environ, name) or 0 for name in names[2:])
+        slurm = names is _SLURM
+        address, port = environ.get("MASTER_ADDR"), _number(environ, "MASTER_PORT")
+        if slurm:
+            nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+            address = address or first_host(nodes)
+            port = _port_of_step(environ) if port is None else port
+        if not address or port is None:
+            missing = "MASTER_PORT" if address else "MASTER_ADDR"
+            cure = "Start the processes by torchrun or srun, or set the address and the port of rank 0."
+            raise UserError(f"{names[0]} is {size}, but {missing} is not set", where=missing, cure=cure)
+        return Ranks(rank, size, local, node, (address, port), _per_node(environ, size, slurm=slurm))
+    return Ranks()
+
+
+def refuse_other_processes(ranks: Ranks, per_node: int | None) -> None:
+    """Refuse a number of processes per node that is not the number that was started.
+
+    Raises:
+        UserError: it is another.
+    """
+    if per_node is not None and ranks.per_node is not None and per_node != ranks.per_node:
+        raise UserError(
+            f"parallel.processes_per_node is {per_node}, but torchrun or srun has started {ranks.per_node} on each "
+            "machine",
+            where="parallel.processes_per_node",
+            cure=f"Leave it out, and start {per_node} by torchrun --nproc-per-node or srun --ntasks-per-node.",
+        )
+
+
+def tasks_without_srun(environ: Mapping[str, str]) -> int | None:
+    """The tasks of a Slurm job in whose batch script or shell this process was started; None: srun has started it, or
+    there is one task."""
+    tasks, of_step = (_number(environ, name) or 1 for name in ("SLURM_NTASKS", _SLURM[0]))
+    return tasks if tasks > 1 and of_step == 1 else None
+
+
+def first_host(nodes: str) -> str | None:
+    """The first host of Slurm's compressed list, such as `a[03-05,9]-ib,b`: a03-ib. None for an empty list."""
+    found = re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodes)
+    return None if found is None else re.sub(r"\[(\w+)[^\]]*\]", r"\1", found[0])
+
+
+def _port_of_step(environ: Mapping[str, str]) -> int:
+    """A port that neither another job on this machine has, nor another step of this one, as far as numbers can tell.
+    Each task of a job array has a SLURM_JOB_ID of its own."""
+    job, step = (_number(environ, name) or 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return _FIRST_PORT + (job + _STEP_STRIDE * step) % _PORTS
+
+
+def _per_node(environ: Mapping[str, str], size: int, *, slurm: bool) -> int | None:
+    if not slurm:
+        return _number(environ, "LOCAL_WORLD_SIZE")
+    nodes = _number(environ, "SLURM_STEP_NUM_NODES")
+    return None if not nodes or size % nodes else size // nodes
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    value = environ.get(name, "")
+    if not value:
+        return None
+    if not value.isdecimal():
+        raise UserError(f"{name} is {value!r}, expected a number", where=name)
+    return int(value)
