@@ -1,4 +1,4 @@
-"""Thousands of random histories: after every step the real callback leaves on the disk what the oracle says.
+"""Many random histories: after every step the real callback leaves on the disk what the oracle says.
 
 `TRAIN_HISTORIES=20000 pytest tests/checkpoint/test_histories.py` plays more of them.
 """
@@ -20,7 +20,7 @@ from oracle import read_length
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 
-HISTORIES = int(os.environ.get("TRAIN_HISTORIES", "2000"))
+HISTORIES = int(os.environ.get("TRAIN_HISTORIES", "1000"))
 SHRINKS = os.environ.get("TRAIN_SHRINKS", "yes") == "yes"
 
 LENGTHS = [1, 2, 3, 4, 5, "1ep", "2ep", "4sp", "9sp", "10sp", "7tok", "20tok", "1s", "2.5s", "4s"]
