@@ -196,7 +196,7 @@ KEYS: dict[str, Kind] = {
     "device": choice("auto", "cpu", "cuda", "mps"), "model_call": choice("batch", "args", "kwargs"), "resume": TEXT, "resume_allow": KEYS_OF, "ckpt": PATHS,
     "parallel.strategy": choice("single", "ddp", "fsdp"), "parallel.find_unused_parameters": TRUTH,
     "parallel.processes_per_node": whole(1, null=True), "logging.rank_files": TRUTH,
-    "parallel.shard_size": whole(1, null=True), "parallel.wrap": TEXTS_OF,
+    "parallel.shard_size": whole(1, null=True), "parallel.tensor_size": whole(1, null=False), "parallel.wrap": TEXTS_OF,
     "parallel.wrap_min_parameters": whole(1, null=True), "parallel.mixed_precision": TRUTH,
     "parallel.cpu_offload": TRUTH, "parallel.activation_checkpointing": TRUTH,
     "model": NODE, "data": NODE, "optimizer": NODE, "step": NODE, "sparsity": NODE, "param_groups": GROUPS,

@@ -22,7 +22,7 @@ _FREE = """
     data.num_workers data.persistent_workers data.worker_timeout
     parallel.processes_per_node parallel.timeout logging.rank_files
     parallel.strategy parallel.find_unused_parameters parallel.shard_size parallel.wrap parallel.wrap_min_parameters
-    parallel.cpu_offload parallel.activation_checkpointing
+    parallel.tensor_size parallel.cpu_offload parallel.activation_checkpointing
 """
 _BOUND = """
     seed deterministic model model._target_ model.hidden data data._target_ data.batch_size data.seed data.path

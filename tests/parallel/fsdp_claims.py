@@ -21,6 +21,8 @@ from trainer_cli.checkpoint.load_options import WHOLE
 from trainer_cli.checkpoint.model_state import capture_model, fit_model
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.models.gpt import GPT
+from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import ProcessGroup, from_environment
 from trainer_cli.testing.faults import FaultyDisk
 
@@ -160,6 +162,37 @@ def saves(folder: Path, group: ProcessGroup) -> dict[str, Any]:
     }
 
 
+class Divided(Training):
+    """A GPT whose heads and perceptrons the ranks of a tensor group divide."""
+
+    def __init__(self, seed: int, group: ProcessGroup) -> None:
+        torch.manual_seed(seed)
+        model = GPT(300, context=8, layers=1, heads=2, width=64, bias=True, fused_qkv=False)
+        self.model = FSDP(group).place(model, torch.device("cpu"))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05, fused=True)
+        tokens = torch.randint(0, 300, (2, 9))
+        self.model((tokens[:, 1:], tokens[:, :-1]))["loss"].backward()
+        self.optimizer.step()
+
+
+def layouts(folder: Path, group: ProcessGroup) -> list[Any]:
+    """One state saved with divided layers, loaded and saved sharded, and loaded and saved with divided layers again."""
+    faults = []
+    for number, tensor_size in enumerate((2, 1, 2)):
+        group.divide_layers(tensor_size)
+        training, checkpointer = Divided(number, group), SyncCheckpointer()
+        checkpointer.join(group)
+        if number:
+            targets = targets_of(capture_model(training.model))
+            faults += training.load(checkpointer.read(folder / "layouts" / str(number - 1), targets=targets))
+        gathered = whole(training.state(group))
+        checkpointer.save(training.state(group), folder / "layouts" / str(number), metadata=CheckpointMetadata(step=1))
+        if group.is_main:
+            torch.save({key: gathered[key] for key in ("model", "optimizer")}, folder / f"layout{number}.pt")
+    group.divide_layers(1)
+    return faults
+
+
 def failures(folder: Path, group: ProcessGroup) -> dict[str, Any]:
     """The disk of rank 1 is full."""
     training = Training(0)
@@ -212,6 +245,7 @@ def death(folder: Path, group: ProcessGroup) -> str:
 def main(folder: Path) -> None:
     group = from_environment(os.environ, timeout_s=60)
     answers: dict[str, Any] = saves(folder, group)
+    answers["layouts"] = layouts(folder, group)
     answers["memory"] = memory(folder, group)
     answers["failed"] = failures(folder, group)
     (folder / f"{group.rank}.json").write_text(json.dumps(answers))

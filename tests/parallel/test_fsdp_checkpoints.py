@@ -53,6 +53,29 @@ def test_one_process_reads_what_the_ranks_gathered(folder: Path) -> None:
     assert loaded["model"]["head.weight"] is loaded["model"]["embed.weight"]
 
 
+def test_divided_layers_come_back_in_any_layout(folder: Path, answers: list[dict[str, Any]]) -> None:
+    assert [one["layouts"] for one in answers] == [[], []]
+    compared = 0
+    for number in range(3):
+        loaded = make_sync_checkpointer().read(folder / "layouts" / str(number))
+        for wanted in (torch.load(folder / f"layout{one}.pt", weights_only=True) for one in {0, number}):
+            for name, value in wanted["model"].items():
+                assert torch.equal(loaded["model"][name], value), (number, name)
+                for key, kept in wanted["optimizer"]["state"].get(name, {}).items():
+                    assert torch.equal(loaded["optimizer"]["state"][name][key], kept), (number, name, key)
+                    compared += 1
+    assert compared == 5 * 3 * 20
+
+
+def test_what_a_tensor_group_does_not_divide_is_written_once(folder: Path) -> None:
+    manifest = make_sync_checkpointer().verify(folder / "layouts" / "0")
+    assert (manifest.world_size, manifest.tensor_size) == (2, 2)
+    parts = [
+        str(of_file["model/tokens.weight"]) for of_file in manifest.shards.values() if "model/tokens.weight" in of_file
+    ]
+    assert parts == ["[0:300, 0:64] of [300, 64]"]
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_failed_write_on_rank_1_is_reported_on_both_and_leaves_no_manifest(
     folder: Path, answers: list[dict[str, Any]], kind: str

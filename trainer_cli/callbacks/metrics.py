@@ -10,7 +10,7 @@ from torch import nn
 from trainer_cli.callbacks.outputs import value_of
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.metrics import is_metric, scalars
+from trainer_cli.trainer.metrics import gather_among, is_metric, scalars
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -41,6 +41,7 @@ class Metrics(Callback):
     def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
         self._loop = loop
         for one in self.metrics.values():
+            gather_among(one, trainer.strategy.group)
             one.reset()
             if hasattr(one, "to"):
                 one.to(trainer.device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainer_cli.checkpoint.model_state import parameter_names
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.torch_compat import foreach_norm
+from trainer_cli.trainer.torch_compat import foreach_norm, whole
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -51,7 +51,7 @@ class Norms(Callback):
         if not wanted:
             return
         # One wait for the device.
-        values = torch.stack([norm.float() for _, _, norm in wanted]).tolist()
+        values = torch.stack([whole(norm).float() for _, _, norm in wanted]).tolist()
         squares: dict[str, float] = {}
         for (kind, name, _), value in zip(wanted, values, strict=True):
             layer = name.rpartition(".")[0]

@@ -277,7 +277,7 @@ class FolderCheckpointer(Checkpointer):
             )
         if not isinstance(self.writer, CheckpointWriter):
             raise UserError(f"{type(self.writer).__name__} cannot write what several processes save together")
-        self.group, self.format = group, ShardedFormat(group.rank, group.world_size)
+        self.group, self.format = group, ShardedFormat(group.rank, group.world_size, group.tensor_size)
         if isinstance(self.reader, CheckpointReader):
             self.reader.format = self.format
 

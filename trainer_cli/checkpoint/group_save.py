@@ -54,7 +54,7 @@ class GroupSave:
         after_commit: Callable[[], object],
     ) -> None:
         self.group, self.storage, self.name = group, storage, name
-        self.metadata = replace(metadata, world_size=group.world_size)
+        self.metadata = replace(metadata, world_size=group.world_size, tensor_size=group.tensor_size)
         self.where = storage.location(name)
         self._writer = writer
         self._after_write, self._before_commit, self._after_commit = after_write, before_commit, after_commit

@@ -75,6 +75,8 @@ class Manifest:
     finite: bool = True
     """False if a trained parameter holds NaN or infinity."""
     world_size: int = 1
+    tensor_size: int = 1
+    """Ranks in a row that had the same samples, and divided layers between them. Not written if it is 1."""
     config_digest: str | None = None
     target_packages: tuple[str, ...] = ()
     """Top-level packages that the config's targets come from."""
@@ -143,6 +145,7 @@ class Manifest:
             "aliases": {file: dict(table) for file, table in self.aliases.items()},
             "progress": dict(self.progress),
             **({"shards": shards} if shards else {}),
+            **({"tensor_size": self.tensor_size} if self.tensor_size > 1 else {}),
         }
 
 
@@ -179,7 +182,8 @@ def _not_json(error: Exception) -> ManifestError:
 
 
 def _read(raw: dict[str, Any]) -> Manifest:
-    raw = {"progress": {}, "shards": {}, **raw}  # Old manifests have none of the first, one process none of the second.
+    # Old manifests have no progress, and those of one process nothing of several.
+    raw = {"progress": {}, "shards": {}, "tensor_size": 1, **raw}
     if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
         raise ManifestError(f"the manifest lacks, or does not know: {one_line(', '.join(sorted(wrong))[:200])}")
     for name, allowed in _FIELDS.items():
@@ -258,6 +262,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "metrics": _maps_to(_is_measured),
     "finite": lambda value: type(value) is bool,
     "world_size": lambda value: _is_count(value) and value > 0,
+    "tensor_size": lambda value: _is_count(value) and value > 0,
     "config_digest": _is_optional_text,
     "target_packages": lambda value: isinstance(value, list) and all(map(_is_text, value)),
     "versions": _is_table,

@@ -59,6 +59,7 @@ class CheckpointMetadata:
     config_digest: str | None = None
     target_packages: tuple[str, ...] = ()
     world_size: int = 1
+    tensor_size: int = 1
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions beyond those of python, torch and numpy."""
     files: Mapping[str, bytes] = field(default_factory=dict)

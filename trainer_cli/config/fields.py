@@ -26,7 +26,7 @@ KeyPath = tuple[str, ...]
 OPEN = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "param_groups", "callbacks", "loggers")
 """Keys below which any others may stand."""
 _SHARING = (
-    "strategy", "find_unused_parameters", "shard_size", "wrap", "wrap_min_parameters", "cpu_offload",
+    "strategy", "find_unused_parameters", "shard_size", "tensor_size", "wrap", "wrap_min_parameters", "cpu_offload",
     "activation_checkpointing",
 )  # fmt: skip
 """Keys of `parallel` that change which process computes what, but no number format."""

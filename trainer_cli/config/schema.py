@@ -503,6 +503,9 @@ class ParallelConfig:
     """ddp: parameters that get no gradient in some steps are allowed; that costs time."""
     shard_size: Optional[int] = at_least(1)
     """fsdp: processes that share one copy of the parameters (hybrid sharding); null: all."""
+    tensor_size: int = at_least(1, 1)
+    """fsdp: processes in a row that train on the same samples, and divide layers between them as the model's
+    `tensor_parallel_plan` says (tensor parallelism)."""
     wrap: list[str] = field(default_factory=list)
     """Names of the classes of modules that are sharded, or computed again, as one; empty: those in a ModuleList,
     unless wrap_min_parameters is given."""

@@ -19,6 +19,8 @@ class GPT(nn.Module):
 
     A batch is (tokens (N, T), next tokens (N, T)), with T at most `context`, or a mapping of packed rows as
     `trainer_cli.data.packing` makes them: there each token sees those before it in its own segment alone.
+
+    `fused_qkv`: one matrix makes queries, keys and values. With three, tensor parallelism divides the heads, too.
     """
 
     def __init__(
@@ -30,15 +32,16 @@ class GPT(nn.Module):
         width: int = 128,
         dropout: float = 0.0,
         bias: bool = False,
+        fused_qkv: bool = True,
     ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width ({width}) must be a multiple of heads ({heads})")
-        self.context = context
+        self.context, self.heads, self.fused_qkv = context, heads, fused_qkv
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout, bias) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, dropout, bias, fused_qkv) for _ in range(layers))
         self.norm = nn.LayerNorm(width, bias=bias)
         self.head = nn.Linear(width, vocab_size, bias=False)
         self.head.weight = self.tokens.weight
@@ -52,6 +55,15 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers) if added else 0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+    def tensor_parallel_plan(self, tensor_size: int) -> dict[str, str]:
+        """The perceptrons are divided; without `fused_qkv` the heads of attention, too."""
+        plan = {"blocks.*.mlp.hidden": "colwise", "blocks.*.mlp.out": "rowwise"}
+        if self.fused_qkv:
+            return plan
+        if self.heads % tensor_size:
+            raise ValueError(f"model.heads is {self.heads}, which {tensor_size} processes cannot divide")
+        return plan | {"blocks.*.attention.{query,key,value}": "colwise", "blocks.*.attention.out": "rowwise"}
 
     def logits(self, tokens: Tensor, segments: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """(N, T, vocab_size) scores of each next token.
@@ -95,10 +107,10 @@ class GPT(nn.Module):
 class Block(nn.Module):
     """Attention, then a perceptron, each behind a norm and added to what came in."""
 
-    def __init__(self, width: int, heads: int, dropout: float, bias: bool) -> None:
+    def __init__(self, width: int, heads: int, dropout: float, bias: bool, fused_qkv: bool) -> None:
         super().__init__()
         self.norm_1 = nn.LayerNorm(width, bias=bias)
-        self.attention = Attention(width, heads, dropout, bias)
+        self.attention = Attention(width, heads, dropout, bias, fused_qkv)
         self.norm_2 = nn.LayerNorm(width, bias=bias)
         self.mlp = Perceptron(width, dropout, bias)
 
@@ -111,23 +123,33 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention with several heads; `seen` (N, 1, T, T), where given, says what sees what."""
 
-    def __init__(self, width: int, heads: int, dropout: float, bias: bool) -> None:
+    def __init__(self, width: int, heads: int, dropout: float, bias: bool, fused_qkv: bool) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.attention_dropout = dropout
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        if fused_qkv:
+            self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        else:
+            self.query, self.key, self.value = (nn.Linear(width, width, bias=bias) for _ in range(3))
         self.out = nn.Linear(width, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor, seen: Tensor | None = None) -> Tensor:
-        batch, length, width = hidden.shape
-        qkv = self.qkv(hidden).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        query, key, value = qkv.unbind(0)
+        batch, length, _ = hidden.shape
+        if hasattr(self, "qkv"):
+            qkv = self.qkv(hidden).view(batch, length, 3, -1, self.head_width).permute(2, 0, 3, 1, 4)
+            query, key, value = qkv.unbind(0)
+        else:
+            # Of several tensor-parallel processes each has its part of the heads.
+            query, key, value = (
+                layer(hidden).view(batch, length, -1, self.head_width).transpose(1, 2)
+                for layer in (self.query, self.key, self.value)
+            )
         dropout = self.attention_dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=seen is None
         )
-        added: Tensor = self.dropout(self.out(mixed.transpose(1, 2).reshape(batch, length, width)))
+        added: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
         return added
 
 

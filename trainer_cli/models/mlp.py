@@ -25,6 +25,12 @@ class MLP(nn.Module):
             inputs = width
         self.layers = nn.Sequential(*layers, nn.Linear(inputs, classes))
 
+    def tensor_parallel_plan(self, tensor_size: int) -> dict[str, str]:
+        """The first layer of each pair is divided by its outputs, the second by its inputs."""
+        names = [f"layers.{number}" for number, layer in enumerate(self.layers) if isinstance(layer, nn.Linear)]
+        pairs = zip(names[::2], names[1::2], strict=False)
+        return {name: style for pair in pairs for name, style in zip(pair, ("colwise", "rowwise"), strict=True)}
+
     def logits(self, inputs: Tensor) -> Tensor:
         """(N, classes) scores."""
         scores: Tensor = self.layers(inputs)

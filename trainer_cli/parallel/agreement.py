@@ -24,7 +24,7 @@ class Agreement:
         self.batch_samples = 0
         """Samples of this rank in the step so far."""
         self.samples = 0
-        """Samples of all ranks in the last step."""
+        """Samples of all ranks in the last step, those of a tensor group once."""
         self.interrupt = False
         """Whether some rank had a request, or all writers are done, or one has failed; until it is set to False."""
         self.all_written = False
@@ -69,12 +69,12 @@ class Agreement:
         self._started, self._work = True, self.group.start_sum(self._values)
 
     def finish(self) -> float | Tensor:
-        """Wait for the sum, and return the weight of all ranks."""
+        """Wait for the sum, and return the weight of all ranks, which in a tensor group is that of each."""
         if self._work is not None:
             self._work.wait()
         self._started, self._work = False, None
         numbers = self._numbers
-        self.samples = int(numbers[_SAMPLES])
+        self.samples = int(numbers[_SAMPLES]) // self.group.tensor_size
         self.all_written = int(numbers[_WRITTEN]) == self.group.world_size
         self.any_failed = numbers[_FAILED] > 0
         if numbers[_REQUESTS] > 0 or self.all_written or self.any_failed:
@@ -87,5 +87,6 @@ class Agreement:
         return total
 
     def total(self, number: int) -> int:
-        """The sum of the ranks' numbers, at once."""
-        return int(self.group.sum(torch.tensor([number]))[0])
+        """The sum of the ranks' numbers, at once; those that a tensor group has together are counted once. It is 0 only
+        if all are."""
+        return -(-int(self.group.sum(torch.tensor([number]))[0]) // self.group.tensor_size)

@@ -17,10 +17,14 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.blocks import blocks_of
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.single import on_local_device
+from trainer_cli.parallel.tensor import divide
 
 
 class FSDP:
     """Blocks of the model are sharded; a block is gathered when it is computed.
+
+    The ranks of a tensor group (`ProcessGroup.divide_layers`) first divide layers between them, by the model's plan;
+    what each has then is sharded with the ranks of the other tensor groups.
 
     Args:
         shard_size: processes that share one copy of the parameters; between these groups gradients are averaged, as by
@@ -47,7 +51,12 @@ class FSDP:
                 f"parallel.shard_size is {shard_size}, which does not divide {self.world_size} processes",
                 location="parallel.shard_size",
             )
-        self._shard_size = shard_size
+        self._shard_size = self.world_size if shard_size is None else shard_size
+        if self._shard_size % group.tensor_size:
+            raise ConfigError(
+                f"parallel.shard_size is {shard_size}, which is no multiple of tensor_size, {group.tensor_size}",
+                location="parallel.shard_size",
+            )
         self._wrap, self._min_parameters = wrap, wrap_min_parameters
         self._precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
         # Memory is pinned for copies to a GPU.
@@ -63,22 +72,32 @@ class FSDP:
                 broadcast(value, src=0)
                 tensor.data.copy_(value)
         mesh = self._mesh(device.type)
+        self.group.limit_also(mesh.get_all_groups())
+        blocks = blocks_of(model, self._wrap, self._min_parameters)
+        if self.group.tensor_size > 1:
+            divided = divide(model, mesh["tensor"])
+            # The output of such a layer is a view, after which torch's hooks of a block need not be called.
+            blocks = [one for one in blocks if one not in divided]
+            # So that norms are summed at once.
+            mesh._flatten()
+            mesh = mesh["shard"] if mesh.ndim == 2 else mesh["replicate", "shard"]
         if self._precision.param_dtype is not None:
             for norm in model.modules():
                 # Its running statistics have 32 bits, and so must its parameters.
                 if isinstance(norm, _BatchNorm) and norm is not model and norm.weight is not None:
                     fully_shard(norm, mesh=mesh, offload_policy=self._offload)
-        for module in (*blocks_of(model, self._wrap, self._min_parameters), model):
+        for module in (*blocks, model):
             fully_shard(module, mesh=mesh, mp_policy=self._precision, offload_policy=self._offload)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(device)
         return model
 
     def _mesh(self, device: str) -> DeviceMesh:
-        if self._shard_size is None or self._shard_size == self.world_size:
-            return init_device_mesh(device, (self.world_size,), mesh_dim_names=("shard",))
-        shape = (self.world_size // self._shard_size, self._shard_size)
-        return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+        tensor = self.group.tensor_size
+        sizes = {"replicate": self.world_size // self._shard_size, "shard": self._shard_size // tensor}
+        sizes = {"shard": sizes["shard"]} if sizes["replicate"] == 1 else sizes
+        sizes |= {"tensor": tensor} if tensor > 1 else {}
+        return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def trained(self, model: nn.Module) -> nn.Module:
         return model
@@ -100,5 +119,14 @@ class FSDP:
                     module.reshard()
 
     def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-        norm = nn.utils.clip_grad_norm_(parameters, max_norm)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        meshes: dict[DeviceMesh, list[nn.Parameter]] = {}
+        for one in parameters:
+            if isinstance(one.grad, DTensor):
+                meshes.setdefault(one.grad.device_mesh, []).append(one)
+        # Norms of tensors on different meshes cannot be stacked.
+        found = [nn.utils.get_total_norm([one.grad for one in own if one.grad is not None]) for own in meshes.values()]
+        norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in found]
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        for own in meshes.values():
+            nn.utils.clip_grads_with_norm_(own, max_norm, norm)
+        return norm

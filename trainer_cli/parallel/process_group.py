@@ -6,17 +6,18 @@ torchrun or Slurm's srun starts them (`parallel/ranks.py`). One process alone (`
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainer_cli.errors import UserError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.parallel.lost import introduce, late, missing
 from trainer_cli.parallel.ranks import Ranks, ranks_in
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup as TorchGroup
     from torch.distributed import Work
 
 T = TypeVar("T")
@@ -37,11 +38,39 @@ class ProcessGroup:
     """One process alone; the base of several. Every rank calls the same methods in the same order, from one thread."""
 
     rank, world_size, local_rank, node_rank = 0, 1, 0, 0
+    tensor_size = 1
+    """Ranks in a row that train on the same samples, and divide layers between them: a tensor group."""
+    data_group: TorchGroup | None = None
+    """Torch's group of the ranks that train on different samples, one of each tensor group; None: all ranks do."""
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which decides, logs and writes the run's files."""
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of the samples this rank trains on; the same in all of a tensor group."""
+        return self.rank // self.tensor_size
+
+    @property
+    def data_size(self) -> int:
+        """Into how many parts the samples are divided."""
+        return self.world_size // self.tensor_size
+
+    def divide_layers(self, tensor_size: int) -> None:
+        """Set `tensor_size`. Collective.
+
+        Raises:
+            ConfigError: the ranks cannot be divided into groups of that size.
+        """
+        if self.world_size % tensor_size:
+            count = "one process" if self.world_size == 1 else f"{self.world_size} processes"
+            raise ConfigError(
+                f"parallel.tensor_size is {tensor_size}, which does not divide {count}",
+                location="parallel.tensor_size",
+                hint="Start a multiple of tensor_size processes: parallel.processes_per_node, torchrun or srun.",
+            )
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value, on every rank; those of the other ranks are ignored."""
@@ -87,6 +116,9 @@ class ProcessGroup:
 
     def limit(self, seconds: float) -> None:
         """From now on a collective fails that some rank does not enter within so many seconds."""
+
+    def limit_also(self, groups: Iterable[TorchGroup]) -> None:
+        """The same for further groups of torch's."""
 
     def lost(self, doing: str) -> LostRankError:
         """After a collective failed: an error with the ranks that are missing. Takes some seconds."""
@@ -146,7 +178,16 @@ class _Several(ProcessGroup):
         self.local_rank, self.node_rank = ranks.local_rank, ranks.node_rank
         self._dist = dist
         self._leads = False
+        self._timeout = timeout
         self._objects = dist.new_group(backend="gloo", timeout=timeout)
+
+    def divide_layers(self, tensor_size: int) -> None:
+        super().divide_layers(tensor_size)
+        if tensor_size != self.tensor_size:
+            parts = [list(range(first, self.world_size, tensor_size)) for first in range(tensor_size)]
+            new_groups: Any = self._dist.new_subgroups_by_enumeration
+            self.data_group = new_groups(parts, timeout=self._timeout)[0] if tensor_size > 1 else None
+        self.tensor_size = tensor_size
 
     def broadcast(self, value: T) -> T:
         values = [value if self.is_main else None]
@@ -223,10 +264,14 @@ class _Several(ProcessGroup):
             return False
 
     def limit(self, seconds: float) -> None:
+        self._timeout = timedelta(seconds=seconds)
+        self.limit_also((self._objects, self._dist.group.WORLD))
+
+    def limit_also(self, groups: Iterable[Any]) -> None:
         from torch.distributed.distributed_c10d import _set_pg_timeout
 
-        for group in (self._objects, self._dist.group.WORLD):
-            _set_pg_timeout(timedelta(seconds=seconds), group)
+        for group in groups:
+            _set_pg_timeout(self._timeout, group)
 
     def lost(self, doing: str) -> LostRankError:
         absent = missing(self._store, self.rank, self.world_size, wait_s=_COMES_IN_S)

@@ -76,6 +76,13 @@ def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> St
             dtype=torch.bfloat16 if config.mixed_precision and dtype is Dtype.bf16 else None,
             cpu_offload=config.cpu_offload,
         )
+    if config.tensor_size > 1:
+        raise ConfigError(
+            f"parallel.tensor_size is {config.tensor_size}, but parallel.strategy is {config.strategy}, which divides "
+            "no layers",
+            location="parallel.tensor_size",
+            hint="Choose parallel=fsdp. With parallel.shard_size equal to tensor_size, nothing else is sharded.",
+        )
     if config.strategy is ParallelStrategy.ddp and group.world_size > 1:
         return DDP(group, find_unused_parameters=config.find_unused_parameters)
     if group.world_size > 1:
@@ -119,7 +126,7 @@ class Builder:
             settings["collate_fn"] = component(settings["collate_fn"], "data.collate_fn", self.trust)
         elif settings.get("collate_fn") is not None:
             settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
-        settings |= {"rank": self.group.rank, "world_size": self.group.world_size}
+        settings |= {"rank": self.group.data_rank, "world_size": self.group.data_size}
         settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
         val_batch_size, overfit = settings.pop("val_batch_size", None), settings.pop("overfit_batches", None)
         source = self.make({key: value for key, value in node.items() if key not in DATA_KEYS}, "data")
@@ -197,7 +204,7 @@ class Builder:
         whole = node.get(GLOBAL_BATCH_SIZE)
         if whole is not None:
             settings["grad_accum_steps"] = accumulation(
-                whole, node.get("batch_size", 32), self.group.world_size, settings["grad_accum_steps"]
+                whole, node.get("batch_size", 32), self.group.data_size, settings["grad_accum_steps"]
             )
         return TrainingLoop(**settings)
 

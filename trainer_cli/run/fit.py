@@ -84,7 +84,7 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
                 report.already_done(run, start.step, start.reason)
             return ExitCode.DONE
         trainer, data = group.checked(lambda: _build(composed, start, group), "while data and model were made")
-        _warn_of_world_size(start.entry, trainer.strategy.world_size)
+        _warn_of_world_size(start.entry, group)
         with noting("while the run directory was opened"):
             fork = group.on_main(lambda: fork_of(composed, start))
             group.on_main(lambda: _open_run(composed, start, trainer, stack))
@@ -201,16 +201,18 @@ def _log_start(start: Start) -> None:
     log.info("resuming at step %d from %s (%s)", start.entry.step, start.entry.name, start.reason)
 
 
-def _warn_of_world_size(entry: Entry | None, now: int) -> None:
-    """Warn that a resume with another number of processes is not bit-identical."""
-    before = entry.manifest.world_size if entry is not None and entry.manifest is not None else now
-    if entry is not None and before != now:
+def _warn_of_world_size(entry: Entry | None, group: ProcessGroup) -> None:
+    """Warn that a resume with another number of processes, or another `tensor_size`, is not bit-identical."""
+    if entry is None or entry.manifest is None:
+        return
+    before, now = ((one.world_size, one.tensor_size) for one in (entry.manifest, group))
+    if before != now:
+        texts = [f"{size}{f' with tensor_size={tensor}' if tensor > 1 else ''}" for size, tensor in (before, now)]
         log.warning(
-            "%s was made by %d processes, and this is %d: samples come in the same order, but sums of floating-point "
+            "%s was made by %s processes, and this is %s: samples come in the same order, but sums of floating-point "
             "numbers and the random numbers of each process differ, so the results will not be the same bit for bit",
             entry.name,
-            before,
-            now,
+            *texts,
         )
 
 
@@ -220,6 +222,7 @@ def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Train
     from trainer_cli.callbacks.state_saver import RunIdentity
     from trainer_cli.run.build import Builder, target_packages
 
+    group.divide_layers(composed.config.parallel.tensor_size)
     builder = Builder(composed.config, composed.trust, group)
     data = builder.data()
     text = frozen(composed, start.run_id).encode()

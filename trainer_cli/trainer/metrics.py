@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
@@ -76,6 +76,14 @@ def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
 def is_metric(value: Any) -> bool:
     """Whether it gathers over batches itself, as the metrics of torchmetrics do."""
     return all(callable(getattr(value, name, None)) for name in ("update", "compute", "reset"))
+
+
+def gather_among(metric: Any, group: ProcessGroup) -> None:
+    """Let a metric of torchmetrics gather over the ranks that have different samples, unless it has a group."""
+    if group.data_group is not None and isinstance(metric, nn.Module):
+        for part in metric.modules():
+            if getattr(part, "process_group", group) is None:
+                part.process_group = group.data_group  # type: ignore[assignment]
 
 
 def scalars(name: str, value: Any) -> dict[str, float | Tensor]:

@@ -103,22 +103,22 @@ def of_this_rank(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any
     """The state as the checkpoint has it for this rank; if it was made by another number of ranks, what is nearest.
 
     The positions of the data are then rank 0's, sums of metrics are added up in rank 0, and a rank that the checkpoint
-    does not know has new random numbers.
+    does not know has new random numbers. What is said of a rank holds for each of a tensor group.
     """
     if RANKS not in state:
         return state
-    group, ranks = trainer.strategy.group, state[RANKS]
+    rank, ranks = trainer.strategy.group.data_rank, state[RANKS]
     own = {key: value for key, value in state.items() if key != RANKS}
-    if 0 < group.rank < len(ranks):
-        own |= {"rng": ranks[group.rank]["rng"]} if "rng" in state else {}
-    elif group.rank and "rng" in state:
+    if 0 < rank < len(ranks):
+        own |= {"rng": ranks[rank]["rng"]} if "rng" in state else {}
+    elif rank and "rng" in state:
         before = model_state.capture_rng()
-        seed_rank(trainer.seed or 0, group.rank, int(state["progress"]["step"]))
+        seed_rank(trainer.seed or 0, rank, int(state["progress"]["step"]))
         own["rng"] = model_state.capture_rng()
         model_state.restore_rng(before)
     if "loop" in state and state["loop"]["meter"] is not None:
         meters = [one["loop"]["meter"] for one in ranks[1:] if one["loop"]["meter"] is not None]
-        own["loop"] = {**state["loop"], "meter": merged(state["loop"]["meter"], meters, empty=not group.is_main)}
+        own["loop"] = {**state["loop"], "meter": merged(state["loop"]["meter"], meters, empty=rank > 0)}
     return own
 
 

@@ -84,6 +84,12 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if type(tensor) is Tensor else getattr(tensor, "_local_tensor", tensor)
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor, or all ranks' parts of one that is sharded; then collective."""
+    found: Tensor = tensor if type(tensor) is Tensor else getattr(tensor, "full_tensor", lambda: tensor)()
+    return found
+
+
 def foreach_div_(tensors: list[Tensor], divisor: float | Tensor) -> None:
     """Divide each tensor in place."""
     if (kernel := getattr(torch, "_foreach_div_", None)) is not None:

@@ -303,7 +303,7 @@ class Trainer(Recording, Requests):
                 sanity_check(self, val)
                 self.start_loggers()
                 if self.rng is None and self.progress.step == 0:
-                    seed_rank(self.seed or 0, self.strategy.group.rank)
+                    seed_rank(self.seed or 0, self.strategy.group.data_rank)
                 stop = self.loop.run(self, val)
                 self.hooks.call_all("on_fit_end", self, self.loop)
         except BaseException as error:
@@ -627,8 +627,8 @@ class Trainer(Recording, Requests):
         return {
             "seed": self.seed or 0,
             "pin_memory": self.device.type == "cuda",
-            "rank": group.rank,
-            "world_size": group.world_size,
+            "rank": group.data_rank,
+            "world_size": group.data_size,
         }
 
     def _epoch(self) -> float:

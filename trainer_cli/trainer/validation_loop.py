@@ -14,7 +14,15 @@ from trainer_cli.data.shared import Filler
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.batch import to_device
 from trainer_cli.trainer.hooks import second_to
-from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, is_metric, read_outputs, sample_count, scalars
+from trainer_cli.trainer.metrics import (
+    WeightedMeans,
+    batch_weight,
+    gather_among,
+    is_metric,
+    read_outputs,
+    sample_count,
+    scalars,
+)
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -100,6 +108,7 @@ class ValidationLoop:
         batch_idx, counts = -1, True
         gathering: dict[str, Any] = {}
         for module in filter(is_metric, model.modules()):
+            gather_among(module, trainer.strategy.group)
             module.reset()  # type: ignore[operator]  # of the training, and of an evaluation that was interrupted
         self.name, self.batch_idx = name, 0
         batches = loader.iterate(0)

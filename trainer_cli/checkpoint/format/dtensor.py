@@ -36,8 +36,11 @@ class Part:
     """The ranks that have the same, this one included."""
 
 
-def part_of(name: str, leaf: Any) -> Part:
+def part_of(name: str, leaf: Any, tensor_size: int = 1) -> Part:
     """This rank's part of a DTensor.
+
+    Args:
+        tensor_size: ranks in a row that have the same of a tensor whose mesh does not have all of them.
 
     Raises:
         UnsavableState: its elements are sums that were not made, or do not lie in one box.
@@ -58,7 +61,16 @@ def part_of(name: str, leaf: Any) -> Part:
         slice(None) if isinstance(placement, Replicate) else index
         for placement, index in zip(leaf.placements, own, strict=True)
     )
-    return Part(local, shard, tuple(mesh.mesh[same].reshape(-1).tolist()))
+    ranks: list[int] = mesh.mesh[same].reshape(-1).tolist()
+    if tensor_size > 1 and not set(_tensor_group(ranks[0], tensor_size)) <= set(mesh.mesh.reshape(-1).tolist()):
+        ranks = [other for one in ranks for other in _tensor_group(one, tensor_size)]
+    return Part(local, shard, tuple(ranks))
+
+
+def _tensor_group(rank: int, tensor_size: int) -> range:
+    """The ranks that divide layers between them, of which this is one."""
+    first = rank - rank % tensor_size
+    return range(first, first + tensor_size)
 
 
 def undistributed(tensors: Mapping[str, Leaf]) -> Mapping[str, Leaf]:

@@ -60,18 +60,21 @@ class ShardedFormat:
 
     Args:
         rank, world_size: of this process.
+        tensor_size: ranks in a row that have the same samples, and the same of each tensor that they do not divide.
     """
 
     name = "tensors"
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, rank: int, world_size: int, tensor_size: int = 1) -> None:
+        self.rank, self.world_size, self.tensor_size = rank, world_size, tensor_size
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
         own = encode_own({key: tree[key] for key in PER_RANK if key in tree})
         text, tensors = codec.encode({key: value for key, value in tree.items() if key not in PER_RANK})
         text = text if self.rank == 0 else b""
-        layout = lay_out_rank(text, tensors, self.rank, self.world_size, shapes_only=shapes_only)
+        layout = lay_out_rank(
+            text, tensors, self.rank, self.world_size, tensor_size=self.tensor_size, shapes_only=shapes_only
+        )
         return replace(layout, own=own)
 
     def read(
@@ -83,17 +86,25 @@ class ShardedFormat:
         targets: Targets | None = None,
     ) -> dict[str, Any]:
         rank = self.rank if rank is None else rank
-        return read_sharded(folder, manifest, only, targets, rank=rank, world_size=self.world_size)
+        group = (self.world_size, self.tensor_size)
+        return read_sharded(folder, manifest, only, targets, rank=rank, group=group)
 
 
 def lay_out_rank(
-    text: bytes, tensors: Mapping[str, codec.Leaf], rank: int, world_size: int, *, shapes_only: bool = False
+    text: bytes,
+    tensors: Mapping[str, codec.Leaf],
+    rank: int,
+    world_size: int,
+    *,
+    tensor_size: int = 1,
+    shapes_only: bool = False,
 ) -> FileLayout:
     """What one rank writes of the state that all ranks have: its own parts, and its share of what others have too.
 
     Every rank has the same names in the same order, and finds the same shares without a word to the others.
 
     Args:
+        tensor_size: as of `ShardedFormat`.
         shapes_only: as of `lay_out`.
 
     Raises:
@@ -109,7 +120,9 @@ def lay_out_rank(
     for name, leaf in tensors.items():
         if is_dtensor(leaf) and not math.prod(leaf.shape):
             leaf = local_of(leaf).new_empty(leaf.shape)
-        part = part_of(name, leaf) if is_dtensor(leaf) else Part(leaf, Shard.all_of(leaf.shape), everyone)
+        part = Part(leaf, Shard.all_of(leaf.shape), everyone)
+        if is_dtensor(leaf):
+            part = part_of(name, leaf, tensor_size)
         if part.shard.count and (memory := identity(part.leaf)) is not None:
             first = seen.setdefault(memory, name)
             if first != name:
@@ -203,12 +216,15 @@ def read_sharded(
     targets: Targets | None = None,
     *,
     rank: int = 0,
-    world_size: int = 1,
+    group: tuple[int, int] = (1, 1),
 ) -> dict[str, Any]:
     """The state as saved by any number of ranks; of tensors that `targets` knows, this rank's part.
 
-    What a rank saved for itself comes back to it. If another number of ranks saved, `RANKS` is a list of what each
-    saved for itself.
+    What a rank saved for itself comes back to it. If another number of ranks saved, or other tensor groups, `RANKS` is
+    a list of what each saved for itself; of a tensor group, where all have the same, the first.
+
+    Args:
+        group: the number of ranks, and of those in a tensor group.
 
     Raises:
         DamagedCheckpoint: naming the file that is not what was written.
@@ -230,7 +246,7 @@ def read_sharded(
         found = {name: _finished(folder, manifest, name, one) for name, one in wanted.items()}
         tree = decoder.tree({name: found[stored[name]] for name in decoder.wanted})
         if only is None or any(key in PER_RANK for key in only):
-            tree |= _own_states(folder, manifest, only, rank, world_size)
+            tree |= _own_states(folder, manifest, only, rank, group)
         return tree
     except codec.Undecodable as error:
         where = str(folder.path / state_file(0))
@@ -243,14 +259,15 @@ def _content(folder: ReadableFolder, manifest: Manifest, file_name: str) -> byte
 
 
 def _own_states(
-    folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None, rank: int, world_size: int
+    folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None, rank: int, group: tuple[int, int]
 ) -> dict[str, Any]:
     """What this rank saved for itself, or rank 0's and a list of all if another number of ranks saved."""
     if not is_sharded(manifest):
-        return {} if world_size == 1 else {RANKS: []}
-    if manifest.world_size == world_size:
+        return {} if group[0] == 1 else {RANKS: []}
+    if (manifest.world_size, manifest.tensor_size) == group:
         return decode_own(_content(folder, manifest, own_file(rank)), only)
-    ranks = [decode_own(_content(folder, manifest, own_file(one)), only) for one in range(manifest.world_size)]
+    firsts = range(0, manifest.world_size, manifest.tensor_size)
+    ranks = [decode_own(_content(folder, manifest, own_file(one)), only) for one in firsts]
     return {**ranks[0], RANKS: ranks}
 
 

@@ -1,0 +1,91 @@
+"""Which layers tensor parallelism divides, and which plans are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+from trainer_cli.config.schema import Dtype, ParallelConfig, ParallelStrategy
+from trainer_cli.errors import ConfigError
+from trainer_cli.models.gpt import GPT
+from trainer_cli.models.mlp import MLP
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.parallel.tensor import styles_of
+from trainer_cli.run.build import strategy_of
+
+
+class Planned(nn.Module):
+    """Two layers and a norm, with any plan."""
+
+    def __init__(self, plan: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(6, 9), nn.Linear(9, 6), nn.LayerNorm(6)
+        self.plan = plan
+
+    def tensor_parallel_plan(self, tensor_size: int) -> Any:
+        return self.plan
+
+
+def kinds(model: nn.Module, size: int) -> dict[str, str]:
+    return {name: type(style).__name__.removesuffix("Parallel") for name, style in styles_of(model, size).items()}
+
+
+def test_the_shipped_models_are_divided_in_pairs() -> None:
+    assert kinds(MLP(hidden=[8, 8, 8]), 2) == {
+        "layers.1": "Colwise", "layers.4": "Rowwise", "layers.7": "Colwise", "layers.10": "Rowwise"
+    }  # fmt: skip
+    assert kinds(MLP(hidden=[8, 8]), 2) == {"layers.1": "Colwise", "layers.4": "Rowwise"}
+    perceptron = {"blocks.0.mlp.hidden": "Colwise", "blocks.0.mlp.out": "Rowwise"}
+    assert kinds(GPT(7, layers=1), 2) == perceptron
+    heads = {f"blocks.0.attention.{name}": "Colwise" for name in ("query", "key", "value")}
+    assert kinds(GPT(7, layers=1, fused_qkv=False), 4) == {
+        **perceptron, **heads, "blocks.0.attention.out": "Rowwise"
+    }  # fmt: skip
+
+
+def test_a_plan_may_have_styles_of_torch_and_gather_outputs() -> None:
+    own = RowwiseParallel()
+    styles = styles_of(Planned({"first": "colwise_gather_output", "second": own}), 3)
+    assert styles["second"] is own
+    assert isinstance(styles["first"], ColwiseParallel)
+    assert styles["first"].output_layouts == (Replicate(),)
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "said"),
+    [
+        (nn.Linear(2, 2), 2, "tensor_size is 2, but Linear has no method tensor_parallel_plan"),
+        (Planned({}), 3, "is empty"),
+        (Planned({"frist": "colwise"}), 3, "names 'frist', and no module is called so.*Did you mean 'first'"),
+        (Planned({"first": "colwize"}), 3, "the style 'colwize', which does not exist.*Did you mean 'colwise'"),
+        (Planned({"first": 1}), 3, "gives 'first' a int, which is no style"),
+        (Planned({"norm": "colwise"}), 3, "norm is a LayerNorm"),
+        (Planned({"first": "colwise"}), 2, "first has 9 outputs, which 2 processes cannot divide in equal parts"),
+        (Planned({"second": "rowwise"}), 2, "second has 9 inputs, which 2 processes"),
+        (GPT(7, heads=2, width=8, fused_qkv=False), 4, "model.heads is 2, which 4 processes cannot divide"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(model: nn.Module, size: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){said}") as raised:
+        styles_of(model, size)
+    assert raised.value.location == "parallel.tensor_size"
+
+
+@pytest.mark.parametrize("strategy", [ParallelStrategy.single, ParallelStrategy.ddp])
+def test_a_tensor_size_needs_fsdp(strategy: ParallelStrategy) -> None:
+    with pytest.raises(ConfigError, match="Choose parallel=fsdp"):
+        strategy_of(ParallelConfig(strategy=strategy, tensor_size=2), Dtype.fp32, ALONE)
+
+
+def test_a_tensor_size_must_divide_the_processes() -> None:
+    with pytest.raises(ConfigError, match="tensor_size is 2, which does not divide one process"):
+        ALONE.divide_layers(2)
+    four = ProcessGroup()
+    four.rank, four.world_size, four.tensor_size = 3, 4, 2  # type: ignore[misc]
+    assert (four.data_rank, four.data_size) == (1, 2)
+    with pytest.raises(ConfigError, match="tensor_size is 3, which does not divide 4 processes"):
+        four.divide_layers(3)
