@@ -79,6 +79,7 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
                 text = str(plain).replace("${name}", "x")
                 value = f"'{text}'" if "{" in text else text
         with_it = ["compile.enabled=true"] if key.startswith("compile.") else []
+        with_it += ["parallel.strategy=fsdp"] if key == "parallel.mixed_precision" else []
         assert compose([*with_it, f"{key}={value}"]).config is not None, key
 
 

@@ -123,6 +123,7 @@ PLAIN = ["name", "run_dir", "seed", "deterministic", "device", "resume", "resume
 BESIDE: dict[str, dict[str, Any]] = {
     "name": {"run_dir": "x"},
     "precision.loss_scale": {"dtype": "fp16"},
+    "parallel.mixed_precision": {"strategy": "fsdp"},
     "checkpoint.ephemeral_save_interval": {"save_interval": None},
     **{
         f"precision.{key}": {"dtype": "fp16"}
