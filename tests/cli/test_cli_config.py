@@ -88,6 +88,8 @@ def test_fields_of_a_key_are_that_key_and_those_below_it(capsys: pytest.CaptureF
     assert printed(capsys, "config", "--fields", "checkpoint.keep_best.mode").count("\n") == 5
     assert main(["config", "--fields", "lop"]) == 2
     assert message(capsys.readouterr().err) == "there is no key 'lop' (--fields). Did you mean 'loop'?"
+    assert main(["config", "--fields", "xyzzy"]) == 2
+    assert "The topmost keys are name, run_dir, " in message(capsys.readouterr().err)
 
 
 def test_list_shows_groups_options_and_descriptions_experiments_first(

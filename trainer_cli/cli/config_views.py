@@ -32,7 +32,8 @@ def described(key: str = "") -> Iterator[str]:
     """
     path = tuple(key.split(".")) if key else ()
     if path and path not in {one.path for one in fields()}:
-        hint = did_you_mean(key, [one.key for one in fields()]).strip() or None
+        sections = ", ".join(one.key for one in fields() if len(one.path) == 1)
+        hint = did_you_mean(key, [one.key for one in fields()]).strip() or f"The topmost keys are {sections}."
         raise UserError(f"there is no key {key!r}", where="--fields", cure=hint)
     for one in fields():
         length = min(len(path), len(one.path))

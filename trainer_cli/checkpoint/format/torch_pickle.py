@@ -201,4 +201,8 @@ def _needs_pickle(path: Path, names: str) -> NeedsPickleError:
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
     said = (str(error).splitlines() or [""])[0][:200]
     said = said if isinstance(error, ValueError) and said else f"{type(error).__name__}: {said}"
-    return CheckpointError(f"the file cannot be read by torch: {said}", where=str(path))
+    return CheckpointError(
+        f"the file cannot be read by torch: {said}",
+        where=str(path),
+        cure="It may be damaged, or cut short: compare its size with that of the original.",
+    )
