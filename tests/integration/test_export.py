@@ -106,6 +106,16 @@ def test_an_average_is_a_checkpoint_that_is_evaluated_and_forked(place: Path) ->
     assert "average of step10, step20" in shown
 
 
+def test_weights_of_an_average_belong_to_the_checkpoints_as_they_are_named(place: Path) -> None:
+    newest_first = ("runs/base@step20", "runs/base@step10", "--weights", "3,1")
+    assert quickly(place, "ckpt", "average", *newest_first, "-o", "runs/mean").code == 0
+    mean, old, new = (
+        saved(place / f"runs/{name}") for name in ("mean", "base/checkpoints/step10", "base/checkpoints/step20")
+    )
+    for name, value in mean.items():
+        torch.testing.assert_close(value, old[name] / 4 + new[name] * 3 / 4)
+
+
 @pytest.mark.parametrize("lost", ["manifest.json", "rank0.safetensors"])
 def test_an_average_is_of_all_that_were_named_or_of_none(place: Path, lost: str) -> None:
     (place / "runs/base/checkpoints/step0" / lost).unlink()

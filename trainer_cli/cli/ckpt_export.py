@@ -69,7 +69,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("--hf-config",), {"type": Path, "metavar": "FILE", "help": "config.json, for a model that brings none"}
     ),
     "--overwrite": (("--overwrite",), {"action": "store_true", "help": "replace what is at the output"}),
-    "--weights": (("--weights",), {"type": _numbers, "metavar": "A,B", "help": "weight of each in the mean, by step"}),
+    "--weights": (("--weights",), {"type": _numbers, "metavar": "A,B", "help": "weight of each in the mean, in their order"}),
 }  # fmt: skip
 
 
@@ -111,7 +111,14 @@ def average(args: argparse.Namespace) -> int:
         raise CheckpointError(f"it is not valid: {problem}", where=str(path), cure="Name those to average without it.")
     from trainer_cli.run.export import average as average_of
 
-    return _report(args, "averaged", average_of(selection.paths, args.output, args.weights))
+    shares = args.weights
+    if shares is not None:
+        given = dict.fromkeys(path for what in args.what for path in select([what]).paths)
+        if len(shares) != len(given):
+            raise UserError(f"--weights has {len(shares)} numbers for {len(given)} checkpoints")
+        by_path = dict(zip(given, shares, strict=True))
+        shares = [by_path[path] for path in selection.paths]
+    return _report(args, "averaged", average_of(selection.paths, args.output, shares))
 
 
 def strip(args: argparse.Namespace) -> int:
