@@ -69,7 +69,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("--hf-config",), {"type": Path, "metavar": "FILE", "help": "config.json, for a model that brings none"}
     ),
     "--overwrite": (("--overwrite",), {"action": "store_true", "help": "replace what is at the output"}),
-    "--weights": (("--weights",), {"type": _numbers, "metavar": "A,B", "help": "weight of each in the mean, in their order"}),
+    "--weights": (("--weights",), {"type": _numbers, "metavar": "A,B", "help": "weight of each in the mean, as named"}),
 }  # fmt: skip
 
 
