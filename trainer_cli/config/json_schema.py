@@ -39,7 +39,7 @@ _ANY: Mapping[str, Schema] = {
     },
     "precision.loss_scale": {"anyOf": [{"const": "dynamic"}, {"type": "number", "exclusiveMinimum": 0}]},
 }
-"""What the keys hold whose annotation, `Any`, does not tell."""
+"""What the keys hold whose annotation, `Any`, does not say."""
 _NARROWER: Mapping[str, Schema] = {
     "name": {"anyOf": [{"type": "string", "pattern": r"\S"}, NULL]},
     "run_dir": _FOLDER,

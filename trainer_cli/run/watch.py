@@ -74,7 +74,7 @@ def _folder(pattern: str) -> Path | None:
 
 def _is_complete(folder: Path) -> bool:
     if not is_url(folder) and (holder := run_holding(folder)) is not None:
-        # One that was stopped or killed is resumed, so its lock does not tell.
+        # One that was stopped or killed is resumed, so its lock says nothing.
         return RunDir(holder).read_summary().get("status") in _ENDS
     entries = catalog_of(folder).entries()
     return any(entry.manifest is not None and entry.manifest.finished is not None for entry in entries)

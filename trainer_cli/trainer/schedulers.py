@@ -70,7 +70,7 @@ def schedule_settings(
         if loop.total_steps is None:
             raise ConfigError(
                 f"the schedule needs the number of steps, and loop.max_duration={loop.settings.max_duration} "
-                "does not tell it",
+                "does not give it",
                 location=where,
                 hint=f"Give loop.max_duration in steps, or set {where}.total_steps.",
             )
