@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,14 @@ from tiny import ListLogger, Noisy, StopAt, everything, loader, same, trainer
 
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.ema import EMA
 from trainer_cli.callbacks.skip_samples import SkipSamples
+from trainer_cli.callbacks.swa import SWA
+from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import ConfigError, NotFiniteError, UserError
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.precision import Precision
+from trainer_cli.trainer.train_step import TrainStep
 
 
 class Plant(Callback):
@@ -177,9 +184,100 @@ def test_wrong_settings_are_refused(bad: dict[str, Any]) -> None:
         CheckFinite(**bad)
 
 
+class PlantLoss(Plant):
+    """Makes the loss alone NaN; the gradients stay finite."""
+
+    def on_train_step_start(self, trainer: Any, model: Any, batch: Any) -> None:
+        super().on_train_step_start(trainer, model, [torch.zeros(()), torch.zeros(())])
+
+    def on_after_forward(self, trainer: Any, model: Any, outputs: Any, batch: Any) -> None:
+        if model.training and self.seen[-1] in self.places:
+            outputs[0].data.fill_(float("nan"))
+
+
+PLACES = {"first": (0, 0), "evaluated": (0, 3), "last": (2, 1)}
+FOUND = [
+    *((place, Plant, "") for place in PLACES),
+    ("evaluated", PlantLoss, ""), ("evaluated", Plant, "fp16"), ("evaluated", PlantLoss, "fp16"),
+    ("evaluated", Plant, "accumulated"), ("first", PlantLoss, "accumulated"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "plant", "more"), FOUND)
 @pytest.mark.parametrize("policy", ["skip", "roll_back"])
-def test_several_processes_have_the_policy_raise(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = trainer(callbacks=[CheckFinite(policy)])
-    monkeypatch.setattr(type(made.strategy), "world_size", 2, raising=False)
-    with pytest.raises(UserError, match="is for one process; there are 2"):
-        made.fit(loader())
+def test_a_nan_at_any_step_leaves_no_trace(
+    policy: str, place: str, plant: type[Plant], more: str, tmp_path: Path
+) -> None:
+    """Beside averages of weights and buffers, with one bad batch of two in a step, and with the loss scale of fp16."""
+    seen: list[int] = []
+
+    class Evaluated(Callback):
+        def on_validate_start(self, trainer: Any, model: Any, val_loader: Any, loop: Any) -> None:
+            assert all(bool(torch.isfinite(value).all()) for value in model.state_dict().values())
+            seen.append(trainer.progress.step)
+
+    settings: dict[str, Any] = {"max_duration": 12, "eval_interval": 4, "log_interval": 2}
+    if more == "accumulated":
+        settings |= {"max_duration": 6, "eval_interval": 2, "grad_accum_steps": 2}
+    finite, logger = CheckFinite(policy), ListLogger()
+    averages = [SWA(1, 1), EMA(0.5)]
+    made = _fit(
+        tmp_path, finite, *averages, plant(PLACES[place]), Evaluated(), logger=logger, settings=settings,
+        precision=Precision("fp16", loss_scale=8.0) if more == "fp16" else None,
+    )  # fmt: skip
+    assert finite.times == 1
+    assert made.progress.step == settings["max_duration"]
+    assert made.progress.passed_over == 0 if policy == "skip" else made.progress.passed_over > 0
+    assert seen == list(range(settings["eval_interval"], made.progress.step + 1, settings["eval_interval"]))
+    for name in _saved(tmp_path):
+        saved = make_sync_checkpointer().read(tmp_path / "ckpt" / name)
+        assert all(bool(torch.isfinite(one).all()) for one in _leaves(saved) if one.is_floating_point()), name
+    metrics = {key: value for record in logger.records for key, value in record.metrics.items()}
+    assert all(math.isfinite(value) for value in metrics.values()), metrics
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _leaves(one)
+
+
+@pytest.mark.parametrize("of", ["first", "second"])
+def test_of_two_optimizers_a_loss_that_is_not_finite_skips_those_after_it(of: str) -> None:
+    """And no step that follows."""
+
+    class Alternating(TrainStep):
+        def train_batch(self, batch: Any) -> Any:
+            for name in ("first", "second"):
+                loss = self.forward(batch)[0]
+                if name == of and self.step_idx == 2:
+                    loss = loss * float("nan")
+                self.backward(loss, name)
+                self.optimizer_step(name)
+            return loss.detach()
+
+    changed: dict[str, list[int]] = {"first": [], "second": []}
+
+    class Watch(Callback):
+        def on_before_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
+            self.before = [one.detach().clone() for group in optimizer.param_groups for one in group["params"]]
+
+        def on_after_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
+            after = [one for group in optimizer.param_groups for one in group["params"]]
+            name = next(key for key, one in trainer.optimizers.items() if one is optimizer)
+            if any(not torch.equal(one, before) for one, before in zip(after, self.before, strict=True)):
+                changed[name].append(trainer.progress.step)
+
+    finite, ema = CheckFinite("skip"), EMA(0.5)
+    made = trainer(
+        Noisy, callbacks=[finite, ema, Watch()], step=Alternating(), settings={"max_duration": 5},
+        optimizer={
+            # The order of the config is not that of the step.
+            "second": lambda model: torch.optim.SGD(model.body[4].parameters(), lr=0.1),
+            "first": lambda model: torch.optim.SGD([*model.body[0].parameters(), *model.body[1].parameters()], lr=0.1),
+        },
+    )  # fmt: skip
+    made.fit(loader(20))
+    assert changed == {"first": [0, 1, 3, 4] if of == "first" else [0, 1, 2, 3, 4], "second": [0, 1, 3, 4]}
+    assert finite.times == 1

@@ -13,12 +13,15 @@ import yaml
 import trainer_cli
 from trainer_cli import Callback, CheckpointerCallback
 from trainer_cli.callbacks.validation_callback import ValidationCallback
+from trainer_cli.config.compose import compose
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(
     r"^```yaml\n(callbacks:\n.*?)^```$", (ROOT / "docs/callbacks.md").read_text(encoding="utf-8"), re.M | re.S
 )
 ROWS = [node for block in BLOCKS for node in yaml.safe_load(block)["callbacks"].values()]
+
+OPTIONS = [path.stem for path in sorted((ROOT / "configs/callbacks").glob("*.yaml")) if path.stem != "default"]
 
 
 def _shipped() -> dict[str, type]:
@@ -59,6 +62,14 @@ def test_every_callback_has_an_example_and_a_line() -> None:
 @pytest.mark.parametrize("node", ROWS, ids=lambda node: node["_target_"].rpartition(".")[2])
 def test_an_example_can_be_made(node: dict[str, Any]) -> None:
     assert isinstance(_made(node), Callback)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_of_the_config_can_be_chosen_and_made(option: str) -> None:
+    composed = compose(["experiment=digits_mlp", f"callbacks={option}"])
+    composed.check_targets()
+    (node,) = composed.config.callbacks.values()
+    assert isinstance(_made(dict(node)), Callback)
 
 
 def test_every_callback_has_a_short_name() -> None:

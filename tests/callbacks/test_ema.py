@@ -12,6 +12,7 @@ from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
+from trainer_cli.callbacks.swa import SWA
 from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
@@ -71,6 +72,17 @@ def test_the_average_follows_the_weights(every: int, start: Any) -> None:
     trained = ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias", "body.4.weight", "body.4.bias"]
     assert list(average) == trained
     assert same(average, {name: expected[name] for name in average}) == []
+
+
+@pytest.mark.parametrize("make", [lambda: EMA(0.5), lambda: SWA(2, 1)])
+def test_several_optimizers_make_one_update_a_step(make: Any) -> None:
+    def of(*parts: int) -> Any:
+        return lambda model: torch.optim.SGD([one for part in parts for one in model.body[part].parameters()], lr=0.1)
+
+    one, two = make(), make()
+    _fit(one, optimizer=of(0, 1, 4))
+    _fit(two, optimizer={"first": of(0, 1), "second": of(4)})
+    assert same(one.state_dict(), two.state_dict()) == []
 
 
 def test_every_evaluation_sees_the_average_and_training_never() -> None:

@@ -24,6 +24,7 @@ from trainer_cli.parallel.process_group import from_environment
 from trainer_cli.run.compose_fit import compose_fit
 from trainer_cli.run.fit import fit
 from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.trainer.torch_compat import whole
 
 
 class Stopping(Callback):
@@ -41,27 +42,60 @@ class Stopping(Callback):
             trainer.log_metrics({"seen": self.step})
         elif self.ask == "evaluate":
             trainer.ask_for_evaluation()
+        elif self.ask == "roll_back" and trainer.progress.passed_over == 0:
+            trainer.ask_to_roll_back()
         elif self.ask == "fail":
             raise ZeroDivisionError("the callback's own")
         elif self.ask == "signal":
             os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM)
 
 
-class BadBatch(Callback):
-    """The seventh batch of rank 1 alone is not finite."""
+class Plant(Callback):
+    """A batch of one rank is NaN, by its number in the epoch, or its loss alone (`how`: input or loss). Where the step
+    is skipped, buffers are as before it."""
+
+    def __init__(self, batch: int, rank: int = 1, how: str = "input") -> None:
+        self.batch, self.rank, self.how = batch, rank, how
 
     def on_train_step_start(self, trainer: Any, model: Any, batch: Any) -> None:
-        if trainer.strategy.group.rank == 1 and trainer.progress.step == 6:
+        group = trainer.strategy.group
+        self.before = [one.clone() for one in model.buffers()] if trainer.progress.batch == self.batch else None
+        self.hits = self.before is not None and group.rank == min(self.rank, group.world_size - 1)
+        if self.hits and self.how == "input":
             batch[0].fill_(float("nan"))
+
+    def on_before_backward(self, trainer: Any, model: Any, loss: Any) -> None:
+        if self.hits and self.how == "loss":
+            loss.data.fill_(float("nan"))
+
+    def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.before is not None and trainer.callbacks["finite"].policy == "skip":
+            assert all(torch.equal(one, before) for one, before in zip(model.buffers(), self.before, strict=True))
 
 
 class Sums(Callback):
-    """Prints sums of the weights and of the places that masks keep, at the end."""
+    """Prints sums of the weights and of the places that masks keep, at the end, and what ConfusionMatrix counted."""
 
     def on_fit_end(self, trainer: Any, loop: Any) -> None:
-        weights = sum(float(one.detach().double().sum()) for one in trainer.model.parameters())
-        masks = trainer.callbacks["sparsity"].state_dict()["masks"].values()
-        print(f"SUMS {weights!r} {sum(int(mask.flatten().nonzero().sum()) for mask in masks)}", flush=True)
+        weights = sum(float(whole(one.detach()).double().sum()) for one in trainer.model.parameters())
+        sparsity, confusion = (trainer.callbacks.get(name) for name in ("sparsity", "confusion_matrix"))
+        masks = [] if sparsity is None else sparsity.state_dict()["masks"].values()
+        print(f"SUMS {weights!r} {sum(int(whole(mask).flatten().nonzero().sum()) for mask in masks)}", flush=True)
+        if confusion is not None:
+            print(f"COUNTS {confusion.counts.sum(1).tolist()}", flush=True)
+
+
+class Count:
+    """A metric that knows nothing of other processes."""
+
+    def update(self, predictions: Any, targets: Any) -> None:
+        """Count nothing."""
+
+    def compute(self) -> float:
+        return 0.0
+
+    def reset(self) -> None:
+        """Nothing was counted."""
 
 
 class Striking(Callback):

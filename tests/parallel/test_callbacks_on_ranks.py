@@ -1,42 +1,278 @@
-"""Two ranks: a NaN on one of them ends the training of both, and masks are the same on both, also after a resume."""
+"""Callbacks on two ranks, under DDP and FSDP: what they decide, compute and write is as in one process.
+
+A NaN on one rank is one of all: each policy does what it says, and nothing that is not finite is saved. Masks are the
+same on all ranks.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from ranks import HERE, on_ranks
+from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.cli.main import main
+
+sys.path.insert(0, str(HERE.parent / "integration"))
+from compare import checkpoints, final_state, metrics
 
 pytestmark = pytest.mark.slow
 
-JOB = [
-    "experiment=digits_mlp", "parallel=ddp", "device=cpu", "data.batch_size=16", "loop.eval_interval=20",
-    "loop.log_interval=10", "loggers.tensorboard=null", "logging.console=off", "checkpoint.save_interval=10",
+HOW = ("ddp", "fsdp")
+BASE = [
+    "experiment=digits_mlp", "device=cpu",  "loop.eval_interval=6", "loop.log_interval=3",
+    "loggers.tensorboard=null", "logging.console=off", "checkpoint.save_interval=3", "model.hidden=[32]",
 ]  # fmt: skip
-SPARSE = [*JOB, "loop.max_duration=40", "sparsity=rigl", "sparsity.every=5", "+callbacks.sums._target_=fits.Sums"]
-JOBS = [
-    [
-        *JOB, "run_dir=bad", "loop.max_duration=20", "+callbacks.finite._target_=trainer_cli.CheckFinite",
-        "+callbacks.bad._target_=fits.BadBatch",
-    ],
-    [*SPARSE, "run_dir=whole"],
-    [*SPARSE, "run_dir=parts", "loop.hard_stop=20"],
-    [*SPARSE, "run_dir=parts"],
+FINITE = [*BASE, "loop.max_duration=12"]
+SUMS = "+callbacks.sums._target_=fits.Sums"
+SPARSE = [*BASE, "loop.max_duration=9", "loop.eval_interval=null", "checkpoint.save_interval=null", SUMS]
+METHODS = {
+    "static": ["sparsity=static"],
+    "gmp": ["sparsity=gmp", "sparsity.start=2", "sparsity.every=3"],
+    "set": ["sparsity=set", "sparsity.every=3"],
+    "rigl": ["sparsity=rigl", "sparsity.every=3"],
+}
+SHOWN = [
+    *BASE, "loop.max_duration=6",
+    "callbacks=[confusion_matrix,duration_profiler,ema,learning_rate_monitor,memory_monitor,norms,parameter_table,"
+    "throughput,torch_profiler]",
+    "callbacks.norms.per_layer=true", "callbacks.throughput.flops=true", "callbacks.throughput.peak_tflops=2",
+    "callbacks.torch_profiler.wait=0", "callbacks.torch_profiler.warmup=1", "callbacks.torch_profiler.active=1",
+    "+callbacks.dump={_target_: trainer_cli.DumpActivations, modules: [layers.1], every: 3}",
+    "+callbacks.part={_target_: trainer_cli.SelectiveGrad, share: 0.5}",
+    "+callbacks.statistics={_target_: trainer_cli.ActivationStatistics}",
+    "+callbacks.states={_target_: trainer_cli.SaveCheckpointState}",
+    SUMS,
 ]  # fmt: skip
+GPT = [
+    "experiment=char_gpt", "device=cpu", "data.path=text", "model.layers=1", "model.width=16", "model.heads=2",
+    "data.context=16", "loop.max_duration=2", "loop.eval_interval=1", "logging.console=off",
+    "loggers.tensorboard=null", "callbacks=text_samples", "callbacks.text_samples.length=3",
+    "callbacks.text_samples.temperature=0", "callbacks.text_samples.prompts=[It]", "checkpoint.enabled=false",
+]  # fmt: skip
+STOPS = ["+callbacks.ask={_target_: fits.Stopping, rank: 1, step: 8, ask: stop}"]
+NORMED = ["experiment=digits", "model.channels=[2,2]", *BASE[1:-1]]
 
 
-def test_a_nan_on_one_rank_ends_both_and_masks_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    done = on_ranks(2, [HERE / "fits.py", json.dumps(JOBS)])
-    assert [code for code, _ in done] == [0, 0]
-    for _, out in done:
-        ends = json.loads(re.findall(r"^ENDS (.*)$", out, re.MULTILINE)[0])
-        assert "not finite at step 10" in ends[0]
-        assert ends[1:] == ["0", "0", "0"]
-    whole, part, resumed = re.findall(r"^SUMS (.*)$", done[0][1], re.MULTILINE)
-    assert whole == resumed != part
-    assert re.findall(r"^SUMS (.*)$", done[1][1], re.MULTILINE) == [whole, part, resumed]
+def finite(policy: str, how: str = "input", batch: int = 5, **more: int) -> list[str]:
+    """A NaN in the batches of the sixth step, which is noticed after it."""
+    own = ", ".join(f"{key}: {value}" for key, value in {"policy": policy, **more}.items())
+    return [
+        f"+callbacks.bad={{_target_: fits.Plant, batch: {batch}, how: {how}}}",
+        f"+callbacks.finite={{_target_: trainer_cli.CheckFinite, {own}}}",
+    ]
+
+
+def ranks_jobs() -> list[list[str]]:
+    """Each step has 16 samples, as in one process; in `skip_loss` in four batches."""
+    jobs = []
+    for how in HOW:
+        job = [f"parallel={how}", "data.batch_size=8"]
+        job += ["parallel.wrap_min_parameters=500"] if how == "fsdp" else []
+        accumulated = ["data.batch_size=4", "+data.global_batch_size=16"]
+        jobs += [
+            [*FINITE, *job, *finite("raise"), f"run_dir={how}/raise"],
+            [*FINITE, *job, *finite("skip"), SUMS, f"run_dir={how}/skip"],
+            [*FINITE, *job, *finite("skip", "loss", 10), *accumulated, f"run_dir={how}/skip_loss"],
+            [*FINITE, *job, *finite("roll_back"), SUMS, f"run_dir={how}/roll_back"],
+            [*FINITE, *job, *finite("roll_back"), f"run_dir={how}/stopped", *STOPS],
+            [*FINITE, *job, *finite("roll_back"), f"run_dir={how}/stopped", *STOPS],
+            *([*SPARSE, *job, *method, f"run_dir={how}/{name}"] for name, method in METHODS.items()),
+            [*SHOWN, *job, f"run_dir={how}/shown"],
+            [*GPT, *job[:1], f"run_dir={how}/gpt"],
+        ]
+    return [
+        *jobs,
+        [*FINITE, "parallel=ddp", "data.batch_size=8", *finite("skip", max_times=0), "run_dir=ddp/skip_bounded"],
+        [*FINITE, "parallel=ddp", "data.batch_size=8", *finite("roll_back", max_times=0), "run_dir=ddp/back_bounded"],
+        [*NORMED, "parallel=ddp", "loop.max_duration=6", *finite("skip"), "run_dir=ddp/normed"],
+        [*SPARSE, *job, *METHODS["rigl"], "run_dir=fsdp/parts", "loop.hard_stop=5"],
+        [*SPARSE, *job, *METHODS["rigl"], "run_dir=fsdp/parts"],
+        [*FINITE, "parallel=ddp", "+callbacks.ask={_target_: fits.Stopping, rank: 1, step: 7, ask: roll_back}",
+         "run_dir=ddp/asked"],
+        [*FINITE, "parallel=ddp", "+callbacks.f1={_target_: trainer_cli.Metrics, metrics: {n: {_target_: fits.Count}}}",
+         "run_dir=ddp/metric"],
+    ]  # fmt: skip
+
+
+REFUSED = (
+    "UserError: the metric 'n' is a Count, which has the samples of one of 2 processes. "
+    "Use a metric of torchmetrics, or return sums or means from the model's forward."
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """All runs of this file: some in this process, the others on one start of two ranks."""
+    folder, before = tmp_path_factory.mktemp("callbacks"), Path.cwd()
+    (folder / "text").write_text("It is a truth universally acknowledged, that a single man, in possession. " * 8)
+    os.environ["PYTHONPATH"], path = str(HERE), os.environ.get("PYTHONPATH")
+    os.chdir(folder)
+    try:
+        alone = [
+            [*FINITE, *finite("skip"), "run_dir=one/skip"],
+            [*FINITE, *finite("roll_back"), "run_dir=one/roll_back"],
+            *([*SPARSE, *method, f"run_dir=one/{name}"] for name, method in METHODS.items()),
+            [*SHOWN, "run_dir=one/shown"],
+            [*GPT, "run_dir=one/gpt"],
+        ]
+        assert [main(["fit", "data.batch_size=16", *job]) for job in alone] == [0] * len(alone)
+        jobs = ranks_jobs()
+        done = on_ranks(2, [HERE / "fits.py", json.dumps(jobs)], timeout_s=240)
+        assert [code for code, _ in done] == [0, 0], done
+        (folder / "output.json").write_text(json.dumps([output for _, output in done]))
+        yield folder
+    finally:
+        os.chdir(before)
+        os.environ.pop("PYTHONPATH") if path is None else os.environ.update(PYTHONPATH=path)
+
+
+@pytest.fixture(scope="module")
+def ends(runs: Path) -> list[dict[str, str]]:
+    """By rank: the run -> how it ended."""
+    names = [next(part[8:] for part in job if part.startswith("run_dir=")) for job in ranks_jobs()]
+    names = [f"{name} again" if name in names[:index] else name for index, name in enumerate(names)]
+    outputs = json.loads((runs / "output.json").read_text())
+    found = [json.loads(re.findall(r"^ENDS (.*)$", output, re.MULTILINE)[0]) for output in outputs]
+    return [dict(zip(names, one, strict=True)) for one in found]
+
+
+def state(run: Path) -> dict[str, Any]:
+    return make_sync_checkpointer().read(run / "checkpoints" / checkpoints(run)[-1])
+
+
+def leaves(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from leaves(one)
+
+
+def test_each_run_ends_the_same_on_both_ranks(ends: list[dict[str, str]]) -> None:
+    expected = dict.fromkeys(ends[0], "0")
+    assert [own.pop("ddp/metric") for own in ends] == [REFUSED, "PeerError: rank 0 failed"]
+    for how in HOW:
+        expected[f"{how}/stopped"] = "75"
+        expected[f"{how}/raise"] = "the loss or the weights are not finite at step 6."
+    expected["ddp/skip_bounded"] = "1 steps up to step 6 were not finite, and were skipped."
+    expected["ddp/back_bounded"] = "the training went back 0 times, and is not finite at step 6."
+    for own in ends:
+        for name, end in own.items():
+            assert expected[name] in end, (name, end)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", ["skip", "skip_loss", "roll_back"])
+def test_a_nan_on_one_rank_has_the_effect_that_it_has_in_one_process(runs: Path, how: str, name: str) -> None:
+    one, two = state(runs / "one" / name.removesuffix("_loss")), state(runs / how / name)
+    for part in ("model", "optimizer"):
+        for alone, both in zip(leaves(one[part]), leaves(two[part]), strict=True):
+            torch.testing.assert_close(both, alone, rtol=1e-4, atol=1e-5)
+    for count in ("step", "samples", "epoch", "epoch_samples"):
+        assert one["progress"][count] == two["progress"][count], count
+    assert one["callbacks"]["finite"] == two["callbacks"]["finite"] == {"times": 1}
+    assert {own["progress"].get("passed_over", 0) for own in (one, two)} == {3 if name == "roll_back" else 0}
+    if name != "roll_back":
+        assert metrics(runs / how / name)[-1]["train/skipped_steps"] == 1
+
+
+def test_weights_are_the_same_on_both_ranks(runs: Path) -> None:
+    outputs = json.loads((runs / "output.json").read_text())
+    sums = [re.findall(r"^SUMS (.*)$", output, re.MULTILINE) for output in outputs]
+    assert len(sums[0]) == 2 * (2 + len(METHODS) + 1) + 2
+    assert sums[0] == sums[1]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_resume_after_a_roll_back_is_exact(runs: Path, how: str) -> None:
+    assert final_state(runs / how / "stopped") == final_state(runs / how / "roll_back")
+    assert metrics(runs / how / "stopped") == metrics(runs / how / "roll_back")
+
+
+def test_nothing_that_is_not_finite_is_saved(runs: Path) -> None:
+    looked_at = 0
+    for how in (*HOW, "one"):
+        for run in (runs / how).glob("*/checkpoints"):
+            for name in checkpoints(run.parent):
+                saved = make_sync_checkpointer().read(run / name)
+                assert all(bool(torch.isfinite(one.float()).all()) for one in leaves(saved)), run / name
+                assert json.loads((run / name / "manifest.json").read_text())["finite"]
+                looked_at += 1
+    assert looked_at > 60
+    assert {name for how in HOW for name in checkpoints(runs / how / "raise")} <= {"step0", "step3"}
+
+
+def test_one_rank_may_ask_to_go_back(runs: Path) -> None:
+    assert state(runs / "ddp" / "asked")["progress"]["passed_over"] in (1, 2)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("method", METHODS)
+def test_masks_are_those_of_one_process(runs: Path, how: str, method: str) -> None:
+    one, two = (state(runs / who / method) for who in ("one", how))
+    masks = one["callbacks"]["sparsity"]["masks"]
+    assert masks.keys() == two["callbacks"]["sparsity"]["masks"].keys()
+    for name, mask in masks.items():
+        assert torch.equal(two["callbacks"]["sparsity"]["masks"][name], mask), name
+        assert not two["model"][name][~mask].any()
+        torch.testing.assert_close(two["model"][name], one["model"][name], rtol=1e-4, atol=1e-5)
+    ratios = [metrics(runs / who / method)[-1]["train/sparsity"] for who in ("one", how)]
+    assert ratios == [pytest.approx(0.8, abs=0.01)] * 2
+
+
+def test_a_resume_with_sharded_masks_is_exact(runs: Path) -> None:
+    assert final_state(runs / "fsdp" / "parts") == final_state(runs / "fsdp" / "rigl")
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_what_callbacks_log_is_of_all_ranks(runs: Path, how: str) -> None:
+    one, two = metrics(runs / "one" / "shown"), metrics(runs / how / "shown")
+    own = ("train/throughput", "train/time", "train/memory", "train/activations")  # of the clock, or of one rank
+    compared = set()
+    for alone, both in zip(one, two, strict=True):
+        assert alone.keys() == both.keys()
+        for key, value in alone.items():
+            if not key.startswith(own):
+                assert both[key] == pytest.approx(value, rel=1e-4), (alone["step"], key)
+                compared.add(key)
+    assert {"train/norm/gradients", "train/norm/weights", "train/norm/weights/layers.1", "val/loss"} <= compared
+    last = [records[-1] for records in (one, two)]
+    for record, devices in zip(last, (1, 2), strict=True):
+        share = record["train/throughput/tflops_per_s"] / 2 / devices
+        assert record["train/throughput/mfu"] == pytest.approx(share)
+
+
+def test_the_confusion_matrix_counts_the_samples_of_all_ranks(runs: Path) -> None:
+    outputs = json.loads((runs / "output.json").read_text())
+    counts = [re.findall(r"^COUNTS (.*)$", output, re.MULTILINE) for output in outputs]
+    assert counts[0] == counts[1]
+    assert len(counts[0]) == 2
+    assert {sum(json.loads(one)) for one in counts[0]} == {VALIDATED}
+
+
+VALIDATED = 359
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_files_are_written_by_one_rank_each(runs: Path, how: str) -> None:
+    run = runs / how / "shown"
+    assert sorted(path.name for path in (run / "activations").iterdir()) == ["step3.npz", "step6.npz"]
+    assert sorted(path.name for path in (run / "profile").iterdir()) == ["trace-step2-rank1.json", "trace-step2.json"]
+    copied = make_sync_checkpointer().read(run / "states" / "step6")["model"]
+    for name, value in state(run)["model"].items():
+        assert torch.equal(copied[name], value)
+
+
+def test_text_samples_of_whole_and_of_sharded_weights_are_the_same(runs: Path) -> None:
+    output = json.loads((runs / "output.json").read_text())[0]
+    samples = re.findall(r"sample 0 at step (\d): (.*)", output)
+    assert [step for step, _ in samples] == ["1", "2"] * 2
+    assert samples[:2] == samples[2:]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.checkpoint.model_state import is_finite
-from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.finite import not_finite
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import LossScaler
@@ -41,15 +41,17 @@ class CheckFinite(Callback):
     Args:
         policy: `raise` ends the training with a NotFiniteError. `skip` leaves a step out, on the device, whose loss or
             gradients are not finite: weights, optimizer and buffers stay as they were before it; it counts as a step,
-            and its batches are in no logged mean. `roll_back` goes back to the newest checkpoint with finite weights,
-            and continues with the data after the step at which this was noticed.
+            and a batch whose loss is not finite is in no logged mean. `roll_back` goes back to the newest checkpoint
+            with finite weights, and continues with the data after the step at which this was noticed.
         max_times: how many steps may be skipped, or how often the training may go back, in the whole run; one more
             ends it with a NotFiniteError.
 
-    With several processes the policy is `raise`; the loss of any of them counts.
+    With several processes a loss or gradient of any of them counts, and all do the same: `skip` then sums one number
+    over them at each step.
 
     `skip` uses torch's GradScaler with a scale of 1, or the one of fp16 (whose overflows of finite losses are not
-    counted). With an optimizer that is not fused, the scaler waits for the device at each step.
+    counted). With an optimizer that is not fused, the scaler waits for the device at each step. Of several optimizers
+    those are skipped that are stepped after a loss that is not finite, or whose own gradients are not.
     """
 
     def __init__(self, policy: str = "raise", max_times: int = 3) -> None:
@@ -63,28 +65,18 @@ class CheckFinite(Callback):
         self._going_back = False
         self._sum = torch.zeros(())
         """0, or NaN after a loss that was not finite."""
+        self._skips = torch.zeros(())
+        """1 if an optimizer is not stepped in this step."""
         self._skipped = torch.zeros(())
-        self._smallest: dict[int, nn.Parameter] = {}
-        """By optimizer: its parameter with the fewest elements."""
         self._buffers: tuple[list[Tensor], list[Tensor]] = ([], [])
         """Buffers of the model, and copies from before this step."""
         self._in_step = False
-        self._last_step = 0
         self._scales_only_here = False
 
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        if trainer.strategy.world_size > 1 and self.policy is not NotFinitePolicy.stop:
-            # One rank alone may see the NaN, and the others would go on.
-            raise UserError(
-                f"CheckFinite's policy is {self.policy}, which is for one process; there are "
-                f"{trainer.strategy.world_size}",
-                cure="Use policy=raise: the same command resumes at the newest checkpoint.",
-            )
         skips = self.policy is NotFinitePolicy.skip
-        if self.policy is not NotFinitePolicy.stop and trainer.strategy.world_size > 1:
-            raise ConfigError(f"CheckFinite with policy={self.policy} works in one process only", location="policy")
         loop.leave_out_not_finite = skips
         self._scales_only_here = skips and not trainer.precision.scaler(trainer.device)
         if self._scales_only_here and trainer.scaler is None:
@@ -93,17 +85,12 @@ class CheckFinite(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        self._sum = torch.zeros((), device=trainer.device)
-        self._in_step, self._last_step = False, trainer.progress.step
-        if self.policy is not NotFinitePolicy.skip:
-            return
-        self._skipped = torch.full((), float(self.times), device=trainer.device)
-        for optimizer in trainer.optimizers.values():
-            own = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
-            if own:
-                self._smallest[id(optimizer)] = min(own, key=Tensor.numel)
-        buffers = list(trainer.model.buffers())
-        self._buffers = buffers, [one.clone() for one in buffers]
+        self._sum, self._skips = (torch.zeros((), device=trainer.device) for _ in range(2))
+        self._in_step = False
+        if self.policy is NotFinitePolicy.skip:
+            self._skipped = torch.full((), float(self.times), device=trainer.device)
+            buffers = list(trainer.model.buffers())
+            self._buffers = buffers, [one.clone() for one in buffers]
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
         if not self._in_step and self._buffers[0]:
@@ -113,32 +100,34 @@ class CheckFinite(Callback):
     def on_before_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
         self._sum.add_(loss.detach().reshape(()), alpha=0)
 
-    def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
-        if self.policy is NotFinitePolicy.skip:
-            # The scaler looks at gradients, and those of a loss that is not finite may be finite.
-            for parameter in self._smallest.values():
-                if parameter.grad is not None:
-                    parameter.grad.add_(self._sum)
-
-    def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
-        if self.policy is not NotFinitePolicy.skip or optimizer is not next(reversed(trainer.optimizers.values())):
+    def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        if self.policy is not NotFinitePolicy.skip or trainer.scaler is None:
             return
-        skipped = torch.isnan(self._sum)
-        if self._scales_only_here and trainer.scaler is not None:
-            for one in trainer.optimizers.values():
-                for flag in trainer.scaler.overflows(one):
-                    skipped = skipped | (flag > 0)
-        self._skipped += skipped
+        # Gradients were looked at by the scaler; those of a loss that is not finite may be finite.
+        flags, skips = trainer.scaler.overflows(optimizer), torch.isnan(self._sum).float()
+        if self._scales_only_here:
+            for flag in flags:
+                skips = torch.maximum(skips, flag.to(skips.device))
+        if (work := trainer.strategy.group.start_sum(skips)) is not None:
+            work.wait()
+        # A fused optimizer skips for a 1, and for no other number.
+        skips.clamp_(max=1)
+        for flag in flags:
+            flag.copy_(torch.maximum(flag, skips.to(flag.device)))
+        self._skips = torch.maximum(self._skips, skips)
+        # Before another callback averages them.
         for buffer, before in zip(*self._buffers, strict=True):
-            buffer.copy_(torch.where(skipped, before, buffer))
-        self._sum.zero_()
-        self._in_step = False
+            buffer.copy_(torch.where(skips > 0, before, buffer))
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = trainer.progress.step
-        if step == self._last_step:  # The step is not complete.
+        if step == trainer.step.step_idx:  # The step is not complete.
             return
-        self._last_step = step
+        self._in_step = False
+        if self.policy is NotFinitePolicy.skip:
+            self._skipped += self._skips
+            self._skips.zero_()
+            self._sum.zero_()
         if step < trainer.loop.next_event and not trainer.interrupt_requested:
             return
         if self.policy is NotFinitePolicy.skip:
@@ -158,7 +147,7 @@ class CheckFinite(Callback):
         trainer.ask_to_roll_back()
 
     def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        self._going_back, self._last_step = False, trainer.progress.step
+        self._going_back = False
         self._sum.zero_()
 
     def state_dict(self) -> dict[str, Any]:

@@ -174,9 +174,10 @@ class CheckpointerCallback(Callback):
         return self.folder / finite[-1] if finite else None
 
     def go_back(self, trainer: Trainer) -> Path | None:
-        """The newest intact checkpoint, as `newest`, after the save in flight; the training continues from it."""
-        self._try(lambda: self._poll(trainer, wait=True))
+        """The newest intact checkpoint, as `newest`, after the save in flight; the training continues from it.
+        Collective."""
         group = trainer.strategy.group
+        group.lead(lambda: self._try(lambda: self._poll(trainer, wait=True)), lambda: self.saver.follow(trainer))
         path = group.on_main(self.newest, partial(verify_share, group))
         self._failed_step = None
         self._last_saved_step = max((entry.step for entry in self.retention.own()), default=None)

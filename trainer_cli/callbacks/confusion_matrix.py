@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 class ConfusionMatrix(Callback):
     """Logs the image `LOADER/confusion`, with a row for each class and a column for what it is taken for; each row is
-    white where all of the class are, and black where none. Counts are in `counts`; of several processes the
-    picture is of the samples of rank 0.
+    white where all of the class are, and black where none. Counts are in `counts`, of the samples of all processes.
 
     Args:
         predictions: scores (N, classes) or classes (N), by their name in the model's outputs or the batch.
@@ -47,6 +46,10 @@ class ConfusionMatrix(Callback):
         self._add(targets.flatten().cpu().long(), predicted.long(), classes)
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
+        group = trainer.strategy.group
+        self._grow(max(group.gather(len(self.counts))))
+        # All of a tensor group have counted the same samples.
+        self.counts = group.sum(self.counts) // group.tensor_size
         if self.counts.numel():
             trainer.log_image("confusion", self.picture())
 
@@ -57,6 +60,10 @@ class ConfusionMatrix(Callback):
 
     def _add(self, targets: Tensor, predicted: Tensor, classes: int) -> None:
         size = max(classes, len(self.counts), int(torch.cat([targets, predicted]).max()) + 1)
+        self._grow(size)
+        self.counts += torch.bincount(targets * size + predicted, minlength=size * size).view(size, size)
+
+    def _grow(self, size: int) -> None:
         grown = torch.zeros(size, size, dtype=torch.int64)
         grown[: len(self.counts), : len(self.counts)] = self.counts
-        self.counts = grown + torch.bincount(targets * size + predicted, minlength=size * size).view(size, size)
+        self.counts = grown

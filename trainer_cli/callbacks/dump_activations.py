@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class DumpActivations(Callback):
     """Writes `step{N}.npz` after each `every`-th step: for each module, under its name, the first tensor that it
     returned in the last batch of the step. 16-bit floats are written with 32 bits. Each such step copies the tensors
-    to the host.
+    to the host. Of several processes rank 0 writes its own.
 
     Args:
         modules: globs of module names.
@@ -41,7 +41,7 @@ class DumpActivations(Callback):
         watched(trainer.model, self.modules)
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
-        if (trainer.progress.step + 1) % self.every == 0:
+        if (trainer.progress.step + 1) % self.every == 0 and trainer.strategy.group.is_main:
             self._handles = hooked(watched(model, self.modules), self._found.__setitem__)
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -16,8 +16,6 @@ from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.torch_compat import foreach_copy_, foreach_lerp_, local
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
 
@@ -68,8 +66,10 @@ class EMA(Callback):
         if not self._average and trainer.progress.step >= steps:
             self._begin()
 
-    def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
-        step = trainer.progress.step + 1
+    def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        step = trainer.progress.step
+        if step == trainer.step.step_idx:  # The step is not complete.
+            return
         if not self._average:
             if step >= self._start_step:
                 self._begin()

@@ -10,7 +10,7 @@ from torch import nn
 from trainer_cli.callbacks.outputs import value_of
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.metrics import gather_among, is_metric, scalars
+from trainer_cli.trainer.metrics import check_gathers, gather_among, is_metric, scalars
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -37,6 +37,10 @@ class Metrics(Callback):
                     location=f"metrics.{name}",
                 )
         self.metrics, self.predictions, self.targets = dict(metrics), predictions, targets
+
+    def setup(self, trainer: Trainer) -> None:
+        for name, one in self.metrics.items():
+            check_gathers(name, one, trainer.strategy.group.data_size)
 
     def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
         self._loop = loop

@@ -30,9 +30,9 @@ PEAK_TFLOPS = {
 
 
 class Throughput(Callback):
-    """Logs on log steps, over the time since the last one without evaluations and saves:
+    """Logs on log steps, of all processes together, over the time since the last one without evaluations and saves:
     `train/throughput/steps_per_s`, `train/throughput/tokens_per_s` if the model counts tokens, and with `flops` also
-    `train/throughput/tflops_per_s` and `train/throughput/mfu`, the share of the chip's peak (model FLOPs utilization;
+    `train/throughput/tflops_per_s` and `train/throughput/mfu`, the share of the chips' peak (model FLOPs utilization;
     Chowdhery et al., 2022, arXiv:2204.02311).
 
     Args:
@@ -86,7 +86,7 @@ class Throughput(Callback):
             tflops = self.flops_per_sample * samples / seconds / 1e12
             found["train/throughput/tflops_per_s"] = tflops
             if self.peak_tflops is not None:
-                found["train/throughput/mfu"] = tflops / self.peak_tflops
+                found["train/throughput/mfu"] = tflops / self.peak_tflops / trainer.strategy.world_size
         trainer.log_metrics(found)
 
     def _stop(self) -> None:

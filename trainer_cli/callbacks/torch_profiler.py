@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 class TorchProfiler(Callback):
     """Writes `trace-step{N}.json` for each `active` steps that were recorded: open it at ui.perfetto.dev, or in
-    chrome://tracing. N is the last of them.
+    chrome://tracing. N is the last of them. Of several processes each but rank 0 writes `trace-step{N}-rank{R}.json`.
 
     Args:
         wait, warmup, active: steps that are passed over, that are recorded and dropped, and that are recorded.
@@ -63,10 +63,12 @@ class TorchProfiler(Callback):
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
         folder = self._folder if trainer.run_dir is None else trainer.run_dir / self._folder
+        group = trainer.strategy.group
+        suffix = "" if group.is_main else f"-rank{group.rank}"
 
         def write(recorded: Any) -> None:
             folder.mkdir(parents=True, exist_ok=True)
-            file = folder / f"trace-step{trainer.progress.step}.json"
+            file = folder / f"trace-step{trainer.progress.step}{suffix}.json"
             recorded.export_chrome_trace(str(file))
             log.info("wrote %s: open it at ui.perfetto.dev", file)
 

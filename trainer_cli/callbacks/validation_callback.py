@@ -54,7 +54,7 @@ class ValidationCallback(Callback):
         self._made_at = trainer.progress.step
         modes = [(module, module.training) for module in trainer.model.modules()]
         try:
-            with torch.no_grad(), trainer.name_scope(self.scope):
+            with torch.no_grad(), trainer.name_scope(self.scope), trainer.strategy.evaluation(trainer.model):
                 trainer.model.eval()
                 trainer.log_metrics(self.evaluate(trainer) or {})
         finally:

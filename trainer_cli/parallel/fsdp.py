@@ -108,6 +108,9 @@ class FSDP:
 
     @contextmanager
     def evaluation(self, model: nn.Module) -> Iterator[None]:
+        assert isinstance(model, FSDPModule)
+        # What stands outside of the blocks, for methods other than forward.
+        model.unshard()
         for buffer in model.buffers():
             broadcast(buffer, src=0)
         try:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from trainer_cli.checkpoint.model_state import clean_name, plain_name, unwrapped
 from trainer_cli.config.globs import matches
 from trainer_cli.data.order import sample_seed
-from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.errors import ConfigError
 from trainer_cli.sparsity.densities import erdos_renyi_kernel, kept
-from trainer_cli.sparsity.masks import largest, random_scores
+from trainer_cli.sparsity.masks import largest, put, random_scores
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.torch_compat import foreach_mul_
+from trainer_cli.trainer.torch_compat import foreach_mul_, local, whole
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -46,7 +46,8 @@ class Sparsity(Callback):
 
     Gradients are masked before they are clipped, weights after each optimizer step, and the optimizer's state when
     the mask changes, so that a weight that grows begins with 0 and no momentum. Masks are in every checkpoint, as
-    booleans. `train/sparsity` is logged: the share of masked weights among those that have a mask.
+    booleans. `train/sparsity` is logged: the share of masked weights among those that have a mask. Masks are the same
+    on all processes. Of a sharded parameter each has its part; to change a mask, one parameter at a time is gathered.
 
     Args:
         sparsity: the share of weights that are zero; or a mapping of globs of names to shares, the first that matches.
@@ -104,8 +105,6 @@ class Sparsity(Callback):
             and any(matches(name, glob) for glob in self.parameters)
             and not any(matches(name, glob) for glob in self.exclude)
         }  # fmt: skip
-        if any(hasattr(one.data, "device_mesh") for one in self._weights.values()):
-            raise UserError("masks are for parameters that are not sharded", cure="Use parallel=ddp or single.")
         if not self._weights:
             fit = [name for name, one in named.items() if one.requires_grad and one.ndim >= self.least_dimensions]
             raise ConfigError(
@@ -127,7 +126,7 @@ class Sparsity(Callback):
         if not self._begun:
             self._begun = True
             self.begin()
-        self._active = {name: int(mask.count_nonzero()) for name, mask in self._masks.items()}
+        self._count()
         for optimizer in trainer.optimizers.values():
             self._apply(optimizer)
 
@@ -136,12 +135,12 @@ class Sparsity(Callback):
         for index, (name, weight) in enumerate(self._weights.items()):
             count = kept(weight.numel(), self._targets[name])
             if self.init is Init.zeros:
-                self._masks[name] = (weight.detach() != 0).to(weight.dtype)
+                mask = whole(weight.detach()) != 0
             elif self.init is Init.magnitude:
-                self._masks[name] = largest(weight.detach().abs(), count)
+                mask = largest(whole(weight.detach()).abs(), count)
             else:
-                scores = random_scores(weight, sample_seed(self._seed, 0, index))
-                self._masks[name] = largest(scores, count).to(weight.dtype)
+                mask = largest(random_scores(weight, sample_seed(self._seed, 0, index)), count)
+            put(self._masks[name], mask)
 
     def change(self, step: int, names: Sequence[str]) -> bool:
         """Change the masks of these parameters before step `step`; their gradients are those of all weights. True if
@@ -152,20 +151,19 @@ class Sparsity(Callback):
         names = [name for name in self._of[id(optimizer)] if self._weights[name].grad is not None]
         if self.change(trainer.progress.step + 1, names):
             self._apply(optimizer)
-        foreach_mul_([self._weights[name].grad for name in names], [self._masks[name] for name in names])
+        grads = [local(grad) for name in names if (grad := self._weights[name].grad) is not None]
+        foreach_mul_(grads, self._local_masks(names))
 
     def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
         names = self._of[id(optimizer)]
         with torch.no_grad():
-            foreach_mul_([self._weights[name] for name in names], [self._masks[name] for name in names])
+            foreach_mul_([local(self._weights[name]) for name in names], self._local_masks(names))
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        counts = torch.stack([mask.count_nonzero() for mask in self._masks.values()]).tolist()
-        sizes = [mask.numel() for mask in self._masks.values()]
-        found = {"train/sparsity": 1 - sum(counts) / sum(sizes)}
+        sizes = {name: mask.numel() for name, mask in self._masks.items()}
+        found = {"train/sparsity": 1 - sum(self._active.values()) / sum(sizes.values())}
         if self.per_layer:
-            rows = zip(self._masks, counts, sizes, strict=True)
-            found |= {f"train/sparsity/{name}": 1 - count / size for name, count, size in rows}
+            found |= {f"train/sparsity/{name}": 1 - self._active[name] / size for name, size in sizes.items()}
         trainer.log_metrics(found)
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,7 +182,14 @@ class Sparsity(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._begun = bool(state["begun"])
         for name, mask in state["masks"].items():
-            self._masks[plain_name(name, self._masks)].copy_(mask)
+            put(self._masks[plain_name(name, self._masks)], mask)
+        self._count()
+
+    def _count(self) -> None:
+        self._active = {name: int(whole(mask).count_nonzero()) for name, mask in self._masks.items()}
+
+    def _local_masks(self, names: Sequence[str]) -> list[Tensor]:
+        return [local(self._masks[name]) for name in names]
 
     def _share_of(self, name: str) -> float:
         found = next((share for glob, share in self.sparsity.items() if matches(name, glob)), None)
@@ -199,10 +204,10 @@ class Sparsity(Callback):
         with torch.no_grad():
             for name in self._of[id(optimizer)]:
                 weight, mask = self._weights[name], self._masks[name]
-                weight.mul_(mask)
+                local(weight).mul_(local(mask))
                 for kept_state in optimizer.state.get(weight, {}).values():
                     if isinstance(kept_state, Tensor) and kept_state.shape == mask.shape:
-                        kept_state.mul_(mask)
+                        local(kept_state).mul_(local(mask))
 
 
 def check_share(key: str, value: object, *, least: float = 0.0) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.sparsity.base import Schedule, Sparsity, check_share
 from trainer_cli.sparsity.densities import cubic, kept
-from trainer_cli.sparsity.masks import largest
+from trainer_cli.sparsity.masks import largest, put
+from trainer_cli.trainer.torch_compat import whole
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -59,7 +60,7 @@ class GMP(Sparsity):
         for name in names:
             weight = self._weights[name]
             share = cubic(step, times.start, times.stop, min(self.initial, self._targets[name]), self._targets[name])
-            scores = weight.detach().abs() * self._masks[name]
+            scores = whole(weight.detach().abs() * self._masks[name])
             self._active[name] = kept(weight.numel(), share)
-            self._masks[name].copy_(largest(scores, self._active[name]))
+            put(self._masks[name], largest(scores, self._active[name]))
         return True

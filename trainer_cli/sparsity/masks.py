@@ -5,6 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trainer_cli.checkpoint.format.dtensor import Target, is_dtensor, local_of, part_of
+
+
+def put(tensor: Tensor, values: Tensor) -> None:
+    """Copy values into a tensor; of plain values into a sharded one this rank's part."""
+    if is_dtensor(tensor) and not is_dtensor(values):
+        values = Target(tensor, part_of("mask", tensor).shard).narrowed(values)
+    local_of(tensor).copy_(local_of(values))
+
 
 def largest(scores: Tensor, count: int) -> Tensor:
     """A mask of the `count` largest scores."""

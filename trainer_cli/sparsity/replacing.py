@@ -10,7 +10,8 @@ from torch import Tensor
 from trainer_cli.data.order import sample_seed
 from trainer_cli.sparsity.base import Schedule, Sparsity, check_share
 from trainer_cli.sparsity.densities import cosine
-from trainer_cli.sparsity.masks import random_scores, replaced
+from trainer_cli.sparsity.masks import put, random_scores, replaced
+from trainer_cli.trainer.torch_compat import whole
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -70,7 +71,8 @@ class SET(Sparsity):
             wanted = drop if self.grow_fraction is None else int(active * self.grow_fraction * decay)
             grow = min(wanted, weight.numel() - (active - drop))
             growth = self.growth(weight, sample_seed(self._seed, step, numbers[name]))
-            self._masks[name].copy_(replaced(self._masks[name], weight.detach(), growth, drop, grow, active))
+            mask = self._masks[name]
+            put(mask, replaced(whole(mask), whole(weight.detach()), growth, drop, grow, active))
             self._active[name] = active - drop + grow
         return True
 
@@ -96,4 +98,4 @@ class RigL(SET):
 
     def growth(self, weight: Tensor, seed: int) -> Tensor:
         assert weight.grad is not None
-        return weight.grad.abs()
+        return whole(weight.grad).abs()

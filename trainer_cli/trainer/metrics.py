@@ -86,6 +86,19 @@ def gather_among(metric: Any, group: ProcessGroup) -> None:
                 part.process_group = group.data_group  # type: ignore[assignment]
 
 
+def check_gathers(name: str, metric: Any, processes: int) -> None:
+    """Refuse a metric that knows the samples of its own process alone, if there are several.
+
+    Raises:
+        UserError: it is none of torchmetrics, whose `compute` gathers over the processes.
+    """
+    if processes > 1 and not any(hasattr(metric, name) for name in ("sync", "compute_groups")):
+        raise UserError(
+            f"the metric '{name}' is a {type(metric).__name__}, which has the samples of one of {processes} processes",
+            cure="Use a metric of torchmetrics, or return sums or means from the model's forward.",
+        )
+
+
 def scalars(name: str, value: Any) -> dict[str, float | Tensor]:
     """What a metric computed, by name: a number, or a mapping of names to numbers; whatever else is left out."""
     if isinstance(value, Mapping):

@@ -48,13 +48,11 @@ class Requests:
         """Make every rank's requests those of all. Returns rank 0's `seconds`. Collective."""
         if self.agreement is None:
             return seconds
-        shared = self.strategy.group.gather((self._own_stop, self.evaluation_requested, seconds))
-        stops = [stop for stop, _, _ in shared if stop is not None]
-        if stops and self.stop_request is None:
-            self.stop_request = stops[0]
-        self.evaluation_requested = any(requested for _, requested, _ in shared)
-        first: float = shared[0][2]
-        return first
+        own = self._own_stop, self.evaluation_requested, self.roll_back_requested, seconds
+        stops, evaluations, roll_backs, times = zip(*self.strategy.group.gather(own), strict=True)
+        self.stop_request = self.stop_request or next(filter(None, stops), None)
+        self.evaluation_requested, self.roll_back_requested = any(evaluations), any(roll_backs)
+        return float(times[0])
 
     def ask_for_save(self) -> None:
         """Request a save after the current step; from any thread."""

@@ -219,10 +219,11 @@ class TrainingLoop(Lengths):
                 trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
                     self._steps(trainer, self._next_event(trainer))
+                    eval_requested = self._take_requests(trainer)
                     if trainer.roll_back_requested:
+                        trainer.evaluation_requested = eval_requested
                         roll_back(trainer, self._train_loader)
                         continue
-                    eval_requested = self._take_requests(trainer)
                     self._count_time(trainer)
                     trainer.schedulers.warn_of_lost_rate(trainer.progress.step, self.steps_per_epoch, self.total_steps)
                     stop = self.why_stop(trainer)

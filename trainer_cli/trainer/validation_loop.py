@@ -17,6 +17,7 @@ from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.metrics import (
     WeightedMeans,
     batch_weight,
+    check_gathers,
     gather_among,
     is_metric,
     read_outputs,
@@ -94,8 +95,10 @@ class ValidationLoop:
                 module.training = training
         return self.metrics
 
-    def _gathered(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+    def _gathered(self, metrics: Mapping[str, Any], processes: int) -> dict[str, float]:
         """What the metrics that the model returned have computed over all batches."""
+        for name, one in metrics.items():
+            check_gathers(name, one, processes)
         found = {key: value for name, one in metrics.items() for key, value in scalars(name, one.compute()).items()}
         return {name: float(value) for name, value in found.items()}
 
@@ -149,7 +152,7 @@ class ValidationLoop:
                 close()
         if batch_idx < 0:
             raise UserError(f"the validation loader '{name}' gave no batch")
-        return {**meter.means(trainer.strategy.group), **self._gathered(gathering)}
+        return {**meter.means(trainer.strategy.group), **self._gathered(gathering, trainer.strategy.group.data_size)}
 
 
 def _turns(trainer: Trainer, batches: Iterable[Any]) -> Iterator[Any]:
