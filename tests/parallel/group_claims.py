@@ -68,6 +68,8 @@ def main(folder: Path) -> None:
         error = _fails(group.barrier)
         answers["timed out"] = "Timed out" in error and is_of_peer(RuntimeError(error))
         answers["lost"] = str(group.lost("at step 17")).replace(socket.gethostname(), "HOST")
+        answers["first"] = [group.fails_first(ZeroDivisionError("its own")), group.fails_first(ValueError("later"))]
+        answers["told"] = str(group.lost("at step 18"))
     (folder / f"{group.rank}.json").write_text(json.dumps(answers))
     if not group.is_main:
         while not (folder / "0.json").exists():

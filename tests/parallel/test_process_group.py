@@ -14,6 +14,8 @@ from ranks import HERE, on_ranks
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, LostRankError, from_environment
 
+ZERO = "ZeroDivisionError: division by zero"
+
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -30,6 +32,12 @@ def test_a_rank_that_does_not_come_within_the_limit_is_named(answers: list[dict[
 
 
 @pytest.mark.slow
+def test_others_hear_what_the_first_rank_that_failed_has_said(answers: list[dict[str, Any]]) -> None:
+    assert answers[0]["first"] == [True, False]
+    assert answers[0]["told"] == "rank 0 failed: ZeroDivisionError: its own"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "rank_0", "rank_1"),
     [
@@ -41,7 +49,7 @@ def test_a_rank_that_does_not_come_within_the_limit_is_named(answers: list[dict[
         ("on_main", "step500", "step500"),
         ("ran", [11, 0], []),
         ("shared", [2.0], [2.0]),
-        ("checked", "PeerError: rank 1 failed", "ZeroDivisionError: division by zero"),
+        ("checked", f"PeerError: rank 1 failed: {ZERO}", ZERO),
         ("failed", "UserError: no such file (here).", "PeerError: rank 0 failed"),
     ],
 )

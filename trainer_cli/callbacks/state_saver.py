@@ -215,7 +215,9 @@ class StateSaver:
         try:
             self._write(trainer, path, metadata, alone=True)
         except UnsavableState as error:
-            log.warning("the state after the failure is not kept, since this process has only a part of it: %s", error)
+            several = trainer.strategy.world_size > 1
+            why = "this process has only a part of it" if several else str(error)
+            log.warning("the state after the failure is not kept: %s", why)
             return
         log.warning("the state after the failure is kept in %s; no resume takes it", path)
 

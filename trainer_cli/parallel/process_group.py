@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.parallel.lost import introduce, late, missing
+from trainer_cli.parallel.lost import introduce, late, report_failure, what_happened
 from trainer_cli.parallel.ranks import Ranks, ranks_in
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ _TOGETHER, _DONE = "together", "done"
 _FAILURES = "trainer_cli/failures"
 _COMES_IN_S = 5.0
 """How long a rank may take to report a failure after another."""
+_LONGEST = 2000
+"""Characters of an error for other ranks."""
 _BACKENDS = ("gloo/", "NCCL", "nccl")
 """One of these is in every error of torch's that says that another rank has ended, or does not answer."""
 
@@ -110,8 +112,9 @@ class ProcessGroup:
         and the others PeerError."""
         return function()
 
-    def fails_first(self) -> bool:
-        """Whether this is the first rank to call this: of the ranks that fail, the one that says why."""
+    def fails_first(self, error: BaseException | None = None) -> bool:
+        """Whether this is the first rank to call this: of the ranks that fail, the one that says why. The others hear
+        its `error` by `lost`."""
         return True
 
     def limit(self, seconds: float) -> None:
@@ -120,8 +123,9 @@ class ProcessGroup:
     def limit_also(self, groups: Iterable[TorchGroup]) -> None:
         """The same for further groups of torch's."""
 
-    def lost(self, doing: str) -> LostRankError:
-        """After a collective failed: an error with the ranks that are missing. Takes some seconds."""
+    def lost(self, doing: str) -> PeerError:
+        """After a collective failed: an error with what the rank that failed has said, or with the ranks that are
+        missing. Takes some seconds."""
         return LostRankError(f"no rank is missing, {doing}")
 
     def close(self) -> None:
@@ -165,6 +169,10 @@ def waited(error: BaseException, otherwise: str) -> str:
     """What this rank was at when it waited for one that did not come, by the notes of the error."""
     notes: list[str] = getattr(error, "__notes__", [])
     return next((note for note in notes if note.startswith("while ")), otherwise)
+
+
+def _in_short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_LONGEST]
 
 
 class _Several(ProcessGroup):
@@ -247,18 +255,22 @@ class _Several(ProcessGroup):
         except Exception as raised:
             error = raised
         with noting(phase):
-            codes = self.gather(None if error is None else int(getattr(error, "exit_code", 1)))
-        failed = [(rank, code) for rank, code in enumerate(codes) if code is not None]
+            told = self.gather(None if error is None else (int(getattr(error, "exit_code", 1)), _in_short(error)))
+        failed = [(rank, *one) for rank, one in enumerate(told) if one is not None]
         if error is not None and failed[0][0] == self.rank:
             error.add_note(f"on rank {self.rank} of {self.world_size}, {phase}")
             raise error
         if failed:
-            raise PeerError(f"rank {failed[0][0]} failed", failed[0][1])
+            rank, code, why = failed[0]
+            raise PeerError(f"rank {rank} failed: {why}", code)
         return value
 
-    def fails_first(self) -> bool:
+    def fails_first(self, error: BaseException | None = None) -> bool:
         try:
-            return bool(self._store.add(_FAILURES, 1) == 1)
+            first = bool(self._store.add(_FAILURES, 1) == 1)
+            if first and error is not None:
+                report_failure(self._store, self.rank, _in_short(error))
+            return first
         except RuntimeError:
             # The process that holds the store has ended, and so another rank has failed.
             return False
@@ -273,8 +285,10 @@ class _Several(ProcessGroup):
         for group in groups:
             _set_pg_timeout(self._timeout, group)
 
-    def lost(self, doing: str) -> LostRankError:
-        absent = missing(self._store, self.rank, self.world_size, wait_s=_COMES_IN_S)
+    def lost(self, doing: str) -> PeerError:
+        failure, absent = what_happened(self._store, self.rank, self.world_size, wait_s=_COMES_IN_S)
+        if failure is not None:
+            return PeerError(failure)
         if not absent:
             return LostRankError(f"the connection between the ranks failed {doing}")
         have = "has ended or hangs" if len(absent) == 1 else "have ended or hang"

@@ -76,6 +76,8 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
 
     Only the rank that fails says why; the others end with the same exit code as an error of the training.
     """
+    # Where rank 0 serves the store and ends, torch writes a warning of thirty lines on each other rank.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         group = from_environment(os.environ, alone_too=True)
     except PeerError as error:
@@ -94,7 +96,7 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
     except Exception as error:
         if is_of_peer(error):
             return _after_a_peer(error, group)
-        if not group.fails_first():
+        if not group.fails_first(error):
             return int(getattr(error, "exit_code", ExitCode.FAILED))
         if not group.is_main:
             print(f"train: on rank {group.rank} of {group.world_size}:", file=sys.stderr)

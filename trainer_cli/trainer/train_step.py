@@ -323,7 +323,11 @@ class TrainStep:
         if self._weighs:
             divisor = self._divisor(one)
             if type(divisor) is not float or divisor != 1.0:
-                foreach_div_([local(each.grad) for each in one.parameters if each.grad is not None], divisor)
+                gradients = [local(each.grad) for each in one.parameters if each.grad is not None]
+                if isinstance(divisor, Tensor) and gradients:
+                    # With parallel.cpu_offload they are on the host.
+                    divisor = divisor.to(gradients[0].device)
+                foreach_div_(gradients, divisor)
             one.weight = 0
         for call in self._before_step:
             call(trainer, model, optimizer)
