@@ -59,6 +59,6 @@ def test_a_job_of_a_submitted_sweep_goes_on_too(tmp_path: Path) -> None:
     sweep = tmp_path / "runs/digits_mlp/sweep"
     attempts = [json.loads((sweep / f"seed={seed}/summary.json").read_text())["attempts"] for seed in (1, 2)]
     assert sorted([one["status"] for one in own] for own in attempts) == [["finished"], ["killed", "finished"]]
-    output = "".join(file.read_text() for file in sweep.glob("submitit/*/*_log.err"))
+    output = "".join(file.read_text() for file in sweep.glob("submitit/*_log.out"))
     assert output.count("restarting in 0 s") == 1
     assert "resuming at step 4" in output

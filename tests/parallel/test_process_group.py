@@ -12,7 +12,7 @@ import pytest
 
 from ranks import HERE, on_ranks
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.process_group import ALONE, LostRankError, from_environment
+from trainer_cli.parallel.process_group import ALONE, LostRankError, from_environment, noting, waited
 
 ZERO = "ZeroDivisionError: division by zero"
 
@@ -55,6 +55,16 @@ def test_others_hear_what_the_first_rank_that_failed_has_said(answers: list[dict
 )
 def test_two_ranks_agree(answers: list[dict[str, Any]], asked: str, rank_0: Any, rank_1: Any) -> None:
     assert [answer[asked] for answer in answers] == [rank_0, rank_1]
+
+
+def test_after_a_rank_is_lost_the_innermost_activity_is_reported_and_of_other_errors_none() -> None:
+    for message, expected in (
+        ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer", "while evaluating"),
+        ("CUDA out of memory", "otherwise"),
+    ):
+        with pytest.raises(RuntimeError) as caught, noting("while trained"), noting("while evaluating"):
+            raise RuntimeError(message)
+        assert waited(caught.value, "otherwise") == expected
 
 
 def test_one_process_needs_no_torch_distributed() -> None:

@@ -232,6 +232,7 @@ def test_a_killed_rank_restarts_all_and_the_end_is_that_of_an_undisturbed_run(ru
     done = subprocess.run(command, cwd=runs, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "rank 1 was killed by SIGKILL" in done.stderr
+    assert "has ended or hangs; the others waited while step 14 was trained" in done.stderr
     assert "resuming at step 10" in done.stderr
     assert final_state(runs / "struck_run") == final_state(runs / "whole")
 

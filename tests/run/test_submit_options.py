@@ -10,9 +10,10 @@ import pytest
 from trainer_cli.errors import UserError
 from trainer_cli.run.submit_options import LOCAL, SLURM, Submission, check_names, submission
 
-GENERIC = {"timeout_min", "nodes", "gpus_per_node", "tasks_per_node", "mem_gb", "name"}
+GENERIC = {"stderr_to_stdout", "timeout_min", "nodes", "gpus_per_node", "tasks_per_node", "mem_gb", "name"}
 KNOWN = GENERIC | {"partition", "account", "signal_delay_s", "setup", "additional_parameters", "time"}
-OURS, LONG = {"timeout_min": 240, "signal_delay_s": 300}, {"timeout_min": 525_600}
+OURS = {"timeout_min": 240, "signal_delay_s": 300, "stderr_to_stdout": True}
+LONG = {"timeout_min": 525_600, "stderr_to_stdout": True}
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ OURS, LONG = {"timeout_min": 240, "signal_delay_s": 300}, {"timeout_min": 525_60
         (["slurm", "timeout_min=60", "partition=gpu"], SLURM, {**OURS, "timeout_min": 60, "partition": "gpu"}),
         (["partition=a", "slurm", "partition=b"], SLURM, {**OURS, "partition": "b"}),
         # Slurm's own name of the limit takes the place of our default.
-        (["slurm", "time=2-00:00:00"], SLURM, {"signal_delay_s": 300, "time": "2-00:00:00"}),
+        (["slurm", "time=2-00:00:00"], SLURM, {"signal_delay_s": 300, "stderr_to_stdout": True, "time": "2-00:00:00"}),
         (["slurm.yaml"], SLURM, {**OURS, "account": "abc", "nodes": 2, "setup": ["module load cuda"]}),
         (["slurm.yaml", "nodes=4", "account=null"], SLURM, {**OURS, "nodes": 4, "setup": ["module load cuda"]}),
         (["slurm.yaml", "local", "setup=null", "nodes=1"], LOCAL, {**LONG, "account": "abc", "nodes": 1}),
@@ -68,6 +69,7 @@ def test_what_says_nothing_is_refused(
     ("given", "message"),
     [
         (["slurm", "partion=gpu"], "submitit knows no parameter 'partion' .*Did you mean 'partition'?"),
+        (["slurm", "gpus=8"], "submitit knows no parameter 'gpus' .*Did you mean 'gpus_per_node'?"),
         (["slurm", "timeout_min=5"], "timeout_min is 5, and the signal to save would come 300 s before that"),
         (["local", "tasks_per_node=2"], "Set parallel.processes_per_node instead"),
     ],
@@ -86,8 +88,9 @@ def test_submitit_gets_slurms_own_parameters_under_its_prefix_and_a_job_that_may
     asked = submission(["slurm", "partition=gpu", "additional_parameters={reservation: r}"])
     assert asked.arguments(GENERIC) == {
         "timeout_min": 240,
+        "stderr_to_stdout": True,
         "slurm_signal_delay_s": 300,
         "slurm_partition": "gpu",
         "slurm_additional_parameters": {"requeue": True, "reservation": "r"},
     }
-    assert submission(["local", "nodes=1"]).arguments(GENERIC) == {"timeout_min": 525_600, "nodes": 1}
+    assert submission(["local", "nodes=1"]).arguments(GENERIC) == {**LONG, "nodes": 1}

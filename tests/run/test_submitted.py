@@ -116,7 +116,7 @@ def test_local_jobs_end_as_child_processes_do(capsys: pytest.CaptureFixture[str]
     assert swept("local", a="finish", b="fail", c="die") == ExitCode.FAILED
     assert message() == {"a": "finished", "b": "failed", "c": "killed"}
     assert "killed: c: signal 9" in capsys.readouterr().out
-    assert len(list(Path("runs/x/sweep/submitit").glob("*/*_0_log.out"))) == 3
+    assert len(list(Path("runs/x/sweep/submitit").glob("*_0_log.out"))) == 3
     assert swept("local", a="finish", b="finish", c="finish") == ExitCode.DONE
     assert (attempts("a"), attempts("b")) == (1, 2)
 

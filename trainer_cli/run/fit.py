@@ -318,7 +318,8 @@ def _fit(trainer: Trainer, data: Data, path: Path | None, load: LoadOptions, sta
     except RuntimeError as error:
         if not is_of_peer(error):
             raise
-        raise trainer.strategy.group.lost(waited(error, "while the training was started or ended")) from error
+        otherwise = "while the training was started" if trainer.stop_reason is None else "while the training ended"
+        raise trainer.strategy.group.lost(waited(error, otherwise)) from error
 
 
 def _metrics(composed: Composed, run: RunDir) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:

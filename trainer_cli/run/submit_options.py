@@ -17,12 +17,14 @@ CLUSTERS = (SLURM, LOCAL)
 _CHOICES = "slurm, local, a .yaml file with parameters, or PARAMETER=VALUE"
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     # As in scripts/slurm.sbatch. Submitit's own are 5 minutes and 90 seconds.
-    SLURM: {"timeout_min": 240, "signal_delay_s": 300},
+    SLURM: {"timeout_min": 240, "signal_delay_s": 300, "stderr_to_stdout": True},
     # A year: submitit would end a job after 2 minutes.
-    LOCAL: {"timeout_min": 525_600},
+    LOCAL: {"timeout_min": 525_600, "stderr_to_stdout": True},
 }
 _SAME = {"time": "timeout_min", "job_name": "name", "mem": "mem_gb", "ntasks_per_node": "tasks_per_node"}
 """Slurm's own name -> submitit's, of which a default must give way."""
+_USUAL = {"gpus": "gpus_per_node", "num_gpus": "gpus_per_node", "ntasks": "tasks_per_node", "cpus": "cpus_per_task"}
+"""What is often written -> what is meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,11 @@ def check_names(asked: Submission, known: Collection[str]) -> None:
     """
     for name in asked.parameters:
         if name not in known:
+            meant = f" Did you mean '{_USUAL[name]}'?" if name in _USUAL else did_you_mean(name, known)
             raise UserError(
                 f"submitit knows no parameter {name!r}",
                 where="--submit",
-                cure=f"Others of sbatch's stand in additional_parameters={{NAME: VALUE}}.{did_you_mean(name, known)}",
+                cure=f"Others of sbatch's stand in additional_parameters={{NAME: VALUE}}.{meant}",
             )
     limit, ahead = (asked.parameters.get(name) for name in ("timeout_min", "signal_delay_s"))
     if isinstance(limit, int) and isinstance(ahead, int) and limit * 60 <= ahead:

@@ -40,7 +40,7 @@ class Submitted:
     """The submitted jobs by name, with the methods of `Children`.
 
     Args:
-        folder: the sweep's; submitit's files are in `submitit/ID` of it.
+        folder: the sweep's; submitit's files are in `submitit` of it.
 
     Raises:
         UserError: submitit or Slurm's commands are not installed, or a parameter is wrong.
@@ -53,7 +53,7 @@ class Submitted:
         self._named = "name" in asked.parameters
         self._gpus = "gpus_per_node" in asked.parameters
         self._job_class = submitit.SlurmJob if asked.cluster == SLURM else submitit.LocalJob
-        self._folder = folder.absolute() / "submitit" / "%j"
+        self._folder = folder.absolute() / "submitit"
         self._jobs: dict[str, Any] = {}
         self._left: dict[str, Any] = {}
         generic = submitit.AutoExecutor._valid_parameters()
@@ -157,7 +157,7 @@ class Submitted:
         state = str(job.state)
         if state.startswith("CANCELLED"):
             return ExitCode.STOPPED_EARLY
-        self._file(name, ERROR).write_text(f"{state} by {self._cluster}; {job.task(0).paths.stderr}", "utf-8")
+        self._file(name, ERROR).write_text(f"{state} by {self._cluster}; {job.task(0).paths.stdout}", "utf-8")
         return ExitCode.FAILED
 
     def _written(self, name: str, job: Any) -> int | None:
@@ -201,10 +201,10 @@ def _submitit() -> Any:
 
 
 def known_parameters() -> set[str]:
-    """The names of submitit's parameters: those of every executor, and Slurm's own."""
+    """The names of submitit's parameters: those of every executor, and Slurm's own. `num_gpus` is deprecated."""
     submitit = _submitit()
     known: set[str] = submitit.AutoExecutor._valid_parameters() | submitit.SlurmExecutor._valid_parameters()
-    return known
+    return known - {"num_gpus"}
 
 
 def _find_commands(*names: str) -> None:
