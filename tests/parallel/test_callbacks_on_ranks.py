@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ METHODS = {
     "rigl": ["sparsity=rigl", "sparsity.every=3"],
 }
 SHOWN = [
-    *BASE, "loop.max_duration=6",
+    *BASE, "loop.max_duration=12",
     "callbacks=[confusion_matrix,duration_profiler,ema,learning_rate_monitor,memory_monitor,norms,parameter_table,"
     "throughput,torch_profiler]",
     "callbacks.norms.per_layer=true", "callbacks.throughput.flops=true", "callbacks.throughput.peak_tflops=2",
@@ -50,6 +51,8 @@ SHOWN = [
     "+callbacks.part={_target_: trainer_cli.SelectiveGrad, share: 0.5}",
     "+callbacks.statistics={_target_: trainer_cli.ActivationStatistics}",
     "+callbacks.states={_target_: trainer_cli.SaveCheckpointState}",
+    "+callbacks.skip={_target_: trainer_cli.SkipSamples, samples: 32}",
+    "+callbacks.enough={_target_: trainer_cli.ThresholdStopper, metric: val/loss, threshold: 99}",
     SUMS,
 ]  # fmt: skip
 GPT = [
@@ -83,8 +86,8 @@ def ranks_jobs() -> list[list[str]]:
             [*FINITE, *job, *finite("skip"), SUMS, f"run_dir={how}/skip"],
             [*FINITE, *job, *finite("skip", "loss", 10), *accumulated, f"run_dir={how}/skip_loss"],
             [*FINITE, *job, *finite("roll_back"), SUMS, f"run_dir={how}/roll_back"],
-            [*FINITE, *job, *finite("roll_back"), f"run_dir={how}/stopped", *STOPS],
-            [*FINITE, *job, *finite("roll_back"), f"run_dir={how}/stopped", *STOPS],
+            [*FINITE, *job, *finite("roll_back"), SUMS, f"run_dir={how}/stopped", *STOPS],
+            [*FINITE, *job, *finite("roll_back"), SUMS, f"run_dir={how}/stopped", *STOPS],
             *([*SPARSE, *job, *method, f"run_dir={how}/{name}"] for name, method in METHODS.items()),
             [*SHOWN, *job, f"run_dir={how}/shown"],
             [*GPT, *job[:1], f"run_dir={how}/gpt"],
@@ -94,6 +97,8 @@ def ranks_jobs() -> list[list[str]]:
         [*FINITE, "parallel=ddp", "data.batch_size=8", *finite("skip", max_times=0), "run_dir=ddp/skip_bounded"],
         [*FINITE, "parallel=ddp", "data.batch_size=8", *finite("roll_back", max_times=0), "run_dir=ddp/back_bounded"],
         [*NORMED, "parallel=ddp", "loop.max_duration=6", *finite("skip"), "run_dir=ddp/normed"],
+        [*SPARSE, "parallel=fsdp", "parallel.tensor_size=2", "data.batch_size=16", *METHODS["rigl"],
+         "run_dir=tensor/rigl"],
         [*SPARSE, *job, *METHODS["rigl"], "run_dir=fsdp/parts", "loop.hard_stop=5"],
         [*SPARSE, *job, *METHODS["rigl"], "run_dir=fsdp/parts"],
         [*FINITE, "parallel=ddp", "+callbacks.ask={_target_: fits.Stopping, rank: 1, step: 7, ask: roll_back}",
@@ -158,7 +163,9 @@ def leaves(value: Any) -> Iterator[torch.Tensor]:
 
 def test_each_run_ends_the_same_on_both_ranks(ends: list[dict[str, str]]) -> None:
     expected = dict.fromkeys(ends[0], "0")
-    assert [own.pop("ddp/metric") for own in ends] == [REFUSED, "PeerError: rank 0 failed"]
+    refused = [own.pop("ddp/metric") for own in ends]
+    assert refused[0] == REFUSED
+    assert refused[1].startswith("PeerError: rank 0 failed")
     for how in HOW:
         expected[f"{how}/stopped"] = "75"
         expected[f"{how}/raise"] = "the loss or the weights are not finite at step 6."
@@ -187,7 +194,7 @@ def test_a_nan_on_one_rank_has_the_effect_that_it_has_in_one_process(runs: Path,
 def test_weights_are_the_same_on_both_ranks(runs: Path) -> None:
     outputs = json.loads((runs / "output.json").read_text())
     sums = [re.findall(r"^SUMS (.*)$", output, re.MULTILINE) for output in outputs]
-    assert len(sums[0]) == 2 * (2 + len(METHODS) + 1) + 2
+    assert len(sums[0]) == 2 * (2 + 2 + len(METHODS) + 1) + 3
     assert sums[0] == sums[1]
 
 
@@ -214,8 +221,7 @@ def test_one_rank_may_ask_to_go_back(runs: Path) -> None:
     assert state(runs / "ddp" / "asked")["progress"]["passed_over"] in (1, 2)
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("how", "method"), [*product(HOW, METHODS), ("tensor", "rigl")])
 def test_masks_are_those_of_one_process(runs: Path, how: str, method: str) -> None:
     one, two = (state(runs / who / method) for who in ("one", how))
     masks = one["callbacks"]["sparsity"]["masks"]
@@ -235,6 +241,7 @@ def test_a_resume_with_sharded_masks_is_exact(runs: Path) -> None:
 @pytest.mark.parametrize("how", HOW)
 def test_what_callbacks_log_is_of_all_ranks(runs: Path, how: str) -> None:
     one, two = metrics(runs / "one" / "shown"), metrics(runs / how / "shown")
+    assert [record["step"] for record in one] == [3, 6], "stopped by the first evaluation"
     own = ("train/throughput", "train/time", "train/memory", "train/activations")  # of the clock, or of one rank
     compared = set()
     for alone, both in zip(one, two, strict=True):

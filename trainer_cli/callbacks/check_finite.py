@@ -116,8 +116,9 @@ class CheckFinite(Callback):
             flag.copy_(torch.maximum(flag, skips.to(flag.device)))
         self._skips = torch.maximum(self._skips, skips)
         # Before another callback averages them.
+        restores = skips > 0
         for buffer, before in zip(*self._buffers, strict=True):
-            buffer.copy_(torch.where(skips > 0, before, buffer))
+            buffer.copy_(torch.where(restores, before, buffer))
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = trainer.progress.step

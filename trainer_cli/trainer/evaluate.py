@@ -40,7 +40,9 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
         with trainer.metric_logger.pause(EVALUATING, trainer.progress):
             _run(trainer, due, is_last=is_last)
             if trainer.hooks["on_after_evaluation"] or trainer.schedulers.has(SchedulerInterval.evaluation):
-                metrics = metrics_in({key: value for key, value in record.items() if before.get(key) is not value})
+                own = metrics_in({key: value for key, value in record.items() if before.get(key) is not value})
+                # An evaluation of a callback's own may differ between ranks, and no decision may.
+                metrics = trainer.strategy.group.broadcast(own)
                 trainer.hooks.call("on_after_evaluation", trainer, metrics)
                 trainer.schedulers.step(trainer, SchedulerInterval.evaluation, metrics, all_metrics=due.is_all)
     except EvaluationInterruptedError:
