@@ -1,4 +1,5 @@
-"""One training by two processes, one, four, two and four again, sharded and not: `scripts/ranks` runs this."""
+"""One training by one, two and four processes in turn, sharded, divided by layers, and not: `scripts/ranks` runs this.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +27,19 @@ BASE = [
     "callbacks=[default,ema]", "callbacks.ema.decay=0.9", "loop.eval_interval=4", "loop.log_interval=1",
     "loggers.tensorboard=null", "checkpoint.save_interval=4", "checkpoint.max_checkpoints=null", "logging.console=off",
 ]  # fmt: skip
+TENSOR = ["parallel=fsdp", "parallel.tensor_size=2"]
 STAGES: list[tuple[int, list[str]]] = [
     (2, ["parallel=fsdp", "parallel.wrap_min_parameters=1000"]),
     (1, []),
     (4, ["parallel=fsdp"]),
     (2, ["parallel=ddp"]),
     (4, ["parallel=fsdp", "parallel.shard_size=2"]),
+    (2, [*TENSOR, "parallel.wrap_min_parameters=1000"]),
     (1, ["parallel=fsdp"]),
+    (4, TENSOR),
+    (2, TENSOR),
+    (4, [*TENSOR, "parallel.shard_size=2"]),
+    (1, []),
 ]
 """Processes, and how they share the work; four steps each."""
 
