@@ -29,13 +29,10 @@ RANKS = int(os.environ.get("RANKS", "2"))
 SHORT = ["loop.log_interval=1", "loggers.tensorboard=null", "logging.console=off"]
 # 1,617 samples: the 102nd and last batch of an epoch has one, and rank 1 none.
 DIGITS = [
-    "experiment=digits_mlp",
-    "data.val_fraction=0.1",
-    "loop.max_duration=120",
-    "loop.eval_interval=60",
+    "experiment=digits_mlp", "data.val_fraction=0.1", "loop.max_duration=120", "loop.eval_interval=60",
     "+callbacks.norms._target_=trainer_cli.Norms",
-    *SHORT,
-]
+    "+callbacks.seen={_target_: trainer_cli.Metrics, metrics: {seen: {_target_: seen.Seen}}}", *SHORT,
+]  # fmt: skip
 GPT = [
     "experiment=char_gpt", "data.path=text", "model.layers=1", "model.width=32", "model.heads=2",
     "+model.fused_qkv=false", "loop.max_duration=50", "loop.eval_interval=50", *SHORT,
