@@ -1,5 +1,4 @@
-"""One training by one, two and four processes in turn, sharded, divided by layers, and not: `scripts/ranks` runs this.
-"""
+"""One training by one, two and four processes in turn, some sharded or with divided layers; for `scripts/ranks`."""
 
 from __future__ import annotations
 
@@ -99,3 +98,24 @@ def test_one_process_evaluates_every_checkpoint_as_it_was_logged(runs: Path) -> 
             assert row["val/loss"] == pytest.approx(logged[row["step"]]["val/loss"], rel=1e-6), row["step"]
             compared += 1
     assert compared == len(STAGES)
+
+
+def test_a_model_of_transformers_is_divided_by_its_own_plan(runs: Path) -> None:
+    config = (
+        "{_target_: transformers.LlamaConfig, vocab_size: 48, hidden_size: 16, intermediate_size: 32, "
+        "num_hidden_layers: 1, num_attention_heads: 4, num_key_value_heads: 2, bos_token_id: 0, eos_token_id: 0}"
+    )
+    job = [
+        f"model={{_target_: transformers.LlamaForCausalLM, config: {config}}}", "model_call=kwargs",
+        "data={_target_: fits.Counting, batch_size: 8}", "optimizer=adamw", "precision.clip_norm=1.0",
+        "loop.max_duration=20", "loop.log_interval=1", "loggers.tensorboard=null", "logging.console=off",
+    ]  # fmt: skip
+    code, output = on_ranks(1, [HERE / "fits.py", json.dumps([[*job, "run_dir=llama/one"]])])[0]
+    assert (code, 'ENDS ["0"]' in output) == (0, True), output
+    ends = on_ranks(2, [HERE / "fits.py", json.dumps([[*job, *TENSOR, "run_dir=llama/two"]])])
+    assert "tensor_size=2 divides 9 layers, with 99 % of the parameters" in ends[0][1], ends
+    one, two = metrics(runs / "llama/one"), metrics(runs / "llama/two")
+    assert len(one) == len(two) == 20
+    for alone, both in zip(one, two, strict=True):
+        for key, value in alone.items():
+            assert both[key] == pytest.approx(value, rel=1e-5), (alone["step"], key)

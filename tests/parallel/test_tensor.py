@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,26 @@ def test_a_plan_may_have_styles_of_torch_and_gather_outputs() -> None:
     assert styles["second"] is own
     assert isinstance(styles["first"], ColwiseParallel)
     assert styles["first"].output_layouts == (Replicate(),)
+
+
+class OfTransformers(nn.Module):
+    """What a model of transformers says of itself."""
+
+    tp_plan = {"embed": "embedding_rowwise", "query": "colwise", "head": "colwise_gather_output"}  # noqa: RUF012
+    config = SimpleNamespace(num_attention_heads=4, num_key_value_heads=2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.query, self.head = nn.Embedding(8, 4), nn.Linear(4, 4), nn.Linear(4, 8)
+
+
+def test_plans_of_transformers_are_taken() -> None:
+    assert kinds(OfTransformers(), 2) == {"embed": "Rowwise", "query": "Colwise", "head": "Colwise"}
+    embed = styles_of(OfTransformers(), 2)["embed"]
+    assert isinstance(embed, RowwiseParallel)
+    assert embed.input_layouts == (Replicate(),)
+    with pytest.raises(ConfigError, match="is 4, which does not divide the model's 2 num_key_value_heads"):
+        styles_of(OfTransformers(), 4)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""Tensor parallelism: the processes of a tensor group divide layers between them, by a plan that the model gives."""
+"""Tensor parallelism: the processes of a tensor group divide layers between them, by a plan that the model gives.
+
+A plan maps globs of module names to styles. The method `tensor_parallel_plan(tensor_size)` of a model returns it, or
+raises a ValueError that says why this model cannot be divided so. Models of transformers have it as `tp_plan`.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +22,16 @@ from trainer_cli.errors import ConfigError
 log = logging.getLogger(__name__)
 
 PLAN = "tensor_parallel_plan"
-"""The method of a model that says which layers are divided, and how: `tensor_parallel_plan(tensor_size)` returns a
-mapping of globs of module names to styles. A ValueError says why this model cannot be divided so."""
-
 _STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
-    "rowwise": RowwiseParallel,
     "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise": RowwiseParallel,
+    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
 """Styles by the names that transformers gives them, too. After `colwise` each process has its part of the output
 features, which `rowwise` takes as input; all others have the whole."""
+_COUNTS = ("num_attention_heads", "num_key_value_heads")
+"""What the config of a model of transformers may have, and a plan divides."""
 
 
 def divide(model: nn.Module, mesh: DeviceMesh) -> set[nn.Module]:
@@ -41,6 +45,10 @@ def divide(model: nn.Module, mesh: DeviceMesh) -> set[nn.Module]:
     size = mesh.size()
     styles = styles_of(model, size)
     sharing = _names_by_parameter(model)
+    if not hasattr(model, PLAN):
+        # In a plan of transformers, which expects that tied weights are tied again, these stay whole.
+        tied = {name.rpartition(".")[0] for names in sharing for name in names}
+        styles = {name: style for name, style in styles.items() if name not in tied}
     parallelize_module(model, mesh, styles, src_data_rank=None)
     now = dict(model.named_parameters(remove_duplicate=False))
     for names in sharing:
@@ -64,20 +72,22 @@ def styles_of(model: nn.Module, size: int) -> dict[str, ParallelStyle]:
         if not named:
             names = [name for name, _ in model.named_modules() if name]
             raise _wrong(f"the model's {PLAN} names '{pattern}', and no module is called so", pattern, names)
-        if isinstance(style, str):
-            for name, module in named.items():
-                _check(name, module, style, size)
-            style = _STYLES[style]()
-        elif not isinstance(style, ParallelStyle):
+        if not isinstance(style, str | ParallelStyle):
             raise _wrong(f"the model's {PLAN} gives '{pattern}' a {type(style).__name__}, which is no style")
-        found |= dict.fromkeys(named, style)
+        for name, module in named.items():
+            found[name] = _named_style(name, module, style, size) if isinstance(style, str) else style
     if not found:
         raise _wrong(f"the model's {PLAN} is empty")
     return found
 
 
 def _plan_of(model: nn.Module, size: int) -> Mapping[str, Any]:
-    method = getattr(model, PLAN, None)
+    method, theirs = getattr(model, PLAN, None), getattr(model, "tp_plan", None)
+    if method is None and isinstance(theirs, Mapping) and theirs:
+        for key in _COUNTS:
+            if (count := getattr(getattr(model, "config", None), key, None) or 0) % size:
+                raise _wrong(f"parallel.tensor_size is {size}, which does not divide the model's {count} {key}")
+        return theirs
     if method is None:
         raise ConfigError(
             f"parallel.tensor_size is {size}, but {type(model).__name__} has no method {PLAN}",
@@ -92,17 +102,19 @@ def _plan_of(model: nn.Module, size: int) -> Mapping[str, Any]:
     return plan
 
 
-def _check(name: str, module: nn.Module, style: str, size: int) -> None:
-    """Raise if a layer cannot be divided in equal parts."""
+def _named_style(name: str, module: nn.Module, style: str, size: int) -> ParallelStyle:
+    """The style of a layer that it divides in equal parts."""
     if style not in _STYLES:
         raise _wrong(f"the model's {PLAN} gives {name} the style '{style}', which does not exist", style, [*_STYLES])
     if not isinstance(module, nn.Linear | nn.Embedding):
         kind = type(module).__name__
         raise _wrong(f"{name} is a {kind}, and '{style}' divides Linear and Embedding: use a style of torch's")
-    features = module.weight.shape[0 if isinstance(module, nn.Linear) == (style != "rowwise") else 1]
+    by_inputs, is_linear = style.endswith("rowwise"), isinstance(module, nn.Linear)
+    features = module.weight.shape[1 if by_inputs == is_linear else 0]
     if features % size:
-        what = "inputs" if style == "rowwise" else "outputs"
+        what = "inputs" if by_inputs else "outputs"
         raise _wrong(f"{name} has {features} {what}, which {size} processes cannot divide in equal parts")
+    return _STYLES["embedding_rowwise" if by_inputs and not is_linear else style]()
 
 
 def _names_by_parameter(model: nn.Module) -> list[list[str]]:
