@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.config.schema import ParallelConfig, ParallelStrategy
 from trainer_cli.errors import UserError
-from trainer_cli.run.submit_options import LOCAL, SLURM, Submission, check_names, submission
+from trainer_cli.run.submit_options import LOCAL, SLURM, Submission, check_names, check_processes, submission
 
 GENERIC = {"stderr_to_stdout", "timeout_min", "nodes", "gpus_per_node", "tasks_per_node", "mem_gb", "name"}
 KNOWN = GENERIC | {"partition", "account", "signal_delay_s", "setup", "additional_parameters", "time"}
@@ -77,6 +78,29 @@ def test_what_says_nothing_is_refused(
 def test_parameters_that_cannot_work_are_refused(given: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_names(submission(given), KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("given", "parallel", "message"),
+    [
+        (["slurm"], {}, None),
+        (["slurm", "tasks_per_node=8"], {"strategy": "ddp"}, None),
+        (["slurm", "tasks_per_node=8"], {"strategy": "fsdp", "processes_per_node": 8}, None),
+        (["slurm"], {"strategy": "ddp", "processes_per_node": 8}, None),
+        (["slurm", "tasks_per_node=8"], {}, "nodes=1 and tasks_per_node=8, but parallel.strategy is single"),
+        (["slurm", "nodes=2"], {}, "nodes=2 and tasks_per_node=1, but parallel.strategy is single"),
+        (["slurm", "nodes=2"], {"strategy": "ddp", "processes_per_node": 8}, "parallel.processes_per_node is 8"),
+    ],
+)
+def test_processes_that_would_not_train_one_model_are_refused_before_they_wait_in_a_queue(
+    given: list[str], parallel: dict[str, Any], message: str | None
+) -> None:
+    config = ParallelConfig(**{**parallel, "strategy": ParallelStrategy(parallel.get("strategy", "single"))})
+    if message is None:
+        check_processes(submission(given), config)
+        return
+    with pytest.raises(UserError, match=message):
+        check_processes(submission(given), config)
 
 
 def test_parameters_that_work_are_not_refused() -> None:

@@ -181,6 +181,7 @@ def test_what_sbatch_refuses_is_reported_in_its_words(slurm: None) -> None:
     [
         (["slurm"], "there is no sbatch on this machine"),
         (["slurm", "partion=gpu"], "Did you mean 'partition'?"),
+        (["slurm", "tasks_per_node=8"], "parallel.strategy is single"),
         (["local", "nodes=two"], 'Parameter "nodes" expected type'),
         (["local", "nodes=2"], "LocalExecutor can use only one node"),
     ],

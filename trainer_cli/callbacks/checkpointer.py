@@ -41,7 +41,7 @@ from trainer_cli.config.schema import (
 )
 from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.loggers.base import SAVES
-from trainer_cli.parallel.process_group import is_of_peer
+from trainer_cli.parallel.peers import is_of_peer
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:

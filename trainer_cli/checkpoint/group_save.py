@@ -21,7 +21,7 @@ from trainer_cli.checkpoint.manifest import FileEntry
 from trainer_cli.checkpoint.save import CheckpointWriter, RankFiles, commit, disk_error, is_saved, write
 from trainer_cli.checkpoint.shards import Shard
 from trainer_cli.errors import NotDurableError, SaveError, UserError
-from trainer_cli.parallel.process_group import PeerError
+from trainer_cli.parallel.peers import PeerError
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.save import CheckpointMetadata

@@ -33,7 +33,7 @@ from trainer_cli.checkpoint.snapshot_buffer import Snapshot
 from trainer_cli.checkpoint.storage.interfaces import UnsyncedError
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.errors import NO_SPACE, NotDurableError, SaveError, UserError, disk_cure
-from trainer_cli.parallel.process_group import is_of_peer
+from trainer_cli.parallel.peers import is_of_peer
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.interfaces import Storage, WritableFolder

@@ -5,15 +5,15 @@ torchrun or Slurm's srun starts them (`parallel/ranks.py`). One process alone (`
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.parallel.lost import introduce, late, report_failure, what_happened
+from trainer_cli.errors import ConfigError
+from trainer_cli.parallel.lost import report_failure, what_happened
+from trainer_cli.parallel.peers import LostRankError, PeerError, noting
 from trainer_cli.parallel.ranks import Ranks, ranks_in
+from trainer_cli.parallel.rendezvous import meet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,8 +28,6 @@ _COMES_IN_S = 5.0
 """How long a rank may take to report a failure after another."""
 _LONGEST = 2000
 """Characters of an error for other ranks."""
-_BACKENDS = ("gloo/", "NCCL", "nccl")
-"""One of these is in every error of torch's that says that another rank has ended, or does not answer."""
 
 
 def _nothing() -> None:
@@ -133,42 +131,6 @@ class ProcessGroup:
 
 
 ALONE = ProcessGroup()
-
-
-class PeerError(Exception):
-    """Another rank failed, and says why; this one only ends, with the same exit code if that is known."""
-
-    def __init__(self, message: str, exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-class LostRankError(PeerError):
-    """A rank has ended without a word, is stopped, or hangs; the message names it."""
-
-
-def is_of_peer(error: BaseException) -> bool:
-    """Whether an error only says that another rank has failed or ended."""
-    return isinstance(error, PeerError) or (
-        isinstance(error, RuntimeError) and any(name in str(error) for name in _BACKENDS)
-    )
-
-
-@contextmanager
-def noting(doing: str) -> Iterator[None]:
-    """Add a note to an error which says that another rank has ended or hangs: `while` and what this one was at."""
-    try:
-        yield
-    except RuntimeError as error:
-        if is_of_peer(error):
-            error.add_note(doing)
-        raise
-
-
-def waited(error: BaseException, otherwise: str) -> str:
-    """What this rank was at when it waited for one that did not come, by the notes of the error."""
-    notes: list[str] = getattr(error, "__notes__", [])
-    return next((note for note in notes if note.startswith("while ")), otherwise)
 
 
 def _in_short(error: BaseException) -> str:
@@ -322,7 +284,7 @@ def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, a
     cuda = torch.cuda.is_available()
     if cuda and ranks.local_rank < torch.cuda.device_count():
         torch.cuda.set_device(ranks.local_rank)
-    store = _store(ranks, environ, timeout)
+    store = meet(ranks, environ, timeout)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
         store=store,
@@ -331,36 +293,3 @@ def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, a
         timeout=timeout,
     )
     return _Several(ranks, store, timeout)
-
-
-def _store(ranks: Ranks, environ: Mapping[str, str], timeout: timedelta) -> Any:
-    """The store by which the ranks find one another, once all have come to it."""
-    import torch.distributed
-
-    dist: Any = torch.distributed
-    if ranks.address is None:
-        return dist.HashStore()
-    host, port = ranks.address
-    # The store of torchrun's agent outlives a restart of the processes.
-    serves = ranks.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    try:
-        served = dist.TCPStore(host, port, is_master=serves, timeout=timeout, wait_for_workers=False)
-    except dist.DistNetworkError as error:
-        if serves:
-            cure = "Set MASTER_PORT to a free port, the same on all ranks."
-            raise UserError(
-                f"rank 0 cannot listen at {host}:{port}: {error}", where="MASTER_PORT", cure=cure
-            ) from error
-        raise LostRankError(f"rank 0 does not answer rank {ranks.rank} at {host}:{port}") from error
-    store = dist.PrefixStore(f"attempt{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", served)
-    try:
-        introduce(store, ranks.rank, socket.gethostname())
-        absent = late(store, ranks.world_size, timeout)
-    except RuntimeError as error:
-        raise PeerError("rank 0, which holds the store, has ended") from error
-    if absent:
-        if ranks.rank != min(set(range(ranks.world_size)) - set(absent)):
-            raise PeerError("a rank did not start")
-        who = f"rank {absent[0]} has" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))} have"
-        raise LostRankError(f"{who} not started within {timeout.total_seconds():g} s; {ranks.world_size} were to come")
-    return store

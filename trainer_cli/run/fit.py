@@ -36,7 +36,8 @@ from trainer_cli.config.hparams import hparams
 from trainer_cli.config.targets import import_from
 from trainer_cli.config.validation import contents
 from trainer_cli.errors import ExitCode
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup, is_of_peer, noting, waited
+from trainer_cli.parallel.peers import is_of_peer, noting, waited
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment, versions

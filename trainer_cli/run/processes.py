@@ -9,16 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trainer_cli.errors import ExitCode
-from trainer_cli.parallel.process_group import (
-    ALONE,
-    LostRankError,
-    PeerError,
-    ProcessGroup,
-    from_environment,
-    is_of_peer,
-    noting,
-    waited,
-)
+from trainer_cli.parallel.peers import LostRankError, PeerError, is_of_peer, noting, waited
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
 from trainer_cli.parallel.ranks import ranks_in, refuse_other_processes, tasks_without_srun
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.config.schema import ParallelConfig, ParallelStrategy
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.yaml_reader import Reading, read_file, read_text
 from trainer_cli.errors import UserError, raise_all
@@ -102,6 +103,30 @@ def check_names(asked: Submission, known: Collection[str]) -> None:
             "tasks_per_node is for slurm, whose srun starts the processes",
             where="--submit",
             cure="Set parallel.processes_per_node instead.",
+        )
+
+
+def check_processes(asked: Submission, parallel: ParallelConfig) -> None:
+    """Refuse jobs whose processes, started by srun, would not train one model.
+
+    Raises:
+        UserError: with the parameter and the key that do not agree.
+    """
+    nodes, per_node = (asked.parameters.get(name, 1) for name in ("nodes", "tasks_per_node"))
+    if asked.cluster != SLURM or (nodes, per_node) == (1, 1):
+        return
+    tasks = f"nodes={nodes} and tasks_per_node={per_node}"
+    if parallel.strategy is ParallelStrategy.single:
+        raise UserError(
+            f"--submit says {tasks}, but parallel.strategy is single: one process",
+            where="parallel.strategy",
+            cure="Add parallel=ddp or parallel=fsdp.",
+        )
+    if parallel.processes_per_node not in (None, per_node):
+        raise UserError(
+            f"--submit says {tasks}, but parallel.processes_per_node is {parallel.processes_per_node}",
+            where="parallel.processes_per_node",
+            cure="Leave it out: srun starts the processes.",
         )
 
 

@@ -56,6 +56,7 @@ class Submitted:
         self._folder = folder.absolute() / "submitit"
         self._jobs: dict[str, Any] = {}
         self._left: dict[str, Any] = {}
+        self._stopping = False
         generic = submitit.AutoExecutor._valid_parameters()
         check_names(asked, known_parameters())
         if asked.cluster == SLURM:
@@ -95,9 +96,9 @@ class Submitted:
             changes["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES")
         if not self._named:
             self._executor.update_parameters(name=name)
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Local jobs keep the mask: the Ctrl-C of a terminal would kill them a second later.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT} if self._cluster == LOCAL else ())
         try:
-            # Local jobs keep the mask: the Ctrl-C of a terminal would kill them a second later.
             job = self._executor.submit(SubmittedJob(tuple(command), changes, self._file(name, "code").absolute()))
         except (RuntimeError, OSError) as error:
             raise UserError(f"{name} could not be submitted: {error}", cure="No other job is submitted.") from error
@@ -124,6 +125,7 @@ class Submitted:
                 ids = " ".join(job.job_id for job in self._left.values())
                 log.warning("%d jobs stay in the queue; `scancel %s` ends them", len(self._left), ids)
             return
+        self._stopping = True
         for job in self._jobs.values():
             os.kill(int(job.job_id), number)
 
@@ -155,7 +157,8 @@ class Submitted:
         if code is not None:
             return code
         state = str(job.state)
-        if state.startswith("CANCELLED"):
+        if state.startswith("CANCELLED") or self._stopping:
+            # A local job that did not handle signals yet had nothing to save.
             return ExitCode.STOPPED_EARLY
         self._file(name, ERROR).write_text(f"{state} by {self._cluster}; {job.task(0).paths.stdout}", "utf-8")
         return ExitCode.FAILED

@@ -26,7 +26,7 @@ from trainer_cli.loggers.files import replace
 from trainer_cli.run.children import Children, own_command
 from trainer_cli.run.run_dir import RunDir
 from trainer_cli.run.signals import StopSignals
-from trainer_cli.run.submit_options import SLURM, submission
+from trainer_cli.run.submit_options import SLURM, check_processes, submission
 from trainer_cli.run.submitted import Submitted
 from trainer_cli.run.sweep_plan import Planned, folder_of, plan
 from trainer_cli.run.sweep_table import ERROR, JobStatus, as_table, job_status, recorded_error, write_csv, write_failure
@@ -69,6 +69,8 @@ def sweep(
     if asked is None:
         children = Children(prefixed=at_once > 1)
     else:
+        for one in planned:
+            check_processes(asked, one.parallel)
         children = Submitted(asked, folder_of([one.base for one in planned]))
     return Sweep(planned, command, at_once, cores, children).run()
 

@@ -6,13 +6,14 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainer_cli.config import search_path
 from trainer_cli.config.compose import Composed, compose, freeze, from_yaml
 from trainer_cli.config.fields import whole_values
 from trainer_cli.config.overrides import COMMAND_LINE
+from trainer_cli.config.schema import ParallelConfig
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.config.validation import contents
 from trainer_cli.errors import ConfigError, TrainError, UserError, raise_all
@@ -34,6 +35,7 @@ class Planned:
     reopened: bool
     """Whether a finished run trains further under a longer config."""
     level: str
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     @property
     def done(self) -> bool:
@@ -113,7 +115,7 @@ def _planned(job: Job, composed: Composed) -> Planned:
     else:
         composed.check_targets()
     frozen = freeze(composed, end)
-    return Planned(job, run, Path(config.run_dir), frozen, reopened, config.logging.level)
+    return Planned(job, run, Path(config.run_dir), frozen, reopened, config.logging.level, config.parallel)
 
 
 def _of_jobs(same: Sequence[tuple[Job, TrainError]]) -> ConfigError:

@@ -13,7 +13,7 @@ from torch import Tensor
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.config.schema import LoopConfig, SchedulerInterval
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.process_group import is_of_peer
+from trainer_cli.parallel.peers import is_of_peer
 from trainer_cli.trainer.evaluate import evaluate, evaluate_rest
 from trainer_cli.trainer.finite import LossCheck
 from trainer_cli.trainer.hooks import second_to
