@@ -18,6 +18,7 @@ from trainer_cli.cli.complete import SUBMIT
 from trainer_cli.cli.main import main
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.run import submitted as module
+from trainer_cli.run.run_dir import write_json
 from trainer_cli.run.submit_options import CLUSTERS, check_names, submission
 from trainer_cli.run.submitted import Submitted, known_parameters
 from trainer_cli.run.sweep import Sweep
@@ -161,6 +162,18 @@ def test_a_command_that_is_stopped_leaves_jobs_in_the_queue_and_the_next_one_doe
     assert swept("slurm", a="finish", b="finish") == ExitCode.DONE
     assert message() == {"a": "finished", "b": "finished"}
     assert len(list(Path("queue").iterdir())) == 3, "b was submitted once"
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "UNKNOWN", "CANCELLED by 0"])
+def test_a_job_that_saved_and_is_not_queued_again_is_not_waited_for(slurm: None, state: str) -> None:
+    Path("hold").touch()
+
+    def save() -> None:
+        write_json(Path("runs/x/sweep/.jobs/a.code"), {"id": "11", "code": 75})
+        Path("state-11").write_text(state)
+
+    meanwhile(Path("runs/x/sweep/.jobs/a.job").exists, save)
+    assert swept("slurm", a="finish") == ExitCode.STOPPED_EARLY
 
 
 def test_a_job_that_slurm_ended_is_reported_with_its_state(slurm: None, capsys: pytest.CaptureFixture[str]) -> None:

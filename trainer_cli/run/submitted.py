@@ -151,8 +151,9 @@ class Submitted:
         if self._cluster == SLURM and code not in (None, ExitCode.STOPPED_EARLY):
             return code
         if not job.done():
-            # Slurm queues a preempted job again, under the same id. Without accounting it does not say so.
-            return code if self._cluster == SLURM and job.state == "UNKNOWN" else None
+            # A job that saved at SIGTERM was preempted, and Slurm may queue it again, under the same id. It does not
+            # where it cancels preempted jobs; without accounting it does not say so.
+            return code if self._cluster == SLURM and job.state in ("UNKNOWN", "PREEMPTED") else None
         code = self._written(name, job)
         if code is not None:
             return code
