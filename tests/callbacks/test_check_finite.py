@@ -14,9 +14,11 @@ from tiny import ListLogger, Noisy, StopAt, everything, loader, same, trainer
 
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.duration_profiler import DurationProfiler
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.callbacks.skip_samples import SkipSamples
 from trainer_cli.callbacks.swa import SWA
+from trainer_cli.callbacks.throughput import Throughput
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import ConfigError, NotFiniteError, UserError
 from trainer_cli.trainer.hooks import Callback
@@ -220,9 +222,9 @@ def test_a_nan_at_any_step_leaves_no_trace(
     if more == "accumulated":
         settings |= {"max_duration": 6, "eval_interval": 2, "grad_accum_steps": 2}
     finite, logger = CheckFinite(policy), ListLogger()
-    averages = [SWA(1, 1), EMA(0.5)]
+    beside = [SWA(1, 1), EMA(0.5), Throughput(), DurationProfiler()]
     made = _fit(
-        tmp_path, finite, *averages, plant(PLACES[place]), Evaluated(), logger=logger, settings=settings,
+        tmp_path, finite, *beside, plant(PLACES[place]), Evaluated(), logger=logger, settings=settings,
         precision=Precision("fp16", loss_scale=8.0) if more == "fp16" else None,
     )  # fmt: skip
     assert finite.times == 1
@@ -234,6 +236,10 @@ def test_a_nan_at_any_step_leaves_no_trace(
         assert all(bool(torch.isfinite(one).all()) for one in _leaves(saved) if one.is_floating_point()), name
     metrics = {key: value for record in logger.records for key, value in record.metrics.items()}
     assert all(math.isfinite(value) for value in metrics.values()), metrics
+    rates = [
+        record.metrics["train/throughput/steps_per_s"] for record in logger.records if "train/loss" in record.metrics
+    ]
+    assert min(rates) > 0
 
 
 def _leaves(value: Any) -> Iterator[torch.Tensor]:

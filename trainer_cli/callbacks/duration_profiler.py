@@ -41,6 +41,11 @@ class DurationProfiler(Callback):
     ) -> None:
         self._on_cuda, self._step = trainer.device.type == "cuda", trainer.progress.step
 
+    def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
+        # The training goes back to it.
+        self._step = trainer.progress.step
+        self._marks.clear()
+
     def on_train_start(
         self, trainer: Trainer, model: nn.Module, train_loader: Any, loop: TrainingLoop, loop_idx: int
     ) -> None:

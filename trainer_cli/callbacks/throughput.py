@@ -53,8 +53,7 @@ class Throughput(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        progress = trainer.progress
-        self._last = progress.step, progress.samples, progress.tokens
+        self._count_from(trainer)
         if self.peak_tflops is None and trainer.device.type == "cuda":
             self.peak_tflops = peak_tflops(torch.cuda.get_device_name(trainer.device))
 
@@ -74,6 +73,10 @@ class Throughput(Callback):
             self._stop()
             log.info("%.4g floating-point operations a sample", self.flops_per_sample)
 
+    def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
+        # The training goes back to it.
+        self._count_from(trainer)
+
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         progress, seconds = trainer.progress, max(trainer.metric_logger.rate_seconds, 1e-9)
         now = progress.step, progress.samples, progress.tokens
@@ -88,6 +91,10 @@ class Throughput(Callback):
             if self.peak_tflops is not None:
                 found["train/throughput/mfu"] = tflops / self.peak_tflops / trainer.strategy.world_size
         trainer.log_metrics(found)
+
+    def _count_from(self, trainer: Trainer) -> None:
+        progress = trainer.progress
+        self._last = progress.step, progress.samples, progress.tokens
 
     def _stop(self) -> None:
         counter, self._counter = self._counter, None
