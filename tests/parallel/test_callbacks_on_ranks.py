@@ -51,6 +51,7 @@ SHOWN = [
     "+callbacks.part={_target_: trainer_cli.SelectiveGrad, share: 0.5}",
     "+callbacks.statistics={_target_: trainer_cli.ActivationStatistics}",
     "+callbacks.states={_target_: trainer_cli.SaveCheckpointState}",
+    "+callbacks.swa={_target_: trainer_cli.SWA, start: 2, every: 1}",
     "+callbacks.skip={_target_: trainer_cli.SkipSamples, samples: 32}",
     "+callbacks.enough={_target_: trainer_cli.ThresholdStopper, metric: val/loss, threshold: 99}",
     SUMS,
@@ -251,6 +252,10 @@ def test_what_callbacks_log_is_of_all_ranks(runs: Path, how: str) -> None:
                 assert both[key] == pytest.approx(value, rel=1e-4), (alone["step"], key)
                 compared.add(key)
     assert {"train/norm/gradients", "train/norm/weights", "train/norm/weights/layers.1", "val/loss"} <= compared
+    averages = [state(runs / who / "shown")["callbacks"] for who in ("one", how)]
+    for name in ("ema", "swa", "part"):
+        for alone, both in zip(leaves(averages[0][name]), leaves(averages[1][name]), strict=True):
+            torch.testing.assert_close(both, alone, rtol=1e-4, atol=1e-5)
     last = [records[-1] for records in (one, two)]
     for record, devices in zip(last, (1, 2), strict=True):
         share = record["train/throughput/tflops_per_s"] / 2 / devices

@@ -11,6 +11,7 @@ import torch
 from tiny import ListLogger, StopAt, everything, loader, same, trainer
 from torch import Tensor, nn
 
+from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.sparsity.base import Sparsity
@@ -155,6 +156,19 @@ def test_masks_survive_accumulation_and_loss_scaling() -> None:
     precision = Precision("fp16", loss_scale=8.0)
     _fit(RigL(0.8, every=2), watch, settings={"grad_accum_steps": 2, "max_duration": 8}, precision=precision)
     assert sum(watch.zeros[-1].values()) == 192
+
+
+def test_gradients_that_are_not_finite_change_no_mask() -> None:
+    class Plant(Callback):
+        def on_train_step_start(self, trainer: Any, model: nn.Module, batch: Any) -> None:
+            if trainer.progress.step == 5:
+                batch[0].fill_(float("nan"))
+
+    watch = Watch()
+    _fit(RigL(0.8, every=3), Plant(), CheckFinite("skip"), watch)
+    changes = [step + 1 for step in range(1, 24) if same(watch.masks[step - 1], watch.masks[step])]
+    assert changes[:2] == [3, 9], "due at step 6"
+    assert same(watch.weights[4], watch.weights[5]) == []
 
 
 def test_the_densities_are_those_of_the_papers() -> None:

@@ -71,6 +71,8 @@ class SET(Sparsity):
             wanted = drop if self.grow_fraction is None else int(active * self.grow_fraction * decay)
             grow = min(wanted, weight.numel() - (active - drop))
             growth = self.growth(weight, sample_seed(self._seed, step, numbers[name]))
+            if not bool(growth.isfinite().all()):
+                continue  # The gradients overflowed: the step is skipped, and the mask changes when it is next due.
             mask = self._masks[name]
             put(mask, replaced(whole(mask), whole(weight.detach()), growth, drop, grow, active))
             self._active[name] = active - drop + grow
