@@ -106,7 +106,7 @@ class Count:
 
 
 class Striking(Callback):
-    """Sends the process of one rank a signal, once in all attempts: `at` start, step, save or evaluation."""
+    """Sends the process of one rank a signal, once in all attempts: `at` load, start, step, save or evaluation."""
 
     def __init__(self, rank: int, at: str, number: str = "SIGKILL") -> None:
         self.rank, self.at, self.number = rank, at, signal.Signals[number]
@@ -115,6 +115,9 @@ class Striking(Callback):
         if at == self.at and trainer.strategy.group.rank == self.rank and not Path("struck").exists():
             Path("struck").touch()
             os.kill(os.getpid(), self.number)
+
+    def on_before_load_checkpoint(self, trainer: Any, path: Path) -> None:
+        self._strike(trainer, "load")
 
     def on_fit_start(self, trainer: Any, *loaders: Any) -> None:
         self._strike(trainer, "start")

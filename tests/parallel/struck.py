@@ -26,6 +26,7 @@ RESTARTS = ["parallel.processes_per_node=2", "restarts.max=1", "restarts.backoff
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--standalone"]
 KILLED, STOPPED = "SIGKILL", "SIGSTOP"
 OTHERS = {
+    "load": ["while a checkpoint was read"],
     "start": ["while the training was started"],
     "step": ["while step 14 was trained"],
     "evaluation": ["while evaluating at step 20"],
@@ -64,12 +65,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (0, "step", KILLED, False),
         (1, "step", STOPPED, False),
         (0, "save", STOPPED, False),
+        (1, "load", STOPPED, False),
     ],
 )
 def test_the_run_ends_as_an_undisturbed_one(
     tmp_path: Path, undisturbed: Path, rank: int, at: str, number: str, torchrun: bool
 ) -> None:
     strike = [f"+callbacks.ask.rank={rank}", f"+callbacks.ask.at={at}", f"+callbacks.ask.number={number}"]
+    if at == "load":
+        (tmp_path / "struck").touch()
+        fit(tmp_path, *strike, "parallel.timeout=20s", "loop.hard_stop=20")
+        (tmp_path / "struck").unlink()
     errors = fit(tmp_path, *strike, "parallel.timeout=20s", torchrun=torchrun)
     assert (tmp_path / "struck").exists()
     named = f"error: rank {rank} ({socket.gethostname()}) has ended or hangs; the others waited "
