@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from ranks import HERE
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import same
+from trainer_cli.parallel.process_group import ProcessGroup
 
 sys.path.insert(0, str(HERE.parent / "checkpoint"))
 from thread_ranks import on_ranks
@@ -38,6 +40,19 @@ def test_a_file_that_appears_late_is_waited_for(tmp_path: Path, monkeypatch: pyt
     files[1].write_text("old")
     monkeypatch.setattr(same.time, "sleep", lambda _: files[1].write_text("x"))
     assert on_ranks(2, lambda group: same.check_same_file(group, files[group.rank])) == [None, None]
+
+
+def test_ranks_that_divide_layers_must_have_the_same_samples() -> None:
+    samples = [torch.arange(6).reshape(2, 3), torch.tensor(True)], [torch.ones(2, 3).bfloat16().mT]
+
+    def check(group: ProcessGroup, differs: int | None) -> None:
+        group.tensor_size = 2
+        same.check_same_samples(group, [*samples[group.data_rank], torch.tensor(group.rank == differs)])
+
+    assert on_ranks(4, lambda group: check(group, None)) == [None] * 4
+    for error in on_ranks(4, lambda group: check(group, 3)):
+        assert isinstance(error, UserError)
+        assert str(error).startswith("ranks 2 and 3 divide layers between them, and have different samples")
 
 
 def test_ranks_that_differ_are_told_what_and_where() -> None:

@@ -89,6 +89,11 @@ OWN_STEP = (
     "UserError: OwnStep calls the model itself, so the gradients of the processes are not averaged. "
     "Call self.forward(batch) in train_batch."
 )
+OWN_SAMPLES = (
+    "UserError: ranks 0 and 1 divide layers between them, and have different samples (parallel.tensor_size, command "
+    "line). A loader or sampler that takes a part of the samples must take part trainer.strategy.group.data_rank of "
+    "data_size."
+)
 NO_PLAN = "parallel.tensor_size is 2, but Uneven has no method tensor_parallel_plan"
 
 
@@ -119,6 +124,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [*noisy, *ask(1, 27, "stop"), "run_dir=divided/cut"],
             [*noisy, *ask(1, 27, "stop"), "run_dir=divided/cut"],
             [*WEIGHTED, *TENSOR, "run_dir=divided/weighted"],
+            [*PARTS["sampler"], *TENSOR, "run_dir=divided/sampler"],
             [*NOISY, *ask(1, 99, "stop"), "run_dir=whole"],
             [*NOISY, *ask(1, 16, "stop"), "run_dir=cut"],
             [*NOISY, *ask(1, 16, "stop"), "run_dir=cut"],
@@ -136,7 +142,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "(run_dir, command line). Choose a run_dir= on a file system that all machines share."
         )
         trained = ["0"] * (2 * len(TWO) + len(DIVIDED))
-        expected = [*trained, "0", "75", "0", NO_PLAN, "0", "75", *["0"] * (3 + 3 * len(PARTS)), OWN_STEP, unseen]
+        expected = [
+            *trained,
+            "0",
+            "75",
+            "0",
+            NO_PLAN,
+            OWN_SAMPLES,
+            "0",
+            "75",
+            *["0"] * (3 + 3 * len(PARTS)),
+            OWN_STEP,
+            unseen,
+        ]
         for code, output in ends:
             found = json.loads(output.rpartition("ENDS")[2])
             found = [NO_PLAN if NO_PLAN in end or end == "PeerError: rank 0 failed" else end for end in found]

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ProcessGroup
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LOOK_AFTER_S = 0.2
 APPEARS_IN_S = 60.0
@@ -48,6 +52,30 @@ def check_same(group: ProcessGroup, facts: Mapping[str, object]) -> None:
         others_have = [f"{own[name]} on rank {rank}" for rank, own in enumerate(others, 1) if own[name] != value]
         if others_have:
             raise UserError(f"the ranks do not have the same {name}: {value} on rank 0, {', '.join(others_have)}")
+
+
+def check_same_samples(group: ProcessGroup, tensors: Iterable[Tensor]) -> None:
+    """Check that all ranks of each tensor group have the same tensors of a batch. Collective.
+
+    Raises:
+        UserError: on every rank, with the first rank that has others than the first of its group.
+    """
+    import torch
+
+    own = hashlib.sha256()
+    for tensor in tensors:
+        if tensor.layout is torch.strided:
+            own.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    digests = group.gather(own.hexdigest())
+    for rank, digest in enumerate(digests):
+        first = rank - rank % group.tensor_size
+        if digest != digests[first]:
+            raise UserError(
+                f"ranks {first} and {rank} divide layers between them, and have different samples",
+                where="parallel.tensor_size",
+                cure="A loader or sampler that takes a part of the samples must take part "
+                "trainer.strategy.group.data_rank of data_size.",
+            )
 
 
 def _digest(file: Path) -> str | None:

@@ -9,6 +9,8 @@ import torch
 
 from trainer_cli.data.shared import Filler
 from trainer_cli.errors import UserError
+from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.parallel.same import check_same_samples
 from trainer_cli.trainer.batch import tensors_of, to_device
 from trainer_cli.trainer.progress import Progress
 
@@ -72,18 +74,26 @@ class SideStream:
 
 
 class FillerPrefetcher:
-    """Copies batches of one of several ranks; `counts` says whether the batch last received is no `Filler`."""
+    """Copies batches of one of several ranks; `counts` says whether the batch last received is no `Filler`.
 
-    def __init__(self, prefetcher: DevicePrefetcher) -> None:
+    The first batch is compared with those of the other ranks of a tensor group.
+    """
+
+    def __init__(self, prefetcher: DevicePrefetcher, group: ProcessGroup) -> None:
         self._prefetcher, self.ahead = prefetcher, prefetcher.ahead
         self.counts = True
+        self._unchecked = group if group.tensor_size > 1 else None
 
     def send(self, batch: Any) -> Any:
         return Filler(self._prefetcher.send(batch.batch)) if type(batch) is Filler else self._prefetcher.send(batch)
 
     def receive(self, sent: Any) -> Any:
         self.counts = type(sent) is not Filler
-        return self._prefetcher.receive(sent if self.counts else sent.batch)
+        batch = self._prefetcher.receive(sent if self.counts else sent.batch)
+        if self._unchecked is not None:
+            check_same_samples(self._unchecked, tensors_of(batch))
+            self._unchecked = None
+        return batch
 
 
 def device_prefetcher(device: torch.device) -> DevicePrefetcher:

@@ -109,7 +109,7 @@ class TrainingLoop(Lengths):
         self._train_loader = train_loader
         self.learn_lengths(train_loader, resumed)
         prefetcher = device_prefetcher(trainer.device)
-        self._fillers = None if trainer.agreement is None else FillerPrefetcher(prefetcher)
+        self._fillers = None if trainer.agreement is None else FillerPrefetcher(prefetcher, trainer.strategy.group)
         self._batches = TrainBatches(train_loader, self._fillers or prefetcher, self.epoch_batches)
         self.batch_size = getattr(train_loader, "batch_size", None) or 1
         if self._means_since_log is None:
