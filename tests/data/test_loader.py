@@ -375,10 +375,16 @@ def test_ranks_share_any_loader_without_losing_or_doubling_a_batch(length: int, 
 
 def test_a_distributed_sampler_has_shared_the_samples_already() -> None:
     loader = DataLoader(Plain(8), 2, sampler=DistributedSampler(Plain(8), num_replicas=2, rank=1, shuffle=False))
-    assert [batch.tolist() for batch in as_loader(loader, shuffle=True, seed=0, rank=1, world_size=2).iterate(0)] == [
-        [1, 3],
-        [5, 7],
-    ]
+    found = as_loader(loader, shuffle=True, seed=0, rank=1, world_size=2)
+    assert [batch.tolist() for batch in found.iterate(0)] == [[1, 3], [5, 7]]
+    assert as_loader(found, shuffle=True, seed=0, rank=1, world_size=2) is found
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (0, 2), (1, 4)])
+def test_a_distributed_sampler_of_another_rank_is_refused(rank: int, world_size: int) -> None:
+    loader = DataLoader(Plain(8), 2, sampler=DistributedSampler(Plain(8), num_replicas=2, rank=1))
+    with pytest.raises(UserError, match=f"rank 1 of 2, but this process takes the samples of rank {rank} of"):
+        as_loader(loader, shuffle=True, seed=0, rank=rank, world_size=world_size)
 
 
 # An order that the dataset brings

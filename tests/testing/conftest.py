@@ -56,7 +56,7 @@ def project(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def check(
-    project: Callable[[str], Path], run_in: Callable[[Path], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Callable[[str], Path], run_in: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Check]:
     """The check of that project; nothing of it may be left in the temporary folder, nor in the project's runs."""
     scratch = tmp_path / "scratch"
@@ -66,7 +66,8 @@ def check(
     def of(code: str = "", *overrides: str, steps: int = 12) -> Report:
         folder = project(code)
         monkeypatch.chdir(folder)
-        return check_resume(compose(["experiment=mine", *overrides]), steps=steps, run=run_in(folder))
+        heavy = ["trainer_cli.parallel.fsdp"] if "parallel=fsdp" in overrides else []
+        return check_resume(compose(["experiment=mine", *overrides]), steps=steps, run=run_in(folder, heavy))
 
     yield of
     assert not list(scratch.iterdir())

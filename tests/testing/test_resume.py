@@ -43,8 +43,8 @@ def test_sound_code_passes_in_every_place(accumulated: int, check: Check) -> Non
         assert batches[2] % accumulated, "inside an accumulation"
 
 
-def test_a_short_check_stops_in_every_place_too(check: Check) -> None:
-    report = check(steps=6)
+def test_a_short_check_of_a_sharded_model_stops_in_every_place_too(check: Check) -> None:
+    report = check("", "parallel=fsdp", steps=6)
     assert [row.result for row in report.rows] == ["exact"] * 5
 
 

@@ -18,6 +18,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 
+from trainer_cli.checkpoint.format.dtensor import local_of
 from trainer_cli.checkpoint.format.file_layout import bytes_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, np.generic)
@@ -179,7 +180,7 @@ def _hash(data: bytes) -> str:
 
 
 def _tensor(value: Tensor) -> str:
-    value = value.detach()
+    value = local_of(value).detach()
     if value.layout is not torch.strided or value.is_quantized:
         value = value.to_dense() if value.layout is not torch.strided else value.int_repr()
     if value.numel() == 1 and value.dtype in (torch.float32, torch.float64, torch.int64):

@@ -18,6 +18,7 @@ ERROR = "train: error: "
 def main(path: str) -> int:
     """Run the plan in a file, and return the exit code of the fit."""
     from trainer_cli.config.compose import from_yaml
+    from trainer_cli.parallel.process_group import from_environment
     from trainer_cli.run.fit import fit
 
     plan = Plan.read(path)
@@ -28,7 +29,12 @@ def main(path: str) -> int:
                 from trainer_cli.testing.calls import recorded
 
                 stack.enter_context(recorded(plan.calls, composed.project_root))
-            return fit(composed)
+            if composed.config.parallel.strategy != "fsdp":
+                return fit(composed)
+            # It needs a group, also for one process.
+            group = from_environment({}, alone_too=True)
+            stack.callback(group.close)
+            return fit(composed, group=group)
     except TrainError as error:
         print(f"{ERROR}{error}", file=sys.stderr)
         return int(error.exit_code)
