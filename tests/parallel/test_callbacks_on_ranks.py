@@ -29,8 +29,8 @@ pytestmark = pytest.mark.slow
 
 HOW = ("ddp", "fsdp")
 BASE = [
-    "experiment=digits_mlp", "device=cpu",  "loop.eval_interval=6", "loop.log_interval=3",
-    "loggers.tensorboard=null", "logging.console=off", "checkpoint.save_interval=3", "model.hidden=[32]",
+    "experiment=digits_mlp", "device=cpu", "loop.eval_interval=6", "loop.eval_steps=4", "loop.log_interval=3",
+    "loggers.tensorboard=null", "logging.console=off", "checkpoint.save_interval=4", "model.hidden=[32]",
 ]  # fmt: skip
 FINITE = [*BASE, "loop.max_duration=12"]
 SUMS = "+callbacks.sums._target_=fits.Sums"
@@ -84,8 +84,7 @@ def ranks_jobs() -> list[list[str]]:
         accumulated = ["data.batch_size=4", "+data.global_batch_size=16"]
         jobs += [
             [*FINITE, *job, *finite("raise"), f"run_dir={how}/raise"],
-            [*FINITE, *job, *finite("skip"), SUMS, f"run_dir={how}/skip"],
-            [*FINITE, *job, *finite("skip", "loss", 10), *accumulated, f"run_dir={how}/skip_loss"],
+            [*FINITE, *job, *finite("skip", "loss", 10), *accumulated, SUMS, f"run_dir={how}/skip_loss"],
             [*FINITE, *job, *finite("roll_back"), SUMS, f"run_dir={how}/roll_back"],
             [*FINITE, *job, *finite("roll_back"), SUMS, f"run_dir={how}/stopped", *STOPS],
             [*FINITE, *job, *finite("roll_back"), SUMS, f"run_dir={how}/stopped", *STOPS],
@@ -97,6 +96,7 @@ def ranks_jobs() -> list[list[str]]:
         *jobs,
         [*FINITE, "parallel=ddp", "data.batch_size=8", *finite("skip", max_times=0), "run_dir=ddp/skip_bounded"],
         [*FINITE, "parallel=ddp", "data.batch_size=8", *finite("roll_back", max_times=0), "run_dir=ddp/back_bounded"],
+        [*FINITE, *job, *finite("skip"), "run_dir=fsdp/skip"],
         [*NORMED, "parallel=ddp", "loop.max_duration=6", *finite("skip"), "run_dir=ddp/normed"],
         [*SPARSE, "parallel=fsdp", "parallel.tensor_size=2", "data.batch_size=16", *METHODS["rigl"],
          "run_dir=tensor/rigl"],
@@ -177,8 +177,7 @@ def test_each_run_ends_the_same_on_both_ranks(ends: list[dict[str, str]]) -> Non
             assert expected[name] in end, (name, end)
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", ["skip", "skip_loss", "roll_back"])
+@pytest.mark.parametrize(("how", "name"), [*product(HOW, ["skip_loss", "roll_back"]), ("fsdp", "skip")])
 def test_a_nan_on_one_rank_has_the_effect_that_it_has_in_one_process(runs: Path, how: str, name: str) -> None:
     one, two = state(runs / "one" / name.removesuffix("_loss")), state(runs / how / name)
     for part in ("model", "optimizer"):
@@ -187,7 +186,7 @@ def test_a_nan_on_one_rank_has_the_effect_that_it_has_in_one_process(runs: Path,
     for count in ("step", "samples", "epoch", "epoch_samples"):
         assert one["progress"][count] == two["progress"][count], count
     assert one["callbacks"]["finite"] == two["callbacks"]["finite"] == {"times": 1}
-    assert {own["progress"].get("passed_over", 0) for own in (one, two)} == {3 if name == "roll_back" else 0}
+    assert {own["progress"].get("passed_over", 0) for own in (one, two)} == {2 if name == "roll_back" else 0}
     if name != "roll_back":
         assert metrics(runs / how / name)[-1]["train/skipped_steps"] == 1
 
@@ -214,12 +213,12 @@ def test_nothing_that_is_not_finite_is_saved(runs: Path) -> None:
                 assert all(bool(torch.isfinite(one.float()).all()) for one in leaves(saved)), run / name
                 assert json.loads((run / name / "manifest.json").read_text())["finite"]
                 looked_at += 1
-    assert looked_at > 60
-    assert {name for how in HOW for name in checkpoints(runs / how / "raise")} <= {"step0", "step3"}
+    assert looked_at > 50
+    assert {name for how in HOW for name in checkpoints(runs / how / "raise")} <= {"step0", "step4"}
 
 
 def test_one_rank_may_ask_to_go_back(runs: Path) -> None:
-    assert state(runs / "ddp" / "asked")["progress"]["passed_over"] in (1, 2)
+    assert state(runs / "ddp" / "asked")["progress"]["passed_over"] in (3, 4)
 
 
 @pytest.mark.parametrize(("how", "method"), [*product(HOW, METHODS), ("tensor", "rigl")])
@@ -267,10 +266,7 @@ def test_the_confusion_matrix_counts_the_samples_of_all_ranks(runs: Path) -> Non
     counts = [re.findall(r"^COUNTS (.*)$", output, re.MULTILINE) for output in outputs]
     assert counts[0] == counts[1]
     assert len(counts[0]) == 2
-    assert {sum(json.loads(one)) for one in counts[0]} == {VALIDATED}
-
-
-VALIDATED = 359
+    assert {sum(json.loads(one)) for one in counts[0]} == {4 * 16}
 
 
 @pytest.mark.parametrize("how", HOW)
