@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import torch
 
 from ranks import HERE, on_ranks
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.group_verify import share_of
 from trainer_cli.cli.main import main
 from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import from_environment
@@ -148,7 +150,9 @@ def test_a_full_disk_of_one_rank_ends_both_if_it_must(runs: Path, outputs: list[
 
 
 def test_a_damaged_part_makes_both_ranks_resume_the_older_checkpoint(runs: Path, outputs: list[str]) -> None:
-    assert "checkpoint step8 is not used, and is quarantined" in outputs[0]
+    whole = make_sync_checkpointer().manifest(runs / "undamaged/checkpoints/step8")
+    assert Path(DAMAGED).name in share_of(whole, 1, 2), "rank 1 finds the damage"
+    assert re.search(r"checkpoint step8 is not used, and is quarantined: .*the digest differs", outputs[0])
     assert "resuming at step 4" in outputs[0]
     assert metrics(runs / "damaged") == metrics(runs / "undamaged")
     one, other = (
