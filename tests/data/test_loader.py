@@ -380,6 +380,23 @@ def test_a_distributed_sampler_has_shared_the_samples_already() -> None:
     assert as_loader(found, shuffle=True, seed=0, rank=1, world_size=2) is found
 
 
+def test_an_iterable_that_every_rank_reads_is_said_to_be_so_unless_it_has_per_rank() -> None:
+    class Mine(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(range(6))
+
+    data = Mine()
+    for made in (data, DataLoader(data, 1)):
+        shared = as_loader(made, shuffle=False, seed=0, rank=1, world_size=2)
+        assert shared.promise.startswith("Each of 2 ranks reads all batches, and trains on one in 2.")
+        assert "has no position of its own" in shared.promise
+    data.per_rank = True  # type: ignore[attr-defined]
+    for made in (data, DataLoader(data, 1)):
+        own = as_loader(made, shuffle=False, seed=0, rank=1, world_size=2)
+        assert "ranks" not in own.promise
+        assert sum(len(batch) for batch in own.iterate(0)) == 6
+
+
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (0, 2), (1, 4)])
 def test_a_distributed_sampler_of_another_rank_is_refused(rank: int, world_size: int) -> None:
     loader = DataLoader(Plain(8), 2, sampler=DistributedSampler(Plain(8), num_replicas=2, rank=1))

@@ -31,6 +31,15 @@ class SharedLoader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
 
+    @property
+    def promise(self) -> str:
+        """What each rank reads, and how exact the loader's resume is, for the log."""
+        own = getattr(self.loader, "promise", "")
+        return (
+            f"Each of {self.world_size} ranks reads all batches, and trains on one in {self.world_size}. If the loader "
+            f"or its dataset shares samples out among ranks itself, give it an attribute per_rank = True. {own}"
+        ).rstrip()
+
     def __len__(self) -> int:
         """Batches of an epoch, on each rank; TypeError where the loader has no length."""
         return -(-len(self.loader) // self.world_size)
