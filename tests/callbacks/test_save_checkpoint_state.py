@@ -12,7 +12,7 @@ from tiny import Noisy, StopAt, loader, same, trainer
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
 from trainer_cli.checkpoint.load_options import LoadOptions
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import ConfigError, UserError
 
 
 def _fit(folder: Path, saver: SaveCheckpointState, *callbacks: Any, **more: Any) -> Any:
@@ -58,7 +58,12 @@ def test_a_run_starts_from_the_states_that_were_saved(tmp_path: Path) -> None:
     assert same(list(other.optimizer.state.values()), list(first.optimizer.state.values())) == []
 
 
-@pytest.mark.parametrize("bad", [{"states": ["modle"]}, {"states": "all"}, {"states": []}])
-def test_wrong_states_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="states"):
+def test_a_trainer_that_saves_no_checkpoints_is_refused() -> None:
+    with pytest.raises(UserError, match="this trainer saves none"):
+        trainer(callbacks=[SaveCheckpointState()]).fit(loader())
+
+
+@pytest.mark.parametrize("bad", [{"states": ["modle"]}, {"states": "all"}, {"states": []}, {"every": "often"}])
+def test_wrong_settings_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
         SaveCheckpointState(**bad)

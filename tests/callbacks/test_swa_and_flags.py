@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.ema import EMA
 from trainer_cli.callbacks.scoped_flags import ScopedFlags
 from trainer_cli.callbacks.swa import SWA
 from trainer_cli.errors import ConfigError
@@ -56,6 +57,20 @@ def test_the_average_is_that_of_torch(start: Any, every: Any, steps: list[int]) 
     for name, value in torchs.model.module.state_dict().items():
         if value.is_floating_point():
             torch.testing.assert_close(torchs.evaluated[name], value)
+
+
+def test_of_several_averages_the_last_is_evaluated() -> None:
+    seen: dict[int, Any] = {}
+
+    class Looks(Callback):
+        def on_validate_start(self, trainer: Any, model: nn.Module, loader: Any, loop: Any) -> None:
+            seen[trainer.progress.step] = model.state_dict()["body.0.weight"].clone()
+
+    ema, swa = EMA(0.5), SWA(2, 2)
+    weights = _fit(swa, ema, Looks()).model.state_dict()["body.0.weight"]
+    averages = [one.state_dict()["average"]["body.0.weight"] for one in (ema, swa)]
+    assert torch.equal(seen[12], averages[0])
+    assert not any(torch.equal(one, seen[12]) for one in (averages[1], weights))
 
 
 @pytest.mark.parametrize("stop", [4, 7, 10])

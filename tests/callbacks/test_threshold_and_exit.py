@@ -73,6 +73,11 @@ def test_a_registered_function_is_asked_until_its_handle_is_removed() -> None:
     assert _fit(callback).step == 40
 
 
+def test_a_condition_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(ConfigError, match="3 is no function of the trainer"):
+        EarlyExit([3])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize("bad", [{"mode": "most"}, {"threshold": float("nan")}, {"threshold": True}])
 def test_wrong_settings_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad))):

@@ -112,3 +112,12 @@ def test_the_best_and_the_pinned_are_reported_however_many_others_stay(
     line = next(line for line in capsys.readouterr().out.splitlines() if "checkpoints  " in line)
     message = "step900 (final), step400 (val/loss 0.1 is the best), step200 (pinned), step800 (permanent) and 5 more"
     assert line.split(maxsplit=1)[1] == message
+
+
+def test_tensorboard_is_named_where_it_has_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = Outcome(status=RunStatus.finished, reason="enough", step=9, wall_time_s=1.0)
+    closing(RunDir(tmp_path), outcome, {})
+    assert "next:" not in capsys.readouterr().out
+    (tmp_path / "tensorboard").mkdir()
+    closing(RunDir(tmp_path), outcome, {})
+    assert capsys.readouterr().out.endswith(f"next:\n  tensorboard --logdir {tmp_path.parent}\n")

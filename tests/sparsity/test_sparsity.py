@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.selective_grad import SelectiveGrad
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.sparsity.base import Sparsity
 from trainer_cli.sparsity.densities import cosine, cubic, erdos_renyi_kernel
@@ -190,6 +191,8 @@ def test_the_densities_are_those_of_the_papers() -> None:
         (lambda: Static(0.5, distribution="even"), "distribution is 'even'"),
         (lambda: Static({"*": 0.5}, distribution="erk"), "needs one number"),
         (lambda: SET(0.5, drop_fraction=1.5), "drop_fraction is 1.5"),
+        (lambda: SET(0.5, every=0), "every: 0 is not a duration"),
+        (lambda: SelectiveGrad(1.5), "share is 1.5, but it is above 0 and at most 1"),
         (lambda: _fit(Static(0.5, parameters=["*.bias"])), "no parameter has a mask"),
         (lambda: _fit(Static({"net.0.*": 0.5})), "no glob of sparsity matches net.2.weight"),
         (lambda: _fit(GMP(0.5, stop="30min")), "sparsity.stop is needed as a number of steps"),

@@ -72,6 +72,11 @@ def test_a_wrong_pattern_to_freeze_is_refused(patterns: list[str], message: str)
         trainer(Noisy, freeze=patterns)
 
 
+def test_a_single_pattern_to_freeze_may_be_a_text() -> None:
+    frozen = [name for name, one in trainer(Noisy, freeze="body.0.*").model.named_parameters() if not one.requires_grad]
+    assert frozen == ["frozen", "body.0.weight", "body.0.bias"]
+
+
 def test_a_frozen_training_resumes_exactly_and_fine_tunes_other_weights(tmp_path: Path) -> None:
     def made(folder: str, steps: int, **more: Any) -> Any:
         saver = CheckpointerCallback(tmp_path / folder, save_interval=3)

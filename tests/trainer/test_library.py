@@ -209,6 +209,25 @@ def test_metrics_without_a_logger_are_a_warning_once(caplog: pytest.LogCaptureFi
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("high", "'high'"), (None, "None"), (torch.ones(3), r"a tensor of shape \(3,\)")],
+)
+def test_a_metric_that_is_no_number_is_refused_by_its_name(value: Any, said: str) -> None:
+    class Logs(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+            trainer.log_metrics({"mine": value})
+
+    with pytest.raises(UserError, match=f"the metric 'mine' is {said}, and no number"):
+        trainer(callbacks=[Logs()], loggers=[ListLogger()]).fit(loader())
+
+
+@pytest.mark.parametrize("bad", [{"eval_steps": 0}, {"eval_steps": 0.5}, {"hook": "no name"}, {"hook": 3}])
+def test_wrong_settings_of_a_validation_loop_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(bad))} is "):
+        ValidationLoop(**bad)
+
+
 def test_messages_go_where_logging_says_while_a_trainer_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

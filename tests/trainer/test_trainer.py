@@ -44,6 +44,10 @@ from trainer_cli.trainer.training_loop import TrainingLoop
             {"loggers": {"a": Callback()}},
             r"loggers\.a: expected Logger, got Callback\. .* from trainer_cli import Logger\.",
         ),
+        ({"callbacks": [Callback]}, r"expected Callback, got the class Callback\. Give an instance of it: Callback\("),
+        ({"optimizer": torch.optim.SGD}, r"got the class SGD\. Give `lambda model: SGD\(model.parameters\(\), …\)`"),
+        ({"optimizer": {"a": torch.optim.SGD}}, "got the class SGD"),
+        ({"compile": True}, r"compile: expected a mapping of arguments of torch\.compile, got bool"),
         ({"seed": "0"}, "seed: expected int, got str"),
         ({"device": "toaster"}, "device: expected auto, cpu, cuda or mps, got 'toaster'"),
     ],
@@ -60,6 +64,19 @@ def test_every_slot_says_what_it_expected_and_what_it_got(slots: dict[str, Any],
 def test_a_schedule_must_be_one(scheduler: Any, said: str) -> None:
     with pytest.raises(UserError, match=f"schedulers: expected a schedule, {said}"):
         trainer(schedulers=scheduler).fit(loader())
+
+
+def test_a_schedule_of_another_optimizer_or_a_class_is_refused() -> None:
+    other = torch.optim.lr_scheduler.ConstantLR(_sgd(Line()))
+    with pytest.raises(UserError, match="the schedule is of another optimizer than the trainer's"):
+        trainer(schedulers=other).fit(loader())
+    with pytest.raises(UserError, match=r"got the class ConstantLR .* Give `lambda optimizer: ConstantLR\(optimizer"):
+        trainer(schedulers=torch.optim.lr_scheduler.ConstantLR).fit(loader())
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    with pytest.raises(UserError, match=r"a parameter of shape \(1, 2\) is none of the model's"):
+        Trainer(model=Line(), optimizer=_sgd(Line()))
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:

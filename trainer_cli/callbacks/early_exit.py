@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -33,7 +34,17 @@ class EarlyExit(Callback):
             self.register(condition)
 
     def register(self, condition: Condition) -> RemovableHandle:
-        """Add a function; the handle's `remove` takes it away."""
+        """Add a function; the handle's `remove` takes it away.
+
+        Raises:
+            ConfigError: it cannot be called.
+        """
+        if not callable(condition):
+            raise ConfigError(
+                f"{condition!r} is no function of the trainer",
+                location="conditions",
+                hint="In a config, write {_target_: …, _partial_: true}.",
+            )
         handle = RemovableHandle(self._conditions)
         self._conditions[handle.id] = condition
         return handle

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.config.schema import needed_duration
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration, Unit
 from trainer_cli.trainer.hooks import Callback
@@ -43,7 +44,7 @@ class EarlyStopping(Callback):
                 f"min_delta is {min_delta}, but it must be a finite number of at least 0", location="min_delta"
             )
         self.metric, self.mode, self.min_delta = metric, mode, float(min_delta)
-        self.patience = Duration.parse(patience)
+        self.patience = needed_duration("patience", patience)
         self.best: float | None = None
         self.since: dict[str, int | float] | None = None
         """The position of the best evaluation; of the first, as long as none had a number."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.checkpoint.model_state import clean_name, plain_name, unwrapped
+from trainer_cli.config.schema import needed_duration
 from trainer_cli.errors import ConfigError
-from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.torch_compat import foreach_copy_, foreach_lerp_, local
 
@@ -28,7 +28,8 @@ class EMA(Callback):
     Every validation loader and every downstream evaluation sees the average; training never does. Averaged is every
     parameter that is trained (tied ones once), in 32 bits where it has 16; frozen parameters and buffers, such as
     the statistics of batch norm, are those of the model. The average is in every checkpoint, and `train validate`
-    evaluates it too. A run that begins with weights of another (`ckpt=`) averages from those on.
+    evaluates it too. A run that begins with weights of another (`ckpt=`) averages from those on. Of several averages
+    the last in `callbacks` is evaluated; `train ckpt export --ema NAME` exports any.
 
     Args:
         decay: how much of the average stays at each update.
@@ -45,7 +46,7 @@ class EMA(Callback):
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ConfigError(f"every is {every!r}, but it is a whole number of steps, at least 1", location="every")
         self.decay, self.every = float(decay), every
-        self.start = None if start == 0 else Duration.parse(start)
+        self.start = None if start == 0 else needed_duration("start", start)
         self._start_step = 0
         self._model: nn.Module | None = None
         self._average: dict[str, Tensor] = {}

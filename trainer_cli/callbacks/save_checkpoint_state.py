@@ -14,8 +14,8 @@ from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.url_path import as_path
-from trainer_cli.errors import ConfigError, SaveError
-from trainer_cli.trainer.duration import Duration
+from trainer_cli.config.schema import check_duration
+from trainer_cli.errors import ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.intervals import Interval
 from trainer_cli.trainer.progress import Progress
@@ -44,7 +44,7 @@ class SaveCheckpointState(Callback):
         self._options = LoadOptions(states=[states] if isinstance(states, str) else list(states))
         if self._options.whole:
             raise ConfigError("states is all, which every checkpoint has already", location="states")
-        self._every = None if every is None else Duration.parse(every)
+        self._every = check_duration("every", every)
         self.folder = as_path(folder)
         self._interval: Interval | None = None
         self._newest: Path | None = None
@@ -53,6 +53,11 @@ class SaveCheckpointState(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        if trainer.checkpoint is None:
+            raise UserError(
+                "SaveCheckpointState copies checkpoints, and this trainer saves none",
+                cure="Give the trainer a CheckpointerCallback, as checkpoint=.",
+            )
         self._newest = self._copied = None
         self._interval = loop.checkpoint_interval("every", self._every)
 

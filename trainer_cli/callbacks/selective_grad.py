@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from trainer_cli.errors import ConfigError
 from trainer_cli.sparsity.base import Sparsity
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ class SelectiveGrad(Sparsity):
         exclude: Sequence[str] = (),
         init: str = "random",
     ) -> None:
+        for one in share.values() if isinstance(share, Mapping) else (share,):
+            if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one <= 1:
+                raise ConfigError(f"share is {one!r}, but it is above 0 and at most 1", location="share")
         zeros = {glob: 1 - one for glob, one in share.items()} if isinstance(share, Mapping) else 1 - share
         super().__init__(zeros, parameters, exclude, init)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.checkpoint.model_state import clean_name, unwrapped
+from trainer_cli.config.schema import needed_duration
 from trainer_cli.errors import ConfigError
-from trainer_cli.trainer.duration import Duration
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -30,7 +30,7 @@ class SWA(EMA):
 
     def __init__(self, start: int | str, every: int | str = "1ep") -> None:
         super().__init__(0.0, 1, start)
-        self._interval = Duration.parse(every)
+        self._interval = needed_duration("every", every)
         self._count = 1
         """Weights in the average."""
 

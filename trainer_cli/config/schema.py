@@ -121,15 +121,20 @@ def check_duration(key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit
     """The duration that a key holds, or None if it is null."""
     if value is None:
         return None
-    try:
-        duration = Duration.parse(value)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}", location=key) from None
+    duration = needed_duration(key, value)
     if duration.unit not in units:
         known = ", ".join(unit.name.lower() + "s" for unit in units)
         hint = f"Write {key}={value}s." if isinstance(value, int) and units == (Unit.SECOND,) else None
         raise ConfigError(f"{key} is {value!r}, but it is counted in {known}", location=key, hint=hint)
     return duration
+
+
+def needed_duration(key: str, value: Any) -> Duration:
+    """The duration that a key holds, which may not be null."""
+    try:
+        return Duration.parse(value)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}", location=key) from None
 
 
 def check_at_least(key: str, value: float | None, least: float) -> None:

@@ -113,8 +113,11 @@ def closing(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None
         more = len(outcome.checkpoints) - 4
         _print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
     if outcome.status == "finished":
-        evaluate = f"  {_validate_command(run, outcome.checkpoints)}\n" if outcome.checkpoints else ""
-        _print(f"next:\n{evaluate}  tensorboard --logdir {run.path.parent}")
+        commands = [_validate_command(run, outcome.checkpoints)] if outcome.checkpoints else []
+        if (run.path / "tensorboard").is_dir():
+            commands.append(f"tensorboard --logdir {run.path.parent}")
+        if commands:
+            _print("\n  ".join(["next:", *commands]))
     else:
         _print("next: the same command again resumes from here.")
     sys.stdout.flush()

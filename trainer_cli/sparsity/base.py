@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from trainer_cli.checkpoint.model_state import clean_name, plain_name, unwrapped
 from trainer_cli.config.globs import matches
+from trainer_cli.config.schema import check_duration, needed_duration
 from trainer_cli.data.order import sample_seed
 from trainer_cli.errors import ConfigError
 from trainer_cli.sparsity.densities import erdos_renyi_kernel, kept
 from trainer_cli.sparsity.masks import largest, put, random_scores
-from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.torch_compat import foreach_mul_, local, whole
 
@@ -221,9 +221,9 @@ class Schedule:
 
     def __init__(self, start: int | str, stop: int | str | None, every: int | str) -> None:
         self._given = {
-            "start": None if start == 0 else Duration.parse(start),
-            "stop": None if stop is None else Duration.parse(stop),
-            "every": Duration.parse(every),
+            "start": None if start == 0 else needed_duration("start", start),
+            "stop": check_duration("stop", stop),
+            "every": needed_duration("every", every),
         }
         self.start, self.stop, self.every = 0, 0, 1
 

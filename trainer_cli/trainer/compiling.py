@@ -18,6 +18,9 @@ def compile_model(model: nn.Module, settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: torch has no such backend, or refuses the settings.
     """
+    if not isinstance(settings, Mapping):
+        what = f"compile: expected a mapping of arguments of torch.compile, got {type(settings).__name__}"
+        raise ConfigError(what, location="compile", hint="Give {} for its defaults.")
     settings = {key: value for key, value in settings.items() if value is not None}
     backend = settings.get("backend", "inductor")
     if isinstance(backend, str) and backend != "inductor":

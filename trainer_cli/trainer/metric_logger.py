@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts
 from trainer_cli.trainer.media import Kind, Medium
 from trainer_cli.trainer.progress import Progress
@@ -162,5 +163,19 @@ def _is_away(value: float | Tensor | Medium) -> bool:
 
 
 def metrics_in(record: Mapping[str, float | Tensor | Medium]) -> dict[str, float]:
-    """The metrics of a record as numbers, without its texts, images and histograms."""
-    return {name: float(value) for name, value in record.items() if not isinstance(value, Medium)}
+    """The metrics of a record as numbers, without its texts, images and histograms.
+
+    Raises:
+        UserError: one is no number.
+    """
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if not isinstance(value, Medium):
+            try:
+                found[name] = float(value)
+            except (TypeError, ValueError):
+                got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+                raise UserError(
+                    f"the metric '{name}' is {got}, and no number", cure="Log a number, or use log_histogram, log_text."
+                ) from None
+    return found

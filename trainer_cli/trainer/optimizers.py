@@ -122,15 +122,18 @@ def made_optimizers(given: Any, model: nn.Module) -> dict[str, Optimizer]:
     """Optimizers by name: of an optimizer, a function `model -> optimizer`, or a mapping of names to either.
 
     Raises:
-        UserError: it is none of these, or a parameter is in two of them.
+        UserError: it is none of these, or a parameter is in two of them, or not the model's.
     """
+    _refuse_class(given)
     given = made(given, Optimizer, model)
     if given is None:
         return {}
     several = isinstance(given, Mapping)
     optimizers: dict[str, Optimizer] = {}
     owner: dict[torch.Tensor, str] = {}
+    own = set(model.parameters())
     for name, one in (given if several else {ONLY: given}).items():
+        _refuse_class(one)
         if several and (not str(name).isidentifier() or name == ONLY):
             raise UserError(f"an optimizer is called {name!r}", cure="Give it another name, of letters and digits.")
         one = typed(
@@ -140,8 +143,22 @@ def made_optimizers(given: Any, model: nn.Module) -> dict[str, Optimizer]:
             for parameter in group["params"]:
                 if owner.setdefault(parameter, name) != name:
                     raise UserError(f"a parameter is in two optimizers, {owner[parameter]} and {name}")
+                if parameter not in own:
+                    raise UserError(
+                        f"{name}: a parameter of shape {tuple(parameter.shape)} is none of the model's",
+                        cure="Give a function `model -> optimizer`; what else is trained belongs into the model.",
+                    )
         optimizers[name] = one
     return optimizers
+
+
+def _refuse_class(given: Any) -> None:
+    if isinstance(given, type) and issubclass(given, Optimizer):
+        name = given.__name__
+        raise UserError(
+            f"optimizer: expected an optimizer or a function `model -> optimizer`, got the class {name}",
+            cure=f"Give `lambda model: {name}(model.parameters(), …)`, or optimizer_factory({name}, …).",
+        )
 
 
 def parameter_groups(

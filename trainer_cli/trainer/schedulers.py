@@ -20,6 +20,7 @@ from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.duration import Duration, Unit
 from trainer_cli.trainer.optimizers import ONLY, argument_names
 from trainer_cli.trainer.scheduler_intervals import Scheduled, is_function, natural_interval
+from trainer_cli.trainer.tagged_groups import TaggedGroups
 from trainer_cli.trainer.warmup import WarmupCosine as WarmupCosine  # its name in configs of earlier runs
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Schedulers:
         for name, (optimizer, one) in by_name(given, self._optimizers).items() if self._optimizers else ():
             scheduled = one if isinstance(one, Scheduled) else Scheduled(one)
             live = scheduled(self._optimizers[optimizer])
-            _check(name, live)
+            _check(name, live, self._optimizers[optimizer])
             self.live[name] = live
             self._timing[name] = scheduled.settled(live, name)
             self._made[name] = _copied(live.state_dict())
@@ -333,10 +334,19 @@ class _Merger:
         return merged
 
 
-def _check(name: str, one: Any) -> None:
+def _check(name: str, one: Any, optimizer: Optimizer) -> None:
+    if isinstance(one, type):
+        raise UserError(
+            f"schedulers: expected a schedule, got the class {one.__name__}",
+            where=name,
+            cure=f"Give `lambda optimizer: {one.__name__}(optimizer, …)`.",
+        )
     for method in ("step", "state_dict", "load_state_dict"):
         if not hasattr(one, method):
             raise UserError(f"schedulers: expected a schedule, got {type(one).__name__} without {method}", where=name)
+    of = getattr(one, "optimizer", optimizer)
+    if isinstance(of, torch.optim.Optimizer) and not isinstance(of, TaggedGroups) and of is not optimizer:
+        raise UserError("schedulers: the schedule is of another optimizer than the trainer's", where=name)
 
 
 def _is_mapping(value: Any) -> bool:

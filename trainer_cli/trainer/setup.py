@@ -69,8 +69,12 @@ def made(given: Any, kind: type, *args: Any) -> Any:
 def typed(slot: str, value: Any, kind: type) -> Any:
     """The value, if it is of this kind; else raise UserError."""
     if not isinstance(value, kind):
-        cure = f"Subclass it: from trainer_cli import {kind.__name__}." if kind.__name__ in SUBCLASSED else None
-        raise UserError(f"{slot}: expected {kind.__name__}, got {type(value).__name__}", cure=cure)
+        got, cure = type(value).__name__, None
+        if isinstance(value, type) and issubclass(value, kind):
+            got, cure = f"the class {value.__name__}", f"Give an instance of it: {value.__name__}(…)."
+        elif kind.__name__ in SUBCLASSED:
+            cure = f"Subclass it: from trainer_cli import {kind.__name__}."
+        raise UserError(f"{slot}: expected {kind.__name__}, got {got}", cure=cure)
     return value
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainer_cli.data.shared import Filler
-from trainer_cli.errors import UserError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.batch import to_device
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.metrics import (
@@ -52,15 +52,19 @@ class Due:
 
 
 class ValidationLoop:
-    """Evaluates the model on one loader: weighted means of loss and metrics.
+    """Evaluates the model on one loader, or on its first `eval_steps` batches: weighted means of loss and metrics.
 
     `hook` is the base name of its hooks: `ValidationLoop(hook="x")` calls `on_x_start`, `on_x_batch_end` and so
     on. Model mode, random state and gradients are as before when it returns.
     """
 
     def __init__(self, eval_steps: int | None = None, hook: str = "validate") -> None:
-        self.eval_steps = eval_steps
-        self.hook = hook
+        wrong = isinstance(eval_steps, bool) or not isinstance(eval_steps, int | None)
+        if wrong or (eval_steps is not None and eval_steps < 1):
+            raise ConfigError(f"eval_steps is {eval_steps!r}, but it is a number of batches", location="eval_steps")
+        if not isinstance(hook, str) or not hook.isidentifier():
+            raise ConfigError(f"hook is {hook!r}, but it is a name", location="hook")
+        self.eval_steps, self.hook = eval_steps, hook
         self.metrics: dict[str, float] = {}
         self.counts = True
         """Whether the present batch counts: of several processes, one without further batches repeats its last."""
