@@ -12,6 +12,7 @@ from ranks import HERE
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import same
 from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.trainer.metrics import WeightedMeans
 
 sys.path.insert(0, str(HERE.parent / "checkpoint"))
 from thread_ranks import on_ranks
@@ -53,6 +54,22 @@ def test_ranks_that_divide_layers_must_have_the_same_samples() -> None:
     for error in on_ranks(4, lambda group: check(group, 3)):
         assert isinstance(error, UserError)
         assert str(error).startswith("ranks 2 and 3 divide layers between them, and have different samples")
+
+
+def test_ranks_that_divide_layers_must_have_the_same_loss() -> None:
+    def means(group: ProcessGroup, loss: float) -> dict[str, float]:
+        group.tensor_size = 2
+        meter = WeightedMeans(torch.device("cpu"))
+        meter.add(torch.tensor(loss + group.data_rank), {}, 8)
+        return meter.means(group)
+
+    assert on_ranks(4, lambda group: means(group, 2.0 + 1e-4 * group.rank))[2:] == [
+        {"loss": pytest.approx(3.0002)},
+        {"loss": pytest.approx(3.0003)},
+    ]
+    for error in on_ranks(4, lambda group: means(group, 2.0 + 0.1 * (group.rank == 3))):
+        assert isinstance(error, UserError)
+        assert str(error).startswith("ranks 2 and 3 divide layers between them, and have different losses")
 
 
 def test_ranks_that_differ_are_told_what_and_where() -> None:

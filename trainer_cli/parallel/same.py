@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LOOK_AFTER_S = 0.2
+_ROUNDING = 0.01
+"""How far losses of one tensor group may differ, relatively: copies of a weight may drift apart by the last digits."""
 APPEARS_IN_S = 60.0
 """A network file system may remember for a minute that a file was not there, or what was in it."""
 
@@ -75,6 +77,23 @@ def check_same_samples(group: ProcessGroup, tensors: Iterable[Tensor]) -> None:
                 where="parallel.tensor_size",
                 cure="A loader or sampler that takes a part of the samples must take part "
                 "trainer.strategy.group.data_rank of data_size.",
+            )
+
+
+def check_same_losses(group: ProcessGroup, losses: Sequence[float]) -> None:
+    """Check that the losses of the ranks are the same in each tensor group, but for rounding.
+
+    Raises:
+        UserError: with the first rank that has another loss than the first of its group.
+    """
+    for rank, loss in enumerate(losses):
+        first = rank - rank % group.tensor_size
+        if abs(loss - losses[first]) > _ROUNDING * abs(losses[first]):
+            raise UserError(
+                f"ranks {first} and {rank} divide layers between them, and have different losses",
+                where="parallel.tensor_size",
+                cure="Check the model's plan: after a colwise layer a process has only its part of the features, until "
+                "a rowwise layer.",
             )
 
 

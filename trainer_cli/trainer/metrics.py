@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.parallel.same import check_same_losses
 from trainer_cli.trainer.batch import leading_size
 
 Number = int | float
@@ -182,7 +183,10 @@ class WeightedMeans:
 
     def _means_of_all(self, group: ProcessGroup) -> dict[str, float]:
         # A rank may lack a metric, or have counted no batch.
-        names = list(dict.fromkeys(name for own in group.gather(list(self._counted)) for name in own))
+        found = group.gather((list(self._counted), float(self._sums.get("loss", 0))))
+        if group.tensor_size > 1:
+            check_same_losses(group, [loss for _, loss in found])
+        names = list(dict.fromkeys(name for own, _ in found for name in own))
         own = [[float(values.get(name, 0)) for name in names] for values in (self._sums, self._weights)]
         sums, weights = group.sum(torch.tensor(own, dtype=torch.float64))
         loss = names.index("loss") if "loss" in names else None
