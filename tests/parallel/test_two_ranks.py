@@ -124,7 +124,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [*noisy, *ask(1, 12, "stop"), "run_dir=divided/cut"],
             [*noisy, *ask(1, 12, "stop"), "run_dir=divided/cut"],
             [*WEIGHTED, *TENSOR, "run_dir=divided/weighted"],
-            [*PARTS["sampler"], *TENSOR, "run_dir=divided/sampler"],
+            [*PARTS["stream"], *TENSOR, "run_dir=divided/stream"],
             [*NOISY, *ask(1, 99, "stop"), "run_dir=whole"],
             [*NOISY, *ask(1, 16, "stop"), "run_dir=cut"],
             [*NOISY, *ask(1, 16, "stop"), "run_dir=cut"],
