@@ -397,13 +397,6 @@ def test_an_iterable_that_every_rank_reads_is_said_to_be_so_unless_it_has_per_ra
         assert sum(len(batch) for batch in own.iterate(0)) == 6
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (0, 2), (1, 4)])
-def test_a_distributed_sampler_of_another_rank_is_refused(rank: int, world_size: int) -> None:
-    loader = DataLoader(Plain(8), 2, sampler=DistributedSampler(Plain(8), num_replicas=2, rank=1))
-    with pytest.raises(UserError, match=f"rank 1 of 2, but this process takes the samples of rank {rank} of"):
-        as_loader(loader, shuffle=True, seed=0, rank=rank, world_size=world_size)
-
-
 # An order that the dataset brings
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.position import timeout_seconds, type_name
@@ -106,14 +106,6 @@ def as_loader(
 
 def _shared(loader: Loader | StreamLoader | UserLoader, *, rank: int, world_size: int) -> AnyLoader:
     """A loader whose batches the ranks share, unless each has batches of its own already."""
-    sampler = getattr(getattr(loader, "loader", None), "sampler", None)
-    if isinstance(sampler, DistributedSampler) and (sampler.rank, sampler.num_replicas) != (rank, world_size):
-        raise UserError(
-            f"its DistributedSampler is that of rank {sampler.rank} of {sampler.num_replicas}, but this process takes "
-            f"the samples of rank {rank} of {world_size}",
-            where="data",
-            cure=f"Give it num_replicas={world_size} and rank={rank}; a tensor group counts as one rank.",
-        )
     own = world_size == loader.world_size if isinstance(loader, Loader) else loader.per_rank
     return loader if world_size == 1 or own else SharedLoader(loader, rank=rank, world_size=world_size)
 
