@@ -60,7 +60,7 @@ def test_the_rate_is_where_the_loss_falls_fastest_and_not_where_it_diverges() ->
 
 @pytest.mark.parametrize("find", [find_learning_rate, find_batch_size])
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_trial_leaves_everything_as_it_was(find: Any, trained: bool) -> None:
+def test_a_trial_leaves_everything_as_it_was(find: Any, trained: bool, caplog: pytest.LogCaptureFixture) -> None:
     def make() -> Any:
         made = trainer(
             Noisy, optimizer=lambda model: torch.optim.Adam(model.parameters(), 0.01), settings={"max_duration": 8},
@@ -77,6 +77,7 @@ def test_a_trial_leaves_everything_as_it_was(find: Any, trained: bool) -> None:
     assert torch.equal(bare_random, random)
     weights, state = copy.deepcopy(tried.model.state_dict()), copy.deepcopy(tried.optimizer.state_dict())
     find(tried, Points(10) if find is find_batch_size else loader())
+    assert "as in the checkpoint" not in caplog.text
     assert torch.equal(torch.get_rng_state(), random)
     assert same(tried.model.state_dict(), weights) == []
     assert same(tried.optimizer.state_dict(), state) == []

@@ -222,7 +222,11 @@ def test_the_optimizer_without_params_has_the_rest() -> None:
     [
         ({"optimizer": OPTIMIZERS["one"]}, "called 'optimizer'"),
         ({"a/b": OPTIMIZERS["one"]}, "called 'a/b'"),
-        ({"a": OPTIMIZERS["one"], "b": OPTIMIZERS["one"]}, "a parameter is in two optimizers, a and b"),
+        (
+            {"a": OPTIMIZERS["one"], "b": optimizer_factory(SGD, lr=0.1)},
+            "a parameter is in two optimizers, a and b. .* by `params` of optimizer_factory",
+        ),
+        ({"a": optimizer_factory(SGD, params="onne.*", lr=0.1)}, r"optimizer\.params: 'onne\.\*' matches no trained"),
         ({"a": 3}, "optimizer.a: expected Optimizer, got int"),
     ],
 )

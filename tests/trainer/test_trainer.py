@@ -20,7 +20,7 @@ from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.schedulers import WarmupCosine
+from trainer_cli.trainer.schedulers import WarmupCosine, scheduler_factory
 from trainer_cli.trainer.setup import pick_device
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
@@ -72,6 +72,17 @@ def test_a_schedule_of_another_optimizer_or_a_class_is_refused() -> None:
         trainer(schedulers=other).fit(loader())
     with pytest.raises(UserError, match=r"got the class ConstantLR .* Give `lambda optimizer: ConstantLR\(optimizer"):
         trainer(schedulers=torch.optim.lr_scheduler.ConstantLR).fit(loader())
+
+
+def test_a_schedule_by_the_length_of_another_loop_is_refused() -> None:
+    factory = scheduler_factory(WarmupCosine, TrainingLoop(max_duration=4), warmup=1)
+    with pytest.raises(UserError, match=r"not of this trainer \(scheduler\)\. Give both the same TrainingLoop"):
+        trainer(schedulers=factory).fit(loader())
+
+
+def test_a_saver_among_the_callbacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"callbacks holds a CheckpointerCallback\. Give it as checkpoint=\."):
+        trainer(callbacks=[CheckpointerCallback(tmp_path)])
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:

@@ -23,6 +23,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.trainer.batch import to_device
 from trainer_cli.trainer.hooks import Hooks
 from trainer_cli.trainer.metrics import read_outputs, sample_count
+from trainer_cli.trainer.setup import settings_of
 from trainer_cli.trainer.state import capture, load_all
 from trainer_cli.trainer.trainer import Trainer
 
@@ -139,6 +140,7 @@ def _trial(trainer: Trainer) -> Iterator[None]:
     hooks, rng, training = trainer.hooks, trainer.rng, trainer.model.training
     saved = copy.deepcopy(dict(capture(trainer, None)))
     buffers = [(one, one.clone()) for one in trainer.model.buffers()]
+    settings = {name: settings_of(one) for name, one in trainer.optimizers.items()}
     trainer.hooks = Hooks({}, families={"validate"})
     try:
         with model_state_kept():
@@ -147,14 +149,16 @@ def _trial(trainer: Trainer) -> Iterator[None]:
             yield
     finally:
         trainer.hooks = hooks
-        for optimizer in trainer.optimizers.values():
+        for name, optimizer in trainer.optimizers.items():
             optimizer.zero_grad()
+            for group, before in zip(optimizer.param_groups, settings[name], strict=True):
+                group.update(before)
             # A state that was not there before would stay.
             optimizer.state.clear()
         load_all(trainer, None, saved, WHOLE, (), Path("the state before the trial"))
         with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
         trainer.rng = rng
         trainer.model.train(training)
         trainer.step.bind(trainer)

@@ -38,7 +38,7 @@ def optimizer_factory(
     """
 
     def make(model: nn.Module) -> Optimizer:
-        names = None if params is None else parameters_of(model, {ONLY: params}, where="params")[ONLY]
+        names = None if params is None else parameters_of(model, {ONLY: params}, where="")[ONLY]
         made: Optimizer = make_optimizer(model, kind, settings, param_groups=param_groups or {}, names=names)
         return made
 
@@ -96,11 +96,12 @@ def parameters_of(
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     owner: dict[str, str] = {}
     for optimizer, given in chosen.items():
+        at = f"{where}.{optimizer}.params".lstrip(".")
         for pattern in [given] if isinstance(given, str) else given or ():
-            check_pattern(pattern, f"{where}.{optimizer}.params")
+            check_pattern(pattern, at)
             found = [name for name in trained if matches(name, pattern)]
             if not found:
-                raise matches_nothing(pattern, trained, f"{where}.{optimizer}.params", "trained parameter")
+                raise matches_nothing(pattern, trained, at, "trained parameter")
             for name in found:
                 if owner.setdefault(name, optimizer) != optimizer:
                     raise ConfigError(f"{name} is in two optimizers, {owner[name]} and {optimizer}", location=where)
@@ -142,7 +143,10 @@ def made_optimizers(given: Any, model: nn.Module) -> dict[str, Optimizer]:
         for group in one.param_groups:
             for parameter in group["params"]:
                 if owner.setdefault(parameter, name) != name:
-                    raise UserError(f"a parameter is in two optimizers, {owner[parameter]} and {name}")
+                    raise UserError(
+                        f"a parameter is in two optimizers, {owner[parameter]} and {name}",
+                        cure="Choose those of each, such as by `params` of optimizer_factory.",
+                    )
                 if parameter not in own:
                     raise UserError(
                         f"{name}: a parameter of shape {tuple(parameter.shape)} is none of the model's",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.config.schema import Dtype, PrecisionConfig
+from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.trainer.torch_compat import overflow_flags
 
@@ -106,6 +107,8 @@ class Precision:
         init_scale: float | None = None,
         growth_interval: int | None = None,
     ) -> None:
+        if dtype not in set(Dtype):
+            raise ConfigError(f"dtype is {dtype!r}, but it is {', '.join(Dtype)}", location="precision.dtype")
         # The config's rules hold for library users too.
         settings = PrecisionConfig(
             dtype=Dtype(dtype),

@@ -68,6 +68,13 @@ def schedule_settings(
     """
     found = {key: _intervals(value, f"{where}.{key}", loop, interval, where) for key, value in settings.items()}
     if "total_steps" not in found and "total_steps" in argument_names(kind):
+        if loop.total_steps is None and Duration.parse(loop.settings.max_duration).unit is Unit.STEP:
+            raise UserError(
+                "the schedule needs the length of the training, and the loop given to scheduler_factory is not of "
+                "this trainer",
+                where=where,
+                cure="Give both the same TrainingLoop.",
+            )
         if loop.total_steps is None:
             raise ConfigError(
                 f"the schedule needs the number of steps, and loop.max_duration={loop.settings.max_duration} "

@@ -99,6 +99,9 @@ def _checked_saver(checkpoint: CheckpointSaver | None, callbacks: Mapping[str, C
         if "checkpoint" in callbacks:
             raise UserError("two callbacks are called 'checkpoint'", cure="Give it once, as checkpoint=.")
         typed("checkpoint", typed("checkpoint", checkpoint, Callback), CheckpointSaver)
+    elif saver := next((one for one in callbacks.values() if isinstance(one, CheckpointSaver)), None):
+        # It would save, and nothing would be resumed.
+        raise UserError(f"callbacks holds a {type(saver).__name__}", cure="Give it as checkpoint=.")
     return checkpoint
 
 
