@@ -113,6 +113,12 @@ def test_a_language_model_continues_prompts_by_the_tokens_of_its_data() -> None:
         windows.encode("az")
 
 
+@pytest.mark.parametrize("bad", [{"length": 0}, {"temperature": -0.5}, {"every": 0}])
+def test_wrong_settings_of_samples_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(bad))} is "):
+        TextSamples(**bad)
+
+
 def test_without_a_codec_tokens_are_bytes_and_greedy_is_the_likeliest() -> None:
     class Next(nn.Module):
         """The next token is the last one and one."""

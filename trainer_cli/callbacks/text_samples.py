@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainer_cli.callbacks.validation_callback import ValidationCallback
 from trainer_cli.checkpoint.model_state import unwrapped
+from trainer_cli.config.schema import check_at_least
 from trainer_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class TextSamples(ValidationCallback):
         every: int = 1,
     ) -> None:
         super().__init__(every)
+        check_at_least("length", length, 1)
+        check_at_least("temperature", temperature, 0)
         self.prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         self.length, self.temperature, self.tokenizer, self.seed = length, temperature, tokenizer, seed
 
