@@ -270,6 +270,19 @@ def test_a_state_of_the_first_form_held_nothing_but_what_was_counted() -> None:
     assert meter.means() == {"loss": 1.5}
 
 
+def test_a_loss_that_depends_on_nothing_trained_is_refused() -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 1)
+
+        def forward(self, batch: Any) -> Any:
+            return self.linear(batch[0]).mean().detach()
+
+    with pytest.raises(UserError, match="the loss depends on no parameter that is trained"):
+        trainer(Cut).fit(loader())
+
+
 def test_both_kinds_of_clipping_are_refused() -> None:
     with pytest.raises(UserError, match=r"clip_norm and precision\.clip_value are both set"):
         Precision(clip_norm=1.0, clip_value=1.0)

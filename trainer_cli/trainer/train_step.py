@@ -144,7 +144,15 @@ class TrainStep:
         Args:
             optimizer: its parameters alone receive gradients; not given: all parameters.
             weight: of the batch in an accumulated gradient; not given: its number of samples.
+
+        Raises:
+            UserError: the loss depends on nothing that is trained.
         """
+        if not loss.requires_grad:
+            raise UserError(
+                "the loss depends on no parameter that is trained",
+                cure="Compute it without detach(), item() or no_grad(), from what the optimizer has.",
+            )
         for call in self._before_backward:
             call(self.trainer, self.model, loss)
         updated = self._updated if optimizer is None else (self._named(optimizer),)
