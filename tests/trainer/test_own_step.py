@@ -235,6 +235,45 @@ def test_optimizers_of_the_library_are_checked(optimizers: dict[str, Any], said:
         trainer(Two, optimizer=optimizers)
 
 
+class InBackward(TrainStep):
+    """Steps the optimizer for each parameter as soon as its gradient is there, which then frees its memory."""
+
+    hooked = False
+
+    def train_batch(self, batch: Any) -> Any:
+        if not self.hooked:
+            self.hooked = True
+            for parameter in self.model.parameters():
+                parameter.register_post_accumulate_grad_hook(self.step_one)
+        return super().train_batch(batch)
+
+    def update(self) -> None:
+        assert all(parameter.grad is None for parameter in self.model.parameters())
+        super().update()
+
+    def step_one(self, parameter: torch.Tensor) -> None:
+        (optimizer,) = self.trainer.optimizers.values()
+        optimizer.step()
+        parameter.grad = None
+
+
+def test_an_optimizer_may_step_in_the_backward_and_resumes_exactly(tmp_path: Path) -> None:
+    def fit(kind: type[TrainStep], folder: str, *lengths: int) -> Any:
+        for length in lengths:
+            saver = CheckpointerCallback(tmp_path / folder, save_interval=3)
+            made = trainer(
+                step=kind(), checkpoint=saver, settings={"max_duration": length},
+                optimizer=lambda model: Adam(model.parameters(), lr=0.1),
+                schedulers=lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, total_iters=1),
+            )  # fmt: skip
+            made.fit(loader())
+        return made
+
+    plain = fit(TrainStep, "plain", 8)
+    assert same(plain.model.state_dict(), fit(InBackward, "whole", 8).model.state_dict()) == []
+    assert same(plain.model.state_dict(), fit(InBackward, "parts", 4, 8).model.state_dict()) == []
+
+
 def test_a_setting_may_be_kept_of_one_optimizer_alone(tmp_path: Path) -> None:
     _fit(Both(), checkpoint=CheckpointerCallback(tmp_path))
     faster = {

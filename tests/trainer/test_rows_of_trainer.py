@@ -107,6 +107,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "test_training_and_evaluation_call_the_model_alike",
         "test_the_gan_learns_to_draw_digits",
         "test_a_gan_that_is_killed_goes_on_bit_for_bit",
+        "test_an_optimizer_may_step_in_the_backward_and_resumes_exactly",
         "test_the_check_passes_on_what_the_documentation_shows",
     ),
 }
