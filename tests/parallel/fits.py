@@ -230,11 +230,12 @@ class OwnParts:
 
 
 class Square(torch.nn.Module):
-    """The square of a linear function."""
+    """The square of a linear function, and with `spare` a parameter that gets no gradient."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, spare: bool = False) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(3, 2)
+        self.spare = torch.nn.Parameter(torch.ones(2)) if spare else None
 
     def tensor_parallel_plan(self, tensor_size: int) -> dict[str, str]:
         return {"linear": "colwise_gather_output"}

@@ -8,7 +8,9 @@ from torch import nn
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.models.gpt import GPT
-from trainer_cli.parallel.blocks import blocks_of, recompute
+from trainer_cli.parallel.blocks import apart, blocks_of, recompute
+from trainer_cli.parallel.fsdp import FSDP
+from trainer_cli.parallel.process_group import ALONE
 
 LARGE = ("attention", "mlp.hidden", "mlp.out")
 
@@ -43,6 +45,14 @@ def test_blocks_are_found_by_class_by_size_or_as_lists_of_modules(
         assert all(order[inner] < order[outer] for inner in outer.modules() if inner in order and inner is not outer)
 
 
+def test_blocks_with_a_tied_weight_are_not_sharded_by_themselves() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(4)))
+    model[1][0].weight = model[1][1].weight
+    model[2][1].weight = model[3][0].weight
+    blocks = blocks_of(model, ["Sequential", "Linear"])
+    assert names(model, apart(model, blocks)) == ["0", "0.0", "0.1", "1", "2.0", "3.1"]
+
+
 def test_a_class_that_the_model_lacks_is_named() -> None:
     with pytest.raises(ConfigError, match=r"parallel\.wrap names Blok, but the model has no module of such a class"):
         blocks_of(gpt(), ["Blok"])
@@ -69,3 +79,10 @@ def test_blocks_computed_again_give_the_same_gradients_and_names() -> None:
         assert one.grad is not None
         assert other.grad is not None
         assert torch.equal(one.grad, other.grad)
+
+
+def test_a_parameter_that_cannot_be_sharded_is_named() -> None:
+    model = nn.Linear(2, 2)
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(ConfigError, match=r"the parameter scale has no dimension"):
+        FSDP(ALONE).place(model, torch.device("cpu"))

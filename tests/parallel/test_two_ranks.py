@@ -89,6 +89,10 @@ OWN_STEP = (
     "UserError: OwnStep calls the model itself, so the gradients of the processes are not averaged. "
     "Call self.forward(batch) in train_batch."
 )
+NO_GRADIENT = (
+    "UserError: parameters (spare) got no gradient, so the gradients of the processes were not averaged "
+    "(parallel.find_unused_parameters, command line). Set it to true, or freeze parameters that get none."
+)
 OWN_SAMPLES = (
     "UserError: ranks 0 and 1 divide layers between them, and have different samples (parallel.tensor_size, command "
     "line). A loader or sampler that takes a part of the samples must take part trainer.strategy.group.data_rank of "
@@ -133,6 +137,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             *[[*job, f"run_dir=parts/{kind}"] for kind, job in PARTS.items()],
             *[[*job, f"run_dir=cut/{kind}", *cut] for kind, job in PARTS.items() for cut in (["loop.hard_stop=7"], [])],
             [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
+            [*PARTS["sampler"], "+model.spare=true", "run_dir=spare/refused"],
+            [*PARTS["sampler"], "+model.spare=true", "parallel.find_unused_parameters=true", "run_dir=spare/found"],
             ["apart", *NOISY, "run_dir=unseen"],
         ]
         ends = on_ranks(RANKS, [HERE / "fits.py", json.dumps(jobs)], timeout_s=60.0 * RANKS)
@@ -153,6 +159,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "75",
             *["0"] * (3 + 3 * len(PARTS)),
             OWN_STEP,
+            NO_GRADIENT,
+            "0",
             unseen,
         ]
         for code, output in ends:
@@ -181,6 +189,12 @@ def test_two_ranks_have_the_losses_of_one_process(runs: Path, name: str, how: st
 def test_a_step_whose_gradients_are_not_averaged_is_refused(runs: Path) -> None:
     summary = json.loads((runs / "own_step" / "summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("failed", OWN_STEP)
+
+
+def test_parameters_without_a_gradient_are_refused_before_a_step_is_made_of_gradients_of_one_rank(runs: Path) -> None:
+    refused = json.loads((runs / "spare/refused/summary.json").read_text())
+    assert (refused["status"], refused["step"]) == ("failed", 0)
+    assert metrics(runs / "spare/found") == metrics(runs / "parts/sampler")
 
 
 @pytest.mark.parametrize("kind", PARTS)

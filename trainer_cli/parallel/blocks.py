@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -44,6 +45,16 @@ def blocks_of(model: nn.Module, classes: Sequence[str] = (), min_parameters: int
             hint=f"It has {', '.join(sorted(seen)[:12])}.",
         )
     return list(found)
+
+
+def apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """The blocks that share no parameter with a module outside of them: tied weights are gathered together."""
+
+    def uses(module: nn.Module) -> Counter[nn.Parameter]:
+        return Counter(one for _, one in module.named_parameters(remove_duplicate=False))
+
+    all_uses = uses(model)
+    return [block for block in blocks if all(all_uses[one] == count for one, count in uses(block).items())]
 
 
 def recompute(blocks: Sequence[nn.Module]) -> None:

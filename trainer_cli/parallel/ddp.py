@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.single import on_local_device
 
@@ -64,6 +65,25 @@ class DDP:
         if self._wrapped is not None:
             # As its no_sync() does; the forward reads this too.
             self._wrapped.require_backward_grad_sync = on
+
+    def check_averaged(self, model: nn.Module) -> None:
+        if self._wrapped is None:
+            return
+        reducer: Any = self._wrapped.reducer
+        try:
+            # Torch does so in _rebuild_buckets, after the optimizer's step.
+            reducer._check_reducer_finalized()
+        except RuntimeError as error:
+            unused = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
+            named = f" ({', '.join(unused[:3])}{', …' if len(unused) > 3 else ''})" if unused else ""
+            cure = "Set it to true, or freeze parameters that get none."
+            if self._find_unused:
+                cure = "Let forward return the loss as a tensor, or in a mapping or list, where torch finds it."
+            raise UserError(
+                f"parameters{named} got no gradient, so the gradients of the processes were not averaged",
+                where="parallel.find_unused_parameters",
+                cure=cure,
+            ) from error
 
     @contextmanager
     def evaluation(self, model: nn.Module) -> Iterator[None]:

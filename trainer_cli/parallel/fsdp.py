@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer_cli.errors import ConfigError
-from trainer_cli.parallel.blocks import blocks_of
+from trainer_cli.parallel.blocks import apart, blocks_of
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.single import on_local_device
 from trainer_cli.parallel.tensor import divide
@@ -65,6 +65,13 @@ class FSDP:
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
         device = on_local_device(device, self.group)
+        for name, parameter in model.named_parameters():
+            if not parameter.ndim:
+                raise ConfigError(
+                    f"the parameter {name} has no dimension, and parallel=fsdp cannot shard it",
+                    location="parallel.strategy",
+                    hint="Make it a tensor of shape (1,), or choose parallel=ddp.",
+                )
         with torch.no_grad():
             # As under DDP: one initialization, also if ranks drew different numbers.
             for tensor in (*model.parameters(), *model.buffers()):
@@ -73,7 +80,7 @@ class FSDP:
                 tensor.data.copy_(value)
         mesh = self._mesh(device.type)
         self.group.limit_also(mesh.get_all_groups())
-        blocks = blocks_of(model, self._wrap, self._min_parameters)
+        blocks = apart(model, blocks_of(model, self._wrap, self._min_parameters))
         if self.group.tensor_size > 1:
             divided = divide(model, mesh["tensor"])
             # The output of such a layer is a view, after which torch's hooks of a block need not be called.
@@ -105,6 +112,9 @@ class FSDP:
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(on)
+
+    def check_averaged(self, model: nn.Module) -> None:
+        """Each block averages the gradients that it has."""
 
     @contextmanager
     def evaluation(self, model: nn.Module) -> Iterator[None]:

@@ -27,6 +27,9 @@ class Single:
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
         """There are no other gradients."""
 
+    def check_averaged(self, model: nn.Module) -> None:
+        """There are no other gradients."""
+
     def evaluation(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 

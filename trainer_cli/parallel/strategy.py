@@ -30,6 +30,13 @@ class Strategy(Protocol):
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
         """Whether the next forward and backward averages gradients over the processes, or only adds to its own."""
 
+    def check_averaged(self, model: nn.Module) -> None:
+        """Check, after the last backward of several processes, that gradients are averaged.
+
+        Raises:
+            UserError: parameters without a gradient have kept others from it.
+        """
+
     def evaluation(self, model: nn.Module) -> AbstractContextManager[None]:
         """Around an evaluation: the model is the same on all processes, also where training leaves differences.
         Collective."""

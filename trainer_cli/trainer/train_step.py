@@ -306,6 +306,7 @@ class TrainStep:
                 f"{type(self).__name__} calls the model itself, so the gradients of the processes are not averaged",
                 cure="Call self.forward(batch) in train_batch.",
             )
+        self._strategy.check_averaged(self.model)
         if agreement.started:
             # Of a step that calls backward once for all optimizers.
             self._total = agreement.finish()
