@@ -93,6 +93,8 @@ def test_a_rank_that_does_not_start_is_named(
     assert capsys.readouterr().err == "train: waiting for ranks 1, 2 of 3 processes to start\n"
     with pytest.raises(LostRankError, match=r"rank 0 does not answer rank 1 at 127\.0\.0\.1:"):
         from_environment({**address, "WORLD_SIZE": "2", "RANK": "1"}, timeout_s=1)
+    port = address["MASTER_PORT"]
+    assert f"train: rank 1 is waiting for rank 0 at 127.0.0.1:{port} (MASTER_ADDR" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_reported_with_the_variable_that_sets_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from trainer_cli.parallel.ranks import Ranks
 
 _SAID_AFTER = timedelta(seconds=30)
 """How long ranks wait in silence for one that has not started."""
+_LOOK_AFTER_S = 0.1
 
 
 def meet(ranks: Ranks, environ: Mapping[str, str], timeout: timedelta) -> Any:
@@ -32,6 +34,8 @@ def meet(ranks: Ranks, environ: Mapping[str, str], timeout: timedelta) -> Any:
     host, port = ranks.address
     # The store of torchrun's agent outlives a restart of the processes.
     serves = ranks.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if not serves:
+        _wait_for_rank_0(ranks, host, port, timeout)
     try:
         served = dist.TCPStore(host, port, is_master=serves, timeout=timeout, wait_for_workers=False)
     except dist.DistNetworkError as error:
@@ -57,6 +61,27 @@ def meet(ranks: Ranks, environ: Mapping[str, str], timeout: timedelta) -> Any:
         raise PeerError("a rank did not start")
     have = "has" if len(absent) == 1 else "have"
     raise LostRankError(f"{_named(absent)} of {ranks.world_size} {have} not started in {timeout.total_seconds():g} s")
+
+
+def _wait_for_rank_0(ranks: Ranks, host: str, port: int, timeout: timedelta) -> None:
+    """Wait until something listens at the address of rank 0. Torch waits without a word, and handles no signal.
+
+    Raises:
+        LostRankError: nothing does within the timeout.
+    """
+    until, say_at = (time.monotonic() + wait.total_seconds() for wait in (timeout, min(timeout, _SAID_AFTER)))
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=_SAID_AFTER.total_seconds()).close()
+            return
+        except OSError as error:
+            now, why = time.monotonic(), f"{host}:{port} (MASTER_ADDR, MASTER_PORT): {error}"
+            if now >= until:
+                raise LostRankError(f"rank 0 does not answer rank {ranks.rank} at {why}") from error
+            if now >= say_at and (ranks.local_rank == 0 or ranks.rank == 1):
+                print(f"train: rank {ranks.rank} is waiting for rank 0 at {why}", file=sys.stderr)
+                say_at = until
+            time.sleep(_LOOK_AFTER_S)
 
 
 def _speaker(ranks: Ranks, absent: list[int]) -> int:
