@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +38,14 @@ CALLBACKS: dict[str, Callable[[], Any]] = {
     "DurationProfiler": lambda: trainer_cli.DurationProfiler(),
     "MemoryMonitor": lambda: trainer_cli.MemoryMonitor(),
     "ActivationStatistics": lambda: trainer_cli.ActivationStatistics(MODULES),
+    "DumpActivations, every 100": lambda: trainer_cli.DumpActivations(MODULES, every=100),
     "TensorListener": lambda: trainer_cli.TensorListener(),
+    "TorchProfiler, 3 steps": lambda: trainer_cli.TorchProfiler(),
+    "AnomalyDetection": lambda: trainer_cli.AnomalyDetection(),
+    "ScopedFlags": lambda: trainer_cli.ScopedFlags(train={"torch.backends.cuda.matmul.allow_tf32": True}),
+    "SkipSamples": lambda: trainer_cli.SkipSamples(64),
+    "BatchSummary": lambda: trainer_cli.BatchSummary(),
+    "ParameterTable": lambda: trainer_cli.ParameterTable(),
 }
 SPARSITIES: dict[str, Callable[[], Any]] = {
     "sparsity, static": lambda: Static(0.8),
@@ -75,7 +83,7 @@ def measure(settings: Settings) -> list[Table]:
     """One table: a fit without callbacks, and with each of them."""
     steps = 600 if settings.quick else 3000
     makers = {**CALLBACKS, **SPARSITIES}
-    measures = {name: partial(_step, name, make, steps) for name, make in makers.items()}
+    measures = {name: partial(_step, name, make, steps, settings.scratch / "run") for name, make in makers.items()}
     samples, skipped = interleaved(measures, settings.rounds_or(3, 8), needed=list(makers))
     rows = [Row(name, found) for name, found in samples.items()]
     for row in rows:
@@ -97,7 +105,7 @@ def measure(settings: Settings) -> list[Table]:
     ]  # fmt: skip
 
 
-def _step(name: str, make: Callable[[], Any], steps: int) -> dict[str, float]:
+def _step(name: str, make: Callable[[], Any], steps: int, run_dir: Path) -> dict[str, float]:
     """The mean step of one fit."""
     torch.set_num_threads(1)
     made = make()
@@ -109,6 +117,8 @@ def _step(name: str, make: Callable[[], Any], steps: int) -> dict[str, float]:
         callbacks=[made] if name in CALLBACKS and made is not None else [],
         seed=0,
         device="cpu",
+        run_dir=run_dir,
+        logging=trainer_cli.Logging(level="error", console="off"),
     )
     loader = DataLoader(Batches(steps), batch_size=None)
     began, used = time.perf_counter(), time.process_time()
