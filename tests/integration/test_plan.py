@@ -261,6 +261,15 @@ def test_epochs_of_a_stream_can_be_reported_where_their_length_is(forks: Forks, 
     compare(planned(forks, place, *known), did(forks, place, *known))
 
 
+def test_a_plan_counts_the_steps_of_several_processes(forks: Forks, place: Path) -> None:
+    several = ("parallel=ddp", "parallel.processes_per_node=2", "data.batch_size=16")
+    named = """checkpoint.name='step{step}-of{world_size}'"""
+    two, one = planned(forks, place, *BASE, *several, named), planned(forks, place, *BASE, "data.batch_size=32")
+    steps = [save["step"] for save in one["saves"]]
+    assert len(steps) > 1
+    assert [save["name"] for save in two["saves"]] == [f"step{step}-of2" for step in steps]
+
+
 @pytest.mark.parametrize("refused", ["seed=3", "optimizer=null", "resume=never", "optimizer.lr=-1"])
 def test_what_fit_refuses_plan_refuses_alike(forks: Forks, place: Path, refused: str) -> None:
     did(forks, place, *BASE)

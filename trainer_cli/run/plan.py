@@ -24,8 +24,9 @@ from trainer_cli.checkpoint.rules import retention_rules, save_rules, settings_o
 from trainer_cli.checkpoint.timeline import Simulation, Timeline, simulate
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml
-from trainer_cli.config.schema import CheckpointConfig, CheckpointFormat, Compression, Newer, Removal
+from trainer_cli.config.schema import CheckpointConfig, CheckpointFormat, Compression, Newer, ParallelConfig, Removal
 from trainer_cli.config.targets import component, import_from
+from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.run.run_dir import RunDir, RunStatus
 from trainer_cli.run.start import Done, Start, fork_of, load_options, of_existing, of_new, refuse_no_optimizer
 from trainer_cli.trainer.intervals import StepCounts
@@ -114,7 +115,8 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
     folder = start.run.folder_for(config.checkpoint.folder)
     composed.check_targets()
     start_point = start_point_of(start, fork_of(composed, start), folder, composed)
-    builder = Builder(config, composed.trust)
+    group = _group_of(config.parallel)
+    builder = Builder(config, composed.trust, group)
     data = builder.data()
     loop = builder.loop()
     loop.learn_lengths(data.train, start_point.progress)
@@ -133,7 +135,8 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
     end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
     form = format_of(checkpoint.format, checkpoint.compression)
     size = checkpoint_size(builder, data, end, form, beside=len(to_yaml(composed).encode()))
-    timeline = simulate(setting, step_counts, name=_name(composed, checkpoint), size=size.at, sizes=start_point.sizes)
+    name = _name(composed, checkpoint, group.world_size)
+    timeline = simulate(setting, step_counts, name=name, size=size.at, sizes=start_point.sizes)
     return Plan(
         run_dir=start.run.path,
         start=start,
@@ -253,11 +256,20 @@ def _overrides(kind: Any, hook: str) -> bool:
     return getattr(kind, hook, None) is not getattr(Callback, hook)
 
 
-def _name(composed: Composed, checkpoint: CheckpointConfig) -> Callable[[Progress], str]:
+def _group_of(parallel: ParallelConfig) -> ProcessGroup:
+    """Rank 0 of the processes that the config says, without the others."""
+    group = ProcessGroup()
+    group.world_size = parallel.processes_per_node or 1
+    group.divide_layers(parallel.tensor_size)
+    group.tensor_size = parallel.tensor_size
+    return group
+
+
+def _name(composed: Composed, checkpoint: CheckpointConfig, world_size: int) -> Callable[[Progress], str]:
     naming, own = Naming(checkpoint.name, checkpoint.suffix), composed.config.name or "default"
 
     def name(at: Progress) -> str:
-        return naming.name({**at.state_dict(), "run_name": own, "world_size": 1})
+        return naming.name({**at.state_dict(), "run_name": own, "world_size": world_size})
 
     return name
 
