@@ -62,3 +62,15 @@ def test_a_job_of_several_tasks_that_srun_did_not_start_is_a_warning_if_it_was_t
     said = "the Slurm job has 8 tasks, but srun did not start this process: it trains alone"
     assert (said in capsys.readouterr().err) == warns
     assert started == ["fit"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warns"),
+    [([], False), (["parallel=ddp"], True), (["parallel=ddp", "parallel.processes_per_node=1"], False)],
+)
+def test_ddp_in_one_process_is_a_warning_unless_that_was_asked_for(
+    started: list[Any], overrides: list[str], warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fitted(*overrides, supervised=False) == 0
+    assert ("parallel=ddp trains in this process alone" in capsys.readouterr().err) == warns
+    assert started == ["fit"]

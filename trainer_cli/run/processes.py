@@ -54,6 +54,12 @@ def fit_in_processes(
             f"train: warning: the Slurm job has {tasks} tasks, but srun did not start this process: it trains alone",
             file=sys.stderr,
         )
+    elif config.parallel.strategy == "ddp" and config.parallel.processes_per_node is None:
+        print(
+            "train: warning: parallel=ddp trains in this process alone: set parallel.processes_per_node, or start the "
+            "processes by torchrun or srun",
+            file=sys.stderr,
+        )
     if config.parallel.strategy == "fsdp":
         # One process needs a group, too.
         return _fit_as_rank(lambda: composed, allow_pickle=allow_pickle)
