@@ -43,7 +43,6 @@ CALLBACKS: dict[str, Callable[[], Any]] = {
     "TorchProfiler, 3 steps": lambda: trainer_cli.TorchProfiler(),
     "AnomalyDetection": lambda: trainer_cli.AnomalyDetection(),
     "ScopedFlags": lambda: trainer_cli.ScopedFlags(train={"torch.backends.cuda.matmul.allow_tf32": True}),
-    "SkipSamples": lambda: trainer_cli.SkipSamples(64),
     "BatchSummary": lambda: trainer_cli.BatchSummary(),
     "ParameterTable": lambda: trainer_cli.ParameterTable(),
 }
