@@ -78,7 +78,7 @@ class DDP:
             named = f" ({', '.join(unused[:3])}{', …' if len(unused) > 3 else ''})" if unused else ""
             cure = "Set it to true, or freeze parameters that get none."
             if self._find_unused:
-                cure = "Let forward return the loss as a tensor, or in a mapping or list, where torch finds it."
+                cure = "Return tensors, or mappings or lists of them, from forward; name no optimizer in self.backward."
             raise UserError(
                 f"parameters{named} got no gradient, so the gradients of the processes were not averaged",
                 where="parallel.find_unused_parameters",
