@@ -38,6 +38,8 @@ class Stopping(Callback):
             return
         if self.ask == "stop":
             trainer.stop(f"asked for by rank {self.rank}", finished=False)
+        elif self.ask == "sigterm":
+            os.kill(os.getpid(), signal.SIGTERM)
         elif self.ask == "log":
             trainer.log_metrics({"seen": self.step})
         elif self.ask == "evaluate":

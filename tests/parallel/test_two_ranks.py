@@ -130,8 +130,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [*WEIGHTED, *TENSOR, "run_dir=divided/weighted"],
             [*PARTS["stream"], *TENSOR, "run_dir=divided/stream"],
             [*NOISY, *ask(1, 99, "stop"), "run_dir=whole"],
-            [*NOISY, *ask(1, 16, "stop"), "run_dir=cut"],
-            [*NOISY, *ask(1, 16, "stop"), "run_dir=cut"],
+            [*NOISY, *ask(1, 16, "sigterm"), "run_dir=cut"],
+            [*NOISY, *ask(1, 16, "sigterm"), "run_dir=cut"],
             [*NOISY, *ask(1, 13, "evaluate"), "run_dir=asked", "loop.max_duration=20"],
             [*NOISY, *ask(1, 13, "log"), "run_dir=logged", "loop.max_duration=20"],
             *[[*job, f"run_dir=parts/{kind}"] for kind, job in PARTS.items()],
@@ -283,12 +283,17 @@ def test_each_save_is_recorded_once_and_not_by_each_rank(runs: Path) -> None:
     assert 40 in saved
 
 
-def test_a_stop_on_one_rank_stops_both_with_one_checkpoint(runs: Path) -> None:
-    first = json.loads((runs / "cut" / "summary.json").read_text())["attempts"][0]
-    # At the latest the step after the one in which it was asked for.
+@pytest.mark.parametrize(
+    ("name", "step", "reason"), [("cut", 16, "SIGTERM"), ("divided/cut", 12, "asked for by rank 1")]
+)
+def test_a_signal_or_a_stop_on_one_rank_stops_all_with_one_checkpoint(
+    runs: Path, name: str, step: int, reason: str
+) -> None:
+    first = json.loads((runs / name / "summary.json").read_text())["attempts"][0]
     assert first["status"] == "stopped"
-    assert first["step"] in (16, 17)
-    assert first["reason"] == "asked for by rank 1"
+    # At the latest the step after the one in which it was asked for.
+    assert first["step"] in (step, step + 1)
+    assert reason in first["reason"]
 
 
 def test_an_evaluation_asked_for_by_one_rank_is_made_by_both(runs: Path) -> None:
