@@ -25,7 +25,7 @@ from trainer_cli.callbacks.parameter_table import ParameterTable, parameter_tabl
 from trainer_cli.callbacks.tensor_listener import TensorListener
 from trainer_cli.callbacks.throughput import Throughput, peak_tflops
 from trainer_cli.callbacks.torch_profiler import TorchProfiler
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.observe import _observers
 
@@ -209,9 +209,10 @@ def test_hooks_do_not_stay_after_an_error() -> None:
         (lambda: DumpActivations(["*"], every=0), "every is 0"),
         (lambda: Throughput(peak_tflops=-1), "peak_tflops is -1"),
         (lambda: TorchProfiler(active=0), "active is 0"),
+        (lambda: trainer(callbacks={"a": TorchProfiler(), "b": TorchProfiler()}), "there are two TorchProfilers"),
         (lambda: ParameterTable(-1), "depth is -1"),
     ],
 )
 def test_mistakes_are_reported(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         make()

@@ -80,9 +80,11 @@ def test_a_schedule_by_the_length_of_another_loop_is_refused() -> None:
         trainer(schedulers=factory).fit(loader())
 
 
-def test_a_saver_among_the_callbacks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"callbacks holds a CheckpointerCallback\. Give it as checkpoint=\."):
-        trainer(callbacks=[CheckpointerCallback(tmp_path)])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
+def test_a_saver_among_the_callbacks_is_refused(beside: bool, tmp_path: Path) -> None:
+    saver = {"checkpoint": CheckpointerCallback(tmp_path / "a")} if beside else {}
+    with pytest.raises(UserError, match=r"holds a CheckpointerCallback, as .*give it as checkpoint=, or in YAML"):
+        trainer(callbacks=[CheckpointerCallback(tmp_path)], **saver)
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:

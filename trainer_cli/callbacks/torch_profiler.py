@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -58,6 +58,14 @@ class TorchProfiler(Callback):
         }
         self._profile: Any = None
         self._step = 0
+
+    def setup(self, trainer: Trainer) -> None:
+        if len(trainer.get_callbacks(TorchProfiler)) > 1:
+            # The process would end without a word.
+            raise UserError(
+                "there are two TorchProfilers, and torch records for one at a time",
+                cure="Leave one out; its `repeat` and `skip_first` choose the steps.",
+            )
 
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop

@@ -99,9 +99,13 @@ def _checked_saver(checkpoint: CheckpointSaver | None, callbacks: Mapping[str, C
         if "checkpoint" in callbacks:
             raise UserError("two callbacks are called 'checkpoint'", cure="Give it once, as checkpoint=.")
         typed("checkpoint", typed("checkpoint", checkpoint, Callback), CheckpointSaver)
-    elif saver := next((one for one in callbacks.values() if isinstance(one, CheckpointSaver)), None):
-        # It would save, and nothing would be resumed.
-        raise UserError(f"callbacks holds a {type(saver).__name__}", cure="Give it as checkpoint=.")
+    for name, one in callbacks.items():
+        if isinstance(one, CheckpointSaver):
+            # It would save, and nothing of that would be resumed.
+            raise UserError(
+                f"callbacks holds a {type(one).__name__}, as {name!r}",
+                cure="One saves: give it as checkpoint=, or in YAML under the name callbacks.checkpoint.",
+            )
     return checkpoint
 
 
