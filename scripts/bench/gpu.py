@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from settings import Settings
 from table import Column, Row, Table
@@ -25,6 +24,7 @@ from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import from_environment
 from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.trainer.hooks import Callback
+from views import Batch, Views
 
 BASE, SAVES = "by hand", 4
 """A run with saves makes so many while it is measured."""
@@ -58,25 +58,15 @@ class Size:
         return self.tokens * (6.0 * parameters + 12.0 * self.layers * self.width * self.context)
 
 
-class Tokens:
-    """Random tokens, and those after them; a batch is a view."""
-
-    deterministic = True
+class Tokens(Views):
+    """Random tokens, and those after them."""
 
     def __init__(self, size: Size) -> None:
-        self.rows = torch.randint(size.vocab_size, (size.batch * (size.warm + size.steps), size.context + 1))
+        super().__init__(size.batch * (size.warm + size.steps))
+        self.rows = torch.randint(size.vocab_size, (len(self), size.context + 1))
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[int]:
-        return indices
-
-    def collate(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        rows = self.rows[indices[0] : indices[-1] + 1]
+    def batch(self, part: slice) -> Batch:
+        rows = self.rows[part]
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 

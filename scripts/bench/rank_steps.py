@@ -7,7 +7,6 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,10 +18,10 @@ from trainer_cli import Trainer, TrainingLoop
 from trainer_cli.data.loader import Loader
 from trainer_cli.parallel.ddp import DDP
 from trainer_cli.parallel.process_group import ProcessGroup, from_environment
+from views import Batch, Views
 
 INPUTS, WIDTH, CLASSES, BATCH = 256, 448, 10, 64
 WARM = 20
-Batch = tuple[Tensor, Tensor]
 
 
 class Net(nn.Module):
@@ -42,27 +41,16 @@ class Net(nn.Module):
         return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
 
 
-class Samples:
-    """As many samples as the ranks need, of which a batch is a view."""
-
-    deterministic = True
+class Samples(Views):
+    """As many samples as the ranks need."""
 
     def __init__(self, count: int) -> None:
+        super().__init__(count)
         generator = torch.Generator().manual_seed(0)
         self.x = torch.randn(count, INPUTS, generator=generator)
         self.y = torch.randint(CLASSES, (count,), generator=generator)
 
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[int]:
-        return indices
-
-    def collate(self, indices: Sequence[int]) -> Batch:
-        part = slice(indices[0], indices[-1] + 1)
+    def batch(self, part: slice) -> Batch:
         return self.x[part], self.y[part]
 
 
