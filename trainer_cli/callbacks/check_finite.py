@@ -122,7 +122,7 @@ class CheckFinite(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = trainer.progress.step
-        if step == trainer.step.step_idx:  # The step is not complete.
+        if not trainer.is_step_complete:
             return
         self._in_step = False
         if self.policy is NotFinitePolicy.skip:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -14,7 +14,6 @@ from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
 
 Condition = Callable[["Trainer"], object]
 
@@ -29,7 +28,6 @@ class EarlyExit(Callback):
 
     def __init__(self, conditions: Iterable[Condition] = ()) -> None:
         self._conditions: OrderedDict[int, Condition] = OrderedDict()
-        self._step = -1
         for condition in conditions:
             self.register(condition)
 
@@ -49,15 +47,9 @@ class EarlyExit(Callback):
         self._conditions[handle.id] = condition
         return handle
 
-    def on_fit_start(
-        self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
-    ) -> None:
-        self._step = trainer.progress.step
-
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.progress.step == self._step:  # A batch that completed no step.
+        if not trainer.is_step_complete:
             return
-        self._step = trainer.progress.step
         for condition in list(self._conditions.values()):
             if answer := condition(trainer):
                 name = getattr(condition, "__name__", type(condition).__name__)

@@ -69,7 +69,7 @@ class EMA(Callback):
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         step = trainer.progress.step
-        if step == trainer.step.step_idx:  # The step is not complete.
+        if not trainer.is_step_complete:
             return
         if not self._average:
             if step >= self._start_step:

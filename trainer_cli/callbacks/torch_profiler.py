@@ -57,7 +57,6 @@ class TorchProfiler(Callback):
             "with_stack": with_stack,
         }
         self._profile: Any = None
-        self._step = 0
 
     def setup(self, trainer: Trainer) -> None:
         if len(trainer.get_callbacks(TorchProfiler)) > 1:
@@ -85,14 +84,8 @@ class TorchProfiler(Callback):
         stack.callback(self._forget)
         self._profile = stack.enter_context(made)
 
-    def on_fit_start(
-        self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
-    ) -> None:
-        self._step = trainer.progress.step
-
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.progress.step != self._step and self._profile is not None:
-            self._step = trainer.progress.step
+        if trainer.is_step_complete and self._profile is not None:
             self._profile.step()
 
     def _forget(self) -> None:

@@ -416,6 +416,11 @@ class Trainer(Recording, Requests):
         return bool(self.loop.logs(self))
 
     @property
+    def is_step_complete(self) -> bool:
+        """At the end of a batch: whether it has completed an optimizer step; one of an accumulated step may not."""
+        return bool(self.progress.step != self.step.step_idx)
+
+    @property
     def is_first_iteration(self) -> bool:
         """Whether the step that is being made, or was made last, is the first of this fit."""
         return bool(self.loop.is_first(self))
