@@ -71,6 +71,7 @@ class ProcessGroup:
                 location="parallel.tensor_size",
                 hint="Start a multiple of tensor_size processes: parallel.processes_per_node, torchrun or srun.",
             )
+        self.tensor_size = tensor_size
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value, on every rank; those of the other ranks are ignored."""
@@ -152,12 +153,12 @@ class _Several(ProcessGroup):
         self._objects = dist.new_group(backend="gloo", timeout=timeout)
 
     def divide_layers(self, tensor_size: int) -> None:
+        before = self.tensor_size
         super().divide_layers(tensor_size)
-        if tensor_size != self.tensor_size:
+        if tensor_size != before:
             parts = [list(range(first, self.world_size, tensor_size)) for first in range(tensor_size)]
             new_groups: Any = self._dist.new_subgroups_by_enumeration
             self.data_group = new_groups(parts, timeout=self._timeout)[0] if tensor_size > 1 else None
-        self.tensor_size = tensor_size
 
     def broadcast(self, value: T) -> T:
         values = [value if self.is_main else None]
@@ -217,8 +218,8 @@ class _Several(ProcessGroup):
         except Exception as raised:
             error = raised
         with noting(phase):
-            told = self.gather(None if error is None else (int(getattr(error, "exit_code", 1)), _in_short(error)))
-        failed = [(rank, *one) for rank, one in enumerate(told) if one is not None]
+            errors = self.gather(None if error is None else (int(getattr(error, "exit_code", 1)), _in_short(error)))
+        failed = [(rank, *one) for rank, one in enumerate(errors) if one is not None]
         if error is not None and failed[0][0] == self.rank:
             error.add_note(f"on rank {self.rank} of {self.world_size}, {phase}")
             raise error

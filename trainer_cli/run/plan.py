@@ -261,7 +261,6 @@ def _group_of(parallel: ParallelConfig) -> ProcessGroup:
     group = ProcessGroup()
     group.world_size = parallel.processes_per_node or 1
     group.divide_layers(parallel.tensor_size)
-    group.tensor_size = parallel.tensor_size
     return group
 
 
