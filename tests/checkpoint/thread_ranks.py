@@ -43,7 +43,7 @@ class ThreadGroup(ProcessGroup):
         self.gather(None)
 
     def leave(self) -> None:
-        """Whoever waits for this rank is told that it is gone."""
+        """Let calls that wait for this rank fail."""
         self._shared.barrier.abort()
 
 

@@ -64,13 +64,13 @@ def main(folder: Path) -> None:
     }
     group.barrier()
     if group.is_main:
-        # Rank 1 comes to nothing more.
+        # Rank 1 enters no further collective.
         group.limit(0.5)
         error = _fails(group.barrier)
         answers["timed out"] = "Timed out" in error and is_of_peer(RuntimeError(error))
         answers["lost"] = str(group.lost("at step 17")).replace(socket.gethostname(), "HOST")
         answers["first"] = [group.fails_first(ZeroDivisionError("its own")), group.fails_first(ValueError("later"))]
-        answers["told"] = str(group.lost("at step 18"))
+        answers["failure_of_rank_0"] = str(group.lost("at step 18"))
     (folder / f"{group.rank}.json").write_text(json.dumps(answers))
     if not group.is_main:
         while not (folder / "0.json").exists():

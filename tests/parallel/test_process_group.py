@@ -37,7 +37,7 @@ def test_a_rank_that_does_not_come_within_the_limit_is_named(answers: list[dict[
 @pytest.mark.slow
 def test_others_hear_what_the_first_rank_that_failed_has_said(answers: list[dict[str, Any]]) -> None:
     assert answers[0]["first"] == [True, False]
-    assert answers[0]["told"] == "rank 0 failed: ZeroDivisionError: its own"
+    assert answers[0]["failure_of_rank_0"] == "rank 0 failed: ZeroDivisionError: its own"
 
 
 @pytest.mark.slow

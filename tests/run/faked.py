@@ -1,4 +1,4 @@
-"""Jobs of a sweep that end as they are told, without torch."""
+"""Jobs of a sweep that end as their configs say, without torch."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     assert not caplog.records
     truncate(run / "checkpoints/step30")
     assert select_one(name(run)).name == "step20"
-    [told] = caplog.messages
-    assert "step30 is passed over, and step20 is used: rank0.safetensors" in told
+    [warning] = caplog.messages
+    assert "step30 is passed over, and step20 is used: rank0.safetensors" in warning
 
 
 def test_an_older_damaged_checkpoint_is_no_matter_of_the_latest(run: Path, caplog: pytest.LogCaptureFixture) -> None:
