@@ -20,7 +20,7 @@ from typing import Any
 
 import chart
 import machine
-from settings import Settings
+from settings import Settings, Size
 from slower import TOLERANCE, Comparison, compare
 from table import Table
 
@@ -30,6 +30,11 @@ TABLES = {
     "gpu": "gpu",
 }  # fmt: skip
 """By name: the module that measures it."""
+NOTES = {
+    Size.smoke: "Smoke: every row once, in its smallest form; the figures say nothing. ",
+    Size.quick: "Quick: small sizes, few rounds. ",
+    Size.whole: "",
+}
 
 
 def main() -> int:
@@ -42,8 +47,8 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     tables = []
     with tempfile.TemporaryDirectory(prefix="bench-", dir=args.folder) as scratch:
-        result: dict[str, Any] = {"machine": machine.facts(Path(scratch)), "quick": args.quick, "tables": []}
-        settings = Settings(args.quick, args.rounds, scratch)
+        result: dict[str, Any] = {"machine": machine.facts(Path(scratch)), "size": args.size, "tables": []}
+        settings = Settings(args.size, args.rounds, scratch)
         for name in args.only or TABLES:
             began = time.perf_counter()
             print(f"{name} …", file=sys.stderr, flush=True)
@@ -78,7 +83,15 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds, no peers")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument(
+        "--quick", dest="size", action="store_const", const=Size.quick, help="small sizes, few rounds, no peers"
+    )
+    size.add_argument(
+        "--smoke", dest="size", action="store_const", const=Size.smoke,
+        help="every row once in its smallest form: shows that all can be measured; the figures say nothing",
+    )  # fmt: skip
+    parser.set_defaults(size=Size.whole)
     parser.add_argument("--only", nargs="+", choices=TABLES, metavar="TABLE", help=", ".join(TABLES))
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each table, instead of its own number")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), metavar="FOLDER", help="(bench-results)")
@@ -116,8 +129,7 @@ def _read(file: Path) -> list[Table]:
 def _page(result: dict[str, Any], tables: list[Table], folder: Path) -> str:
     """The Markdown, with a plot beside it for each table that has points."""
     facts = [f"{name}: {value}" for name, value in result["machine"].items()]
-    kind = "Quick: small sizes, few rounds. " if result["quick"] else ""
-    parts = ["# Benchmarks", f"{kind}{' · '.join(facts)}"]
+    parts = ["# Benchmarks", f"{NOTES[result['size']]}{' · '.join(facts)}"]
     for table in tables:
         parts.append(f"## {table.name}\n\n{table.to_markdown()}")
         column, points = table.columns[0], table.points()

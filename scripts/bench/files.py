@@ -33,15 +33,15 @@ PATIENT = {"config_kwargs": {"read_timeout": 600}}
 def measure(settings: Settings) -> list[Table]:
     """One table, in this process; each contender writes a file or folder that it removes again."""
     warnings.filterwarnings("ignore", module="torch")
-    tree = gpt_state(small=settings.quick)
+    tree = gpt_state(small=settings.small)
     size = size_bytes(tree)
     say(f"a state of {size / 1e9:.2f} GB")
     folder = Path(settings.scratch)
     contenders = _contenders(tree, folder)
     measures: dict[str, Measure] = {name: partial(_timed, make, folder / "out") for name, make in contenders.items()}
     with _s3_server(folder):
-        samples, skipped = interleaved(measures, settings.rounds_or(2, 5), needed=[COPY])
-    columns = [Column("time", "s", 3, resolution=0.01 if settings.quick else 0.05)]
+        samples, skipped = interleaved(measures, settings.rounds_or(2, 5), warm=settings.warm, needed=[COPY])
+    columns = [Column("time", "s", 3, resolution=0.01 if settings.small else 0.05)]
     notes = ["All but verify and DCP's end with an fsync. The store is a local S3 server in another process."]
     rows = [Row(name, found) for name, found in samples.items()]
     title = f"Files of a checkpoint of {size / 1e9:.2f} GB"

@@ -191,7 +191,7 @@ def measure(settings: Settings) -> list[Table]:
     if not torch.cuda.is_available():
         say("gpu is skipped: there is no CUDA device")
         return []
-    size = Size(steps=20) if settings.quick else Size()
+    size = settings.pick(smoke=Size(warm=1, steps=2), quick=Size(steps=20), whole=Size())
     return [table(size, torch.device("cuda"), settings)]
 
 
@@ -199,7 +199,7 @@ def table(size: Size, device: torch.device, settings: Settings, names: Sequence[
     """The steps of those contenders, or of all."""
     every = contenders(settings.scratch)
     measures = {name: partial(measured, every[name], size, device) for name in names or every}
-    samples, skipped = interleaved(measures, settings.rounds_or(1, 5), needed=[BASE])
+    samples, skipped = interleaved(measures, settings.rounds_or(1, 5), warm=settings.warm, needed=[BASE])
     rows = [
         Row(name, found, base=f"{BASE}, compiled" if "compiled" in name else BASE) for name, found in samples.items()
     ]

@@ -58,7 +58,7 @@ def loaders(tree: Tree, folder: Path) -> dict[str, tuple[Path, Load]]:
 def measure(settings: Settings) -> list[Table]:
     """One table, in this process; each contender takes its turn with an empty page cache and with a full one."""
     warnings.filterwarnings("ignore", module="torch")
-    tree = gpt_state(small=settings.quick)
+    tree = gpt_state(small=settings.small)
     size = size_bytes(tree)
     say(f"a state of {size / 1e9:.2f} GB")
     measures: dict[str, Measure] = {}
@@ -66,13 +66,14 @@ def measure(settings: Settings) -> list[Table]:
     for name, (path, load) in loaders(tree, settings.scratch).items():
         for cache in CACHES:
             measures[f"{name}, {cache}"] = partial(_timed, path, load, cache, buffer)
-    samples, skipped = interleaved(measures, settings.rounds_or(3, 7), needed=[f"{RAW}, cold", "train, cold"])
+    needed = [f"{RAW}, cold", "train, cold"]
+    samples, skipped = interleaved(measures, settings.rounds_or(3, 7), warm=settings.warm, needed=needed)
     rows = []
     for name, found in samples.items():
         cache = name.rpartition(", ")[2]
         rows.append(Row(name, found, base=f"{RAW}, {cache}"))
     columns = [
-        Column("time", "s", 3, resolution=0.01 if settings.quick else 0.05),
+        Column("time", "s", 3, resolution=0.01 if settings.small else 0.05),
         Column("memory", "MB", 0, resolution=size / 1e6 / 20, ratio=False),
     ]
     notes = [

@@ -16,9 +16,9 @@ BASES = {"train fit, own loader": "bare, collating"}
 
 def measure(settings: Settings) -> list[Table]:
     """One table: ours as shipped, by hand, and the peers that are installed."""
-    steps, warm = (1200, 300) if settings.quick else (5500, 500)
+    steps, warm = settings.pick(smoke=(20, 5), quick=(1200, 300), whole=(5500, 500))
     rounds = settings.rounds_or(3, 6)
-    measures, missing = contenders(OURS if settings.quick else OURS + PEERS, steps, warm)
+    measures, missing = contenders(OURS if settings.small else OURS + PEERS, steps, warm)
     samples, skipped = interleaved(measures, rounds, warm=0, needed=OURS)
     rows = [
         Row(name, {"step": found["step"], "processor": found["processor"]}, base=BASES.get(name))

@@ -18,7 +18,7 @@ LIMIT_S = 900.0
 
 def measure(settings: Settings) -> list[Table]:
     """One table: the loop by hand and the trainer in turn, on one start of the ranks; as rank 0 sees it."""
-    steps = 100 if settings.quick else 400
+    steps = settings.pick(smoke=5, quick=100, whole=400)
     found = _on_ranks([str(steps), str(settings.rounds_or(3, 8))])
     rows = [Row(name, samples, base="by hand") for name, samples in found.items()]
     for row in rows:

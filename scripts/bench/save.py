@@ -81,18 +81,19 @@ def durations(tree: Tree, folder: Path, names: list[str] | None = None) -> dict[
 
 def measure(settings: Settings) -> list[Table]:
     """One table, in this process: the state is made once."""
-    tree = gpt_state(small=settings.quick)
+    tree = gpt_state(small=settings.small)
     size = size_bytes(tree)
     say(f"a state of {size / 1e9:.2f} GB")
     measures = durations(tree, settings.scratch)
-    samples, skipped = interleaved(measures, settings.rounds_or(3, 7), needed=[BUFFERED, "train, sync"])
+    needed = [BUFFERED, "train, sync"]
+    samples, skipped = interleaved(measures, settings.rounds_or(3, 7), warm=settings.warm, needed=needed)
     base = DIRECT if DIRECT in samples else BUFFERED
     if DIRECT not in measures:
         skipped[DIRECT] = "the file system refuses direct writes"
     rows = [Row(name, found) for name, found in samples.items()]
     columns = [
-        Column("time", "s", 3, resolution=0.01 if settings.quick else 0.05),
-        Column("processor", "s", 3, resolution=0.01 if settings.quick else 0.05, ratio=False),
+        Column("time", "s", 3, resolution=0.01 if settings.small else 0.05),
+        Column("processor", "s", 3, resolution=0.01 if settings.small else 0.05, ratio=False),
     ]
     return [Table("save", f"Durable save of {size / 1e9:.2f} GB", base, columns, rows, _sizes(tree), skipped)]
 

@@ -21,7 +21,7 @@ from settings import Settings
 from state import even_state
 from table import Column, Row, Table
 from timing import Measure, interleaved
-from trainer_cli import Callback, Trainer, TrainingLoop
+from trainer_cli import Callback, Logging, Trainer, TrainingLoop
 
 MB = 1_000_000
 STEP_US = Column("step", "µs", 1, resolution=10.0)
@@ -70,8 +70,8 @@ class Chain(nn.Module):
 
 def by_callbacks(settings: Settings) -> Table:
     """The Trainer's step with 0 to 1,000 callbacks, beside a plain loop."""
-    counts = [0, 10, 100] if settings.quick else [0, 1, 10, 100, 1000]
-    steps = 200 if settings.quick else 1000
+    counts = settings.pick(smoke=[0, 10], quick=[0, 10, 100], whole=[0, 1, 10, 100, 1000])
+    steps = settings.pick(smoke=20, quick=200, whole=1000)
     measures: dict[str, Measure] = {"by hand": partial(_by_hand, 4, steps)}
     rows: dict[str, tuple[str, int]] = {}
     for kind, callback in {"overriding one hook": Idle, "overriding none": Deaf}.items():
@@ -84,8 +84,8 @@ def by_callbacks(settings: Settings) -> Table:
 
 def by_parameters(settings: Settings) -> Table:
     """A step of a model with 10 to 1,000 parameters, each beside a plain loop over the same."""
-    counts = [10, 100] if settings.quick else [10, 100, 300, 1000]
-    steps = 60 if settings.quick else 300
+    counts = settings.pick(smoke=[10], quick=[10, 100], whole=[10, 100, 300, 1000])
+    steps = settings.pick(smoke=20, quick=60, whole=300)
     measures: dict[str, Measure] = {}
     rows: dict[str, tuple[str, int]] = {}
     for count in counts:
@@ -98,8 +98,8 @@ def by_parameters(settings: Settings) -> Table:
 
 def by_state(settings: Settings) -> list[Table]:
     """A save against bytes (in 100 tensors), and against tensors (of the same bytes), beside the bare write of them."""
-    sizes = [1, 10, 50] if settings.quick else [10, 30, 100, 300, 1000, 3000]
-    total, counts = (20, [10, 100, 1000]) if settings.quick else (1000, [10, 100, 1000, 10_000])
+    sizes = settings.pick(smoke=[1], quick=[1, 10, 50], whole=[10, 30, 100, 300, 1000, 3000])
+    total, counts = settings.pick(smoke=(1, [10]), quick=(20, [10, 100, 1000]), whole=(1000, [10, 100, 1000, 10_000]))
     return [
         _saves("scale-bytes", "A save of so many bytes", "MB", {size: (size, 100) for size in sizes}, settings),
         _saves(
@@ -111,13 +111,13 @@ def by_state(settings: Settings) -> list[Table]:
 
 def by_checkpoints(settings: Settings) -> Table:
     """Finding the newest sound checkpoint of 1 to 3,000, in a fresh process, its imports not counted."""
-    counts = [1, 30] if settings.quick else [1, 10, 100, 1000, 3000]
+    counts = settings.pick(smoke=[1], quick=[1, 30], whole=[1, 10, 100, 1000, 3000])
     measures: dict[str, Measure] = {}
     for count in counts:
         root = settings.scratch / f"of{count}"
         make(root, count)
         measures[f"{count} checkpoints"] = partial(_discovered, root, count)
-    samples, _ = interleaved(measures, settings.rounds_or(3, 5), needed=list(measures))
+    samples, _ = interleaved(measures, settings.rounds_or(3, 5), warm=settings.warm, needed=list(measures))
     rows = [
         Row(name, found, base=None, series="discovery", x=float(name.split()[0])) for name, found in samples.items()
     ]
@@ -132,7 +132,7 @@ def _steps(
     name: str, title: str, what: str, measures: Mapping[str, Measure], rows: Mapping[str, tuple[str, int]],
     settings: Settings, steps: int,
 ) -> Table:  # fmt: skip
-    samples, _ = interleaved(measures, settings.rounds_or(3, 7), needed=list(measures))
+    samples, _ = interleaved(measures, settings.rounds_or(3, 7), warm=settings.warm, needed=list(measures))
     found = [
         Row(
             row, own, base=f"by hand, {rows[row][1]} {what}" if what == "parameters" else None,
@@ -159,7 +159,8 @@ def _by_hand(tensors: int, steps: int) -> dict[str, float]:
 def _by_trainer(tensors: int, steps: int, callbacks: list[Callback]) -> dict[str, float]:
     model, batch = _model(tensors)
     trainer = Trainer(
-        model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), console="off",
+        model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True),
+        logging=Logging(level="error", console="off"),
         loop=TrainingLoop(max_duration=steps, eval_interval=None),
         callbacks={f"callback{number}": one for number, one in enumerate(callbacks)},
     )  # fmt: skip
@@ -179,7 +180,9 @@ def _saves(name: str, title: str, what: str, kinds: Mapping[int, tuple[int, int]
         tree = even_state(megabytes * MB, tensors)
         wanted = [DIRECT, BUFFERED, "torch.save + fsync", "train, sync"]
         measures = durations(tree, settings.scratch, wanted)
-        samples, _ = interleaved(measures, settings.rounds_or(3, 5), needed=[BUFFERED, "train, sync"])
+        samples, _ = interleaved(
+            measures, settings.rounds_or(3, 5), warm=settings.warm, needed=[BUFFERED, "train, sync"]
+        )
         base = DIRECT if DIRECT in samples else BUFFERED
         for kind, found in samples.items():
             own = f"{base}, {x} {what}"

@@ -27,7 +27,7 @@ _MOST = 8
 class Sizes:
     """Of the model and a step, and how many saves a process makes in stretches of how many steps."""
 
-    small: bool
+    size: str
     saves: int
     steps: int
     batch: int = 1
@@ -35,13 +35,17 @@ class Sizes:
 
 def measure(settings: Settings) -> list[Table]:
     """Two tables: single saves, and one after every step or every fifth."""
-    if settings.quick:
-        return [_single(settings, Sizes(True, 3, 4)), _often(settings, Sizes(True, 3, 5))]
-    return [_single(settings, Sizes(False, 10, 4)), _often(settings, _long_enough(settings, Sizes(False, 5, 5)))]
+    if settings.small:
+        saves = settings.pick(smoke=1, quick=3, whole=10)
+        return [_single(settings, Sizes(settings.size, saves, 4)), _often(settings, Sizes(settings.size, saves, 5))]
+    return [
+        _single(settings, Sizes(settings.size, 10, 4)),
+        _often(settings, _long_enough(settings, Sizes(settings.size, 5, 5))),
+    ]
 
 
 def _single(settings: Settings, sizes: Sizes) -> Table:
-    names = [NONE, TORCH, "train, sync", "train, async"] if settings.quick else list(SAVERS)
+    names = [NONE, TORCH, "train, sync", "train, async"] if settings.small else list(SAVERS)
     measures = {name: _process(settings, sizes, name, often=False) for name in names}
     samples, skipped = interleaved(measures, settings.rounds_or(2, 3), warm=0, needed=[NONE, TORCH, "train, sync"])
     absent = samples.pop(NONE)

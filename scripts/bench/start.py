@@ -14,9 +14,10 @@ STEPS = 3
 
 def measure(settings: Settings) -> list[Table]:
     """One table: the first round reads what is not in the page cache yet, and does not count."""
-    measures, missing = contenders(OURS if settings.quick else OURS + PEERS, STEPS, 0)
+    ours = settings.pick(smoke=["bare, fused", "train fit"], quick=OURS, whole=OURS)
+    measures, missing = contenders(ours + ([] if settings.small else PEERS), STEPS, 0)
     measures["import torch, and no more"] = import_of("import torch")
-    samples, skipped = interleaved(measures, settings.rounds_or(3, 7), warm=1, needed=OURS)
+    samples, skipped = interleaved(measures, settings.rounds_or(3, 7), warm=settings.warm, needed=ours)
     rows = [
         Row(name, {"first step": found["first step"], "processor": found["first step, processor"]})
         for name, found in samples.items()

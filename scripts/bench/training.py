@@ -42,7 +42,8 @@ class Plan:
     """How large the model is, how many saves are made, and how many steps of the training there are to each."""
 
     folder: str
-    small: bool
+    size: str
+    """`smoke`, `quick` or `whole`: of the model."""
     saves: int
     steps: int
     often: bool
@@ -50,20 +51,21 @@ class Plan:
     batch: int = 1
     """Sequences a step: more make it longer, and the state no larger."""
 
-    @property
-    def width(self) -> int:
-        return 256 if self.small else 768
+    def model(self) -> GPT:
+        vocabulary, layers, width = {
+            "smoke": (64, 1, 32), "quick": (8_192, 4, 256), "whole": (VOCABULARY, 12, 768),
+        }[self.size]  # fmt: skip
+        return GPT(vocabulary, CONTEXT, layers=layers, heads=4, width=width)
 
 
 class Training:
     """Model, optimizer and one batch; a step waits at the gate before it changes a parameter."""
 
     def __init__(self, plan: Plan) -> None:
-        vocabulary = 8_192 if plan.small else VOCABULARY
         torch.manual_seed(0)
-        self.model = GPT(vocabulary, CONTEXT, layers=4 if plan.small else 12, heads=4, width=plan.width)
+        self.model = plan.model()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        tokens = torch.randint(vocabulary, (plan.batch, CONTEXT + 1))
+        tokens = torch.randint(self.model.tokens.num_embeddings, (plan.batch, CONTEXT + 1))
         self.batch = tokens[:, :-1], tokens[:, 1:].contiguous()
         self.gate: Gate | None = None
         for _ in range(3):
@@ -166,7 +168,7 @@ def _by_hand(training: Training, steps: int, every: int | None, folder: Path, sa
 def _by_trainer(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> list[float]:
     """The Trainer with its CheckpointerCallback, which keeps the newest ephemeral checkpoint. What the end of a run
     deletes once, however many steps it had, comes after that."""
-    from trainer_cli import Callback, Trainer, TrainingLoop
+    from trainer_cli import Callback, Logging, Trainer, TrainingLoop
 
     times: list[float] = []
 
@@ -183,7 +185,8 @@ def _by_trainer(training: Training, steps: int, every: int | None, folder: Path,
     )  # fmt: skip
     trainer = Trainer(
         model=training.model, optimizer=training.optimizer, checkpoint=callback, callbacks=[Stopwatch()],
-        loop=TrainingLoop(max_duration=steps, eval_interval=None), console="off",
+        loop=TrainingLoop(max_duration=steps, eval_interval=None),
+        logging=Logging(level="error", console="off"),
     )  # fmt: skip
     batches: Any = DataLoader([training.batch] * steps, batch_size=None)  # type: ignore[arg-type]
     trainer.fit(batches, ckpt_path=None)

@@ -18,7 +18,7 @@ import chart
 import gpu
 import timing
 import training
-from settings import Settings
+from settings import Settings, Size
 from slower import compare
 from table import Column, Row, Table
 
@@ -194,14 +194,14 @@ def test_the_exit_code_says_whether_anything_got_slower(
     assert said in capsys.readouterr().out
 
 
-def test_the_quick_answers_are_measured_written_and_compared(tmp_path: Path) -> None:
+def test_a_table_is_measured_in_a_process_of_its_own_and_written(tmp_path: Path) -> None:
     """The whole way, in processes of its own; nothing is said of how long anything took."""
-    command = [sys.executable, str(ROOT / "scripts" / "bench"), "--quick", "--only", "cli", "--rounds", "1"]
+    command = [sys.executable, str(ROOT / "scripts" / "bench"), "--smoke", "--only", "cli"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*command, "--out", "results"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "results" / "results.json").read_text())
-    assert result["quick"] is True
+    assert result["size"] == "smoke"
     assert result["tables"][0]["rows"][0]["figures"]["time"]["count"] == 1
     assert done.stdout == (tmp_path / "results" / "results.md").read_text() + "\n"
     assert "| train --help |" in done.stdout
@@ -233,15 +233,15 @@ def test_steps_between_saves_are_those_that_come_when_the_last_one_is_written(st
 def test_a_gpt_is_measured_by_hand_and_by_the_trainer_and_while_it_saves(tmp_path: Path) -> None:
     size = gpu.Size(vocab_size=32, context=8, layers=1, heads=1, width=16, batch=2, warm=1, steps=4)
     names = [gpu.BASE, "trainer", "trainer, saves behind"]
-    table = gpu.table(size, torch.device("cpu"), Settings(True, None, str(tmp_path)), names)
+    table = gpu.table(size, torch.device("cpu"), Settings(Size.smoke, None, str(tmp_path)), names)
     assert [row.name for row in table.rows] == names
     assert all(row.samples["step"][0] > 0 for row in table.rows)
-    assert [len(list(saves.glob("step*"))) for saves in tmp_path.glob("saves-*")] == [1, 1]
+    assert [len(list(saves.glob("step*"))) for saves in tmp_path.glob("saves-*")] == [1]
 
 
 def test_without_a_cuda_device_the_table_of_the_gpu_is_skipped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu.measure(Settings(True, None, str(tmp_path))) == []
+    assert gpu.measure(Settings(Size.smoke, None, str(tmp_path))) == []
     assert "gpu is skipped: there is no CUDA device" in capsys.readouterr().err

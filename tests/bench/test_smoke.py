@@ -1,0 +1,57 @@
+"""Every table of the benchmarks can be measured: its smallest form is, with every row and no figure looked at."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import data
+from settings import Settings, Size
+from timing import HERE
+
+SCRIPT = ast.parse((HERE / "__main__.py").read_text(encoding="utf-8"))
+TABLES: dict[str, str] = next(
+    ast.literal_eval(node.value)
+    for node in SCRIPT.body
+    if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "TABLES"
+)
+NEEDS_CUDA = {"gpu"}
+"""Measured on the CPU by test_bench.py."""
+
+
+@pytest.fixture(autouse=True)
+def _threads_and_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tables set threads and variables for their process: here they are put back."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "BENCH_S3"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(TABLES.keys() - NEEDS_CUDA))
+def test_the_smallest_form_of_every_table_is_measured(name: str, tmp_path: Path) -> None:
+    tables = importlib.import_module(TABLES[name]).measure(Settings(Size.smoke, None, str(tmp_path)))
+    assert tables
+    for table in tables:
+        assert table.rows
+        failed = {row: reason for row, reason in table.skipped.items() if "not installed" not in reason}
+        assert failed == {}
+        for row in table.rows:
+            assert all(row.samples.values()), row.name
+        assert table.to_markdown()
+
+
+def test_the_loader_is_measured() -> None:
+    assert data.resume_in_this_process("train")["first_batch_ms"] > 0
+    assert {size: sorted(figures) for size, figures in data.seeding(1).items()} == {
+        size: ["here", "worker"] for size in ("32", "64", "128")
+    }
