@@ -21,8 +21,8 @@ LAYERS = {
           checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming
           checkpoint.shards
           checkpoint.load_options data.order parallel.ranks""",
-    3: """parallel checkpoint.storage checkpoint.format checkpoint.host_memory trainer.hooks models data loggers
-          terminal""",
+    3: """parallel checkpoint.storage checkpoint.format checkpoint.host_memory trainer.hooks trainer.torch_compat
+          models data loggers terminal""",
     4: "checkpoint trainer",
     5: "callbacks sparsity",
     6: "config run.build",

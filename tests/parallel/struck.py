@@ -18,12 +18,13 @@ from compare import final_state, metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 JOB = [
-    "experiment=digits", "parallel=ddp", "model.channels=[4,8]", "data.batch_size=16", "loop.max_duration=40",
-    "loop.log_interval=1", "loggers.tensorboard=null", "loop.eval_interval=20", "checkpoint.save_interval=10",
-    "run_dir=run", "+callbacks.ask._target_=fits.Striking",
+    "experiment=digits", "parallel=ddp", "model.channels=[8,32,1024]", "data.batch_size=16",
+    "loop.max_duration=40", "loop.log_interval=1", "loggers.tensorboard=null", "loop.eval_interval=20",
+    "checkpoint.save_interval=10", "run_dir=run", "+callbacks.ask._target_=fits.Striking",
 ]  # fmt: skip
-RESTARTS = ["parallel.processes_per_node=2", "restarts.max=1", "restarts.backoff=null"]
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--standalone"]
+RANKS = int(os.environ.get("RANKS", "2"))
+RESTARTS = [f"parallel.processes_per_node={RANKS}", "restarts.max=1", "restarts.backoff=null"]
+TORCHRUN = ["-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--max-restarts=1", "--standalone"]
 KILLED, STOPPED = "SIGKILL", "SIGSTOP"
 OTHERS = {
     "load": ["while a checkpoint was read"],
@@ -33,7 +34,7 @@ OTHERS = {
     # Files are written while the training goes on.
     "save": ["while saving at step 20", "while step 21 was trained"],
 }
-"""What the other rank waited in."""
+"""What the other ranks waited in."""
 
 
 def fit(folder: Path, *overrides: str, torchrun: bool = False) -> str:

@@ -68,11 +68,12 @@ DIVIDED = {
 NOISY = [
     "experiment=digits",
     "parallel=ddp",
-    "model.channels=[4,8]",
+    "model.channels=[8,32,1024]",
     "data.batch_size=16",
     "loop.max_duration=40",
     *SHORT,
 ]
+"""Its gradients are in two buckets."""
 OWN_PARTS = [
     "model={_target_: fits.Square}", "optimizer=sgd", "optimizer.lr=0.1", "scheduler=null", "parallel=ddp",
     "loop.max_duration=14", "loop.eval_interval=7", "checkpoint.save_interval=7", *SHORT,

@@ -13,27 +13,15 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.single import on_local_device
-
-
-class _FixedBuckets:
-    """Torch's reducer, but without new buckets after the first step.
-
-    In which order more than two ranks' numbers are added depends on the place in a bucket. So the first step after a
-    resume would differ in the last bits from the same step of a run that was not interrupted.
-    """
-
-    def __init__(self, reducer: Any) -> None:
-        self._reducer = reducer
-
-    def _rebuild_buckets(self) -> bool:
-        return False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)
+from trainer_cli.trainer.torch_compat import ddp_with_fixed_buckets
 
 
 class DDP:
-    """The model on every rank. Buckets of gradients are averaged while the backward goes on.
+    """The model on every rank. Gradients are averaged in buckets, each while the backward computes those that follow.
+
+    Buckets hold the parameters in the reverse of the order in which the model registers them: an all-reduce starts when
+    the bucket is complete, and after those before it. A model that registers modules in the order of their use overlaps
+    most.
 
     Args:
         find_unused_parameters: also parameters without a gradient in some steps are handled; that costs time.
@@ -48,14 +36,12 @@ class DDP:
         device = on_local_device(device, self.group)
         model = model.to(device)
         if any(parameter.requires_grad for parameter in model.parameters()):
-            self._wrapped = DistributedDataParallel(
+            self._wrapped = ddp_with_fixed_buckets(
                 model,
                 device_ids=[device.index] if device.type == "cuda" else None,
                 find_unused_parameters=self._find_unused,
                 gradient_as_bucket_view=True,
             )
-            fixed: Any = _FixedBuckets(self._wrapped.reducer)
-            self._wrapped.reducer = fixed
         return model
 
     def trained(self, model: nn.Module) -> nn.Module:

@@ -5,20 +5,25 @@ leave_compiler_out   `torch._dynamo` is half of the time to the first step. Torc
                      The wrappers are recognised layer by layer; where they differ, nothing is changed.
 step_lightly         the same wrappers cost each step; where they differ, `optimizer.step` stays as it is.
 foreach_…_           one kernel for many tensors; where there is none, one for each tensor.
+ddp_with_fixed_…     the same buckets of gradients at every step. Where a torch before 2.13 does not assign
+                     them by the known function, there is one, whose all-reduce starts after the backward.
 overflow_flags       which steps GradScaler skips, without waiting for the device; where missing, none is counted.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 _COMPILER = "torch._dynamo"
@@ -26,6 +31,10 @@ _BARE = "__dynamo_disable"
 """The attribute of torch's wrapper for the untraced function; set at the first call."""
 _UNTRACED = "_disable_dynamo.<locals>.inner"
 _PROFILED = "Optimizer.profile_hook_step.<locals>.wrapper"
+_BUCKETS_MIB = (1, 25)
+"""Torch's own limits: of the bucket with the parameters that are registered first, whose all-reduce comes last and
+overlaps nothing, and of the others."""
+_ASSIGN_BUCKETS = "_compute_bucket_assignment_by_size"
 _WITHOUT_GRADIENTS = "_use_grad_for_differentiable.<locals>._use_grad"
 
 
@@ -132,6 +141,58 @@ def foreach_norm(tensors: list[Tensor]) -> list[Tensor]:
     if (kernel := getattr(torch, "_foreach_norm", None)) is not None:
         return list(kernel(tensors)) if tensors else []
     return [torch.linalg.vector_norm(tensor) for tensor in tensors]
+
+
+class _FixedBuckets:
+    """Torch's reducer, but without new buckets after the first step.
+
+    The order in which the gradients of more than two ranks are added depends on their place in a bucket. With new
+    buckets the first step after a resume would differ in the last bits from the same step of an uninterrupted run.
+    """
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+
+def ddp_with_fixed_buckets(model: nn.Module, **settings: Any) -> DistributedDataParallel:
+    """Wrap a model in DistributedDataParallel whose buckets of gradients are the same at every step.
+
+    By default torch has one bucket in the first step, and makes others after it.
+    """
+    if "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel.__init__).parameters:
+        wrapped = DistributedDataParallel(model, bucket_cap_mb_list=list(_BUCKETS_MIB), **settings)
+    else:
+        with _limited_buckets():
+            wrapped = DistributedDataParallel(model, **settings)
+    fixed: Any = _FixedBuckets(wrapped.reducer)
+    wrapped.reducer = fixed
+    return wrapped
+
+
+@contextmanager
+def _limited_buckets() -> Iterator[None]:
+    """Assign parameters to buckets of limited size, also where torch has no argument for the limits of the first
+    step."""
+    module: Any = torch.distributed
+    assign = getattr(module, _ASSIGN_BUCKETS, None)
+    if assign is None:
+        yield
+        return
+
+    def assign_limited(tensors: Any, limits: Any, *args: Any) -> Any:
+        return assign(tensors, [limit * 2**20 for limit in _BUCKETS_MIB], *args)
+
+    setattr(module, _ASSIGN_BUCKETS, assign_limited)
+    try:
+        yield
+    finally:
+        setattr(module, _ASSIGN_BUCKETS, assign)
 
 
 def overflow_flags(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> list[Tensor]:
