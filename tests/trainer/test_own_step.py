@@ -200,12 +200,11 @@ def test_an_optimizer_that_steps_seldom_and_a_count_survive_a_resume(tmp_path: P
     ("chosen", "said"),
     [
         ({"a": "one.*", "b": "one.bias"}, "one.bias is in two optimizers, a and b"),
-        ({"a": "one.*", "b": "two.bias"}, "no optimizer has the parameter two.weight"),
         ({"a": "three.*", "b": None}, "'three..' matches no trained parameter"),
         ({"a": None, "b": None}, "a and b have no params"),
     ],
 )
-def test_every_parameter_has_one_optimizer(chosen: dict[str, Any], said: str) -> None:
+def test_globs_give_a_parameter_to_one_optimizer(chosen: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parameters_of(Two(), chosen)
 
@@ -228,11 +227,30 @@ def test_the_optimizer_without_params_has_the_rest() -> None:
         ),
         ({"a": optimizer_factory(SGD, params="onne.*", lr=0.1)}, r"optimizer\.params: 'onne\.\*' matches no trained"),
         ({"a": 3}, "optimizer.a: expected Optimizer, got int"),
+        ({"a": OPTIMIZERS["one"]}, "no optimizer has the parameter two.weight"),
+        (
+            {"a": OPTIMIZERS["one"], "b": optimizer_factory(SGD, params="two.bias", lr=0.1)},
+            r"no optimizer has the parameter two\.weight .*Leave out params of one optimizer",
+        ),
+        ({"a": lambda model: SGD(model.one.parameters(), lr=0.1)}, "no optimizer has the parameter two.weight"),
     ],
 )
 def test_optimizers_of_the_library_are_checked(optimizers: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         trainer(Two, optimizer=optimizers)
+
+
+def test_a_frozen_parameter_needs_no_optimizer(caplog: pytest.LogCaptureFixture) -> None:
+    made = trainer(Two, optimizer={"a": OPTIMIZERS["one"]}, freeze=["two.*"])
+    assert len(made.optimizers["a"].param_groups[0]["params"]) == 2
+    assert not caplog.messages
+
+
+def test_parameters_that_a_single_optimizer_leaves_out_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    trainer(Two, optimizer=OPTIMIZERS["one"])
+    assert [
+        "lacks 2 trained parameters, which will not change: two.weight, two.bias." in each for each in caplog.messages
+    ] == [True]
 
 
 class InBackward(TrainStep):

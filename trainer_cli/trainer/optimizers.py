@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from trainer_cli.trainer.freezing import check_pattern, matches_nothing
 from trainer_cli.trainer.fused import can_be_fused
 from trainer_cli.trainer.setup import made, typed
 from trainer_cli.trainer.tagged_groups import TAG
+
+log = logging.getLogger(__name__)
 
 ONLY = "optimizer"
 """The name of a single optimizer."""
@@ -91,7 +94,7 @@ def parameters_of(
     """The names of the trained parameters of each optimizer, by globs; the one without globs has the rest.
 
     Raises:
-        ConfigError: a glob matches nothing, or a parameter has two optimizers, or none.
+        ConfigError: a glob matches nothing, or a parameter has two optimizers.
     """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     owner: dict[str, str] = {}
@@ -108,14 +111,8 @@ def parameters_of(
     rest = [name for name, given in chosen.items() if given is None]
     if len(rest) > 1:
         raise ConfigError(f"{where}: {' and '.join(rest)} have no params", location=where, hint="Leave out one alone.")
-    left = [name for name in trained if name not in owner]
-    if left and not rest and len(chosen) > 1:
-        raise ConfigError(
-            f"no optimizer has the parameter {left[0]}",
-            location=where,
-            hint="Leave out params of one optimizer, which then has the rest; or set requires_grad to False.",
-        )
-    owner |= dict.fromkeys(left, rest[0]) if rest else {}
+    if rest:
+        owner |= {name: rest[0] for name in trained if name not in owner}
     return {name: [each for each in trained if owner.get(each) == name] for name in chosen}
 
 
@@ -123,7 +120,8 @@ def made_optimizers(given: Any, model: nn.Module) -> dict[str, Optimizer]:
     """Optimizers by name: of an optimizer, a function `model -> optimizer`, or a mapping of names to either.
 
     Raises:
-        UserError: it is none of these, or a parameter is in two of them, or not the model's.
+        UserError: it is none of these, or a parameter is in two of them, or not the model's; or a mapping leaves a
+            trained parameter without an optimizer.
     """
     _refuse_class(given)
     given = made(given, Optimizer, model)
@@ -153,7 +151,28 @@ def made_optimizers(given: Any, model: nn.Module) -> dict[str, Optimizer]:
                         cure="Give a function `model -> optimizer`; what else is trained belongs into the model.",
                     )
         optimizers[name] = one
+    _check_covered(model, owner, several=several)
     return optimizers
+
+
+def _check_covered(model: nn.Module, owner: Collection[torch.Tensor], *, several: bool) -> None:
+    """Refuse trained parameters that none of the optimizers in a mapping has; warn of those that a single one lacks,
+    as its caller chose them."""
+    left = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in owner]
+    if not left:
+        return
+    if several:
+        raise ConfigError(
+            f"no optimizer has the parameter {left[0]}",
+            location=ONLY,
+            hint="Leave out params of one optimizer, which then has the rest; or set requires_grad to False.",
+        )
+    log.warning(
+        "the optimizer lacks %d trained parameter%s, which will not change: %s. `freeze` says so where it is meant",
+        len(left),
+        "s"[: len(left) != 1],
+        ", ".join(left[:3]) + (", ..." if len(left) > 3 else ""),
+    )
 
 
 def _refuse_class(given: Any) -> None:
