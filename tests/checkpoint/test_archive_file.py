@@ -9,6 +9,7 @@ import lzma
 import os
 import tarfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ def test_an_archive_comes_back_as_the_checkpoint_whatever_it_is_called(
         }
         assert same(dict(make_sync_checkpointer().load(extracted)), small_state(3))
     assert not is_archive(checkpoint / "rank0.safetensors")
+
+
+def test_two_threads_that_extract_one_archive_share_the_copy(checkpoint: Path, tmp_path: Path) -> None:
+    write_archive(checkpoint, tmp_path / "out.tar")
+    with ThreadPoolExecutor(4) as pool:
+        copies = set(pool.map(extract_archive, [tmp_path / "out.tar"] * 8))
+    assert len(copies) == 1
 
 
 def test_a_damaged_checkpoint_is_not_written_to_an_archive(checkpoint: Path, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,18 @@ from s3 import new_bucket, s3_server
 from states import same, small_state
 from test_storage import StorageContract
 
+from trainer_cli.checkpoint.archive_file import write_archive
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint
 from trainer_cli.checkpoint.storage.download import fetch
+from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
+from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.errors import StoreAwayError, UserError
+from trainer_cli.run import ckpt_admin
+from trainer_cli.run.inspect import opened
+from trainer_cli.run.recover import small_file
 
 pytestmark = pytest.mark.slow
 
@@ -227,3 +235,81 @@ def test_a_file_that_was_replaced_by_one_of_the_same_size_is_fetched_again(
         assert copies[-1] is not None
         assert copies[-1].read_bytes() == content
     assert copies[0] == copies[1] != copies[2]
+
+
+def _verify(path: Path) -> None:
+    [item] = ckpt_admin.look([str(path)])
+    assert ckpt_admin.verify_all([item], lambda done, item: None) == {path: None}
+
+
+def _show(path: Path) -> None:
+    with opened(path) as content:
+        assert content.states()
+
+
+def _load(path: Path) -> None:
+    made = make_sync_checkpointer()
+    assert same(dict(made.load(path)), small_state(int(path.name.removeprefix("step"))))
+
+
+def _archive(path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert write_archive(path, Path(folder) / "a.tar") > 0
+
+
+def _read_side_file(path: Path) -> None:
+    assert small_file(path, "rank0.json")
+
+
+READERS = {"verify": _verify, "show": _show, "load": _load, "archive": _archive, "side file": _read_side_file}
+
+
+@pytest.mark.parametrize("reader", [*READERS, "all"])
+def test_parallel_readers_of_a_store_leave_each_other_their_copies(
+    reader: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    storage = ObjectStorage(url, cache=tmp_path / "made")
+    for step in range(4):
+        save(storage, step)
+    assert storage.finish_uploads() == []
+    reads = list(READERS.values()) if reader == "all" else [READERS[reader]]
+    calls = [(reads[number % len(reads)], as_path(f"{url}/step{number % 4}")) for number in range(24)]
+    with ThreadPoolExecutor(6) as pool:
+        for answer in [pool.submit(read, path) for read, path in calls]:
+            answer.result()
+
+
+def test_a_copy_that_is_always_taken_away_is_not_told_as_removed(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    storage = ObjectStorage(url, cache=tmp_path / "made")
+    save(storage, 1)
+    assert storage.finish_uploads() == []
+    path = as_path(f"{url}/step1")
+    items = ckpt_admin.look([str(path)])
+
+    class Taken(LocalStorage):
+        @contextmanager
+        def reading(self, name: str) -> Iterator[Any]:
+            self.remove(name)
+            with super().reading(name) as folder:
+                yield folder
+
+    monkeypatch.setattr("trainer_cli.checkpoint.storage.object_store.LocalStorage", Taken)
+    problems = ckpt_admin.verify_all(items, lambda done, item: None)
+    assert problems == {path: "it cannot be read: its local copy is being removed"}
+    storage.remove("step1")
+    assert ckpt_admin.verify_all(items, lambda done, item: None) == {}
+
+
+def test_two_threads_that_fetch_one_file_share_the_copy(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ObjectClient(url).put("weights.pt", b"content")
+    with ThreadPoolExecutor(4) as pool:
+        copies = list(pool.map(fetch, [f"{url}/weights.pt"] * 8))
+    assert {path.read_bytes() for path in copies if path is not None} == {b"content"}
+    assert not list(tmp_path.rglob(".*weights.pt"))

@@ -83,6 +83,9 @@ def extract_archive(path: Path) -> Path:
     try:
         with path.open("rb") as file:
             return storage.root / _extract(read_archive(file), storage, str(path))
+    except FileExistsError:
+        # Another thread or process extracted it at the same time.
+        return storage.root / storage.names()[0]
     except (ValueError, ManifestError) as error:
         raise CheckpointError(f"the archive cannot be read: {str(error)[:200]}", where=str(path)) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from trainer_cli.run.run_dir import RunDir
 from trainer_cli.run.select import Named, all_of, best_of, id_of
 
 _READERS = 4
+_TRIES = 5
+_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +195,15 @@ def _storage_of(item: Item) -> Storage:
 def _verified(item: Item) -> tuple[bool, str | None]:
     """Whether a checkpoint is still there, and what is wrong with it."""
     catalog = catalog_of(item.path.parent)
-    try:
-        problem = why_damaged(catalog.storage, item.entry)
-    except FileNotFoundError:
-        return False, None
-    except OSError as error:
-        problem = f"it cannot be read: {error.strerror}"
+    problem: str | None = None
+    for _ in range(_TRIES):
+        try:
+            problem = why_damaged(catalog.storage, item.entry)
+            break
+        except OSError as error:
+            problem = f"it cannot be read: {error.strerror or error}"
+            if not isinstance(error, FileNotFoundError) or catalog.entry(item.path.name).removed:
+                break
+        # A removal locks a checkpoint shortly before it shows that it has begun.
+        time.sleep(_PAUSE_S)
     return problem is None or not catalog.entry(item.path.name).removed, problem

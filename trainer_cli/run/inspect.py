@@ -149,6 +149,9 @@ def opened(path: Path) -> Iterator[Content]:
                     raise CheckpointError(f"{path} is not valid: {name}: {problem}")
             yield Content(path, entry, manifest, tensors, aliases, folder, states)
     except FileNotFoundError:
+        # A file of the caller's own may be missing too.
+        if not catalog.entry(path.name).removed:
+            raise
         raise CheckpointError(f"{path} is just being removed") from None
 
 

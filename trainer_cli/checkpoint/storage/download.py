@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 import sys
 import time
 import uuid
@@ -66,7 +67,8 @@ def fetch(url: str) -> Path | None:
     into = cache_of(f"{url}\n{state}") / name
     if into.exists():
         return into
-    unfinished = into.parent / f".{os.getpid()}.{name}"
+    # A name of this call alone: another thread or process may fetch the same.
+    unfinished = into.parent / f".{uuid.uuid4()}.{name}"
     with _progress(url, sum(own.size_bytes for own in files.values())) as advance:
         for key, (size_bytes, _) in files.items():
             path = unfinished if key == name else unfinished / key.removeprefix(f"{name}/")
@@ -77,7 +79,12 @@ def fetch(url: str) -> Path | None:
                 for part in _parts(client, key, size_bytes):
                     file.write(part)
                     advance(len(part))
-    os.rename(unfinished, into)
+    try:
+        os.rename(unfinished, into)
+    except OSError:
+        if not into.is_dir():
+            raise
+        shutil.rmtree(unfinished)  # Another call was first.
     return into
 
 

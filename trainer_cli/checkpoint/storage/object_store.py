@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from operator import call
 from pathlib import Path
@@ -39,6 +39,8 @@ _SENT_FILE = "sent"
 _WRITING_FILE = ".writing"
 """Object that holds the id of the run that sends a checkpoint, until it is committed. No other run sends there then."""
 _FILES_AT_ONCE = 4
+_TRIES = 5
+"""How often a local copy is fetched that another process removes before it is held."""
 
 
 class _Remote(NamedTuple):
@@ -115,14 +117,28 @@ class ObjectStorage:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
-        if not self._is_unsent(name):
-            manifest = self.client.get(f"{_plain(name)}/{MANIFEST_FILE}")
-            if manifest is None:
-                raise FileNotFoundError(errno.ENOENT, "There is no such checkpoint", self.location(name))
-            if self.local.peek(name, MANIFEST_FILE) != manifest:
-                self._download(name, manifest)
-        with self.local.reading(name) as folder:
-            yield folder
+        with ExitStack() as stack:
+            yield self._hold_copy(name, stack)
+
+    def _hold_copy(self, name: str, stack: ExitStack) -> LocalReadableFolder:
+        """A local copy of a checkpoint, held against removal until the end of `stack`.
+
+        Raises:
+            FileNotFoundError: the checkpoint is not in the store. A missing copy is downloaded.
+            OSError: the store does not answer, or the copy cannot be written.
+        """
+        for _ in range(_TRIES):
+            with self._copying(_plain(name)):
+                if not self._is_unsent(name):
+                    self._refresh_copy(name)
+                try:
+                    folder = stack.enter_context(self.local.reading(name))
+                except FileNotFoundError:
+                    # It was sent and then trimmed since, or a removal began. Only the store says whether it is gone.
+                    continue
+            self._trim(name)
+            return folder
+        raise OSError(errno.EBUSY, "its local copy is being removed", str(self.cache / name))
 
     def peek(self, name: str, file: str) -> bytes | None:
         if not is_plain(file):
@@ -384,10 +400,12 @@ class ObjectStorage:
         return _WRITING_FILE in found.sizes and self.client.get(f"{name}/{_WRITING_FILE}") == self._own_id
 
     def _trim(self, newest: str) -> None:
-        """Remove local copies of checkpoints that are in the store, but for this one."""
+        """Remove local copies of checkpoints that are in the store, but for this one and those that are in use."""
         for name in self.local.names():
             if name != newest and not self._is_unsent(name) and MANIFEST_FILE in self.local.sizes(name):
-                self.local.remove(name)
+                with self._copying(name, wait=False) as locked:
+                    if locked:
+                        self.local.remove(name)
 
     def _delete_objects(self, name: str) -> None:
         """Delete what is left of a folder, its markers last."""
@@ -396,19 +414,42 @@ class ObjectStorage:
         for marker in (_WRITING_FILE, removed_marker(self.run_id)):
             self.client.delete(f"{name}/{marker}")
 
-    def _download(self, name: str, manifest: bytes) -> None:
-        """Copy a checkpoint into the cache, once for all processes of this machine."""
+    def _refresh_copy(self, name: str) -> None:
+        """Download a checkpoint of the store unless the local copy has the same manifest; within `_copying`."""
+        manifest = self.client.get(f"{name}/{MANIFEST_FILE}")
+        if manifest is None:
+            raise FileNotFoundError(errno.ENOENT, "There is no such checkpoint", self.location(name))
+        if self.local.peek(name, MANIFEST_FILE) == manifest:
+            return
+        if name in self.local.names() and not (self.local.remove(name) or self.local.clear(name)):
+            raise OSError(errno.EBUSY, "an older copy of it is being read", str(self.cache / name))
+        download(self.client, name, manifest, self.local, self.location(name))
+        (self.cache / name / _SENT_FILE).touch()
+
+    @contextmanager
+    def _copying(self, name: str, *, wait: bool = True) -> Iterator[bool]:
+        """Keep other threads and processes from downloading or trimming a local copy; False if one does, and `wait`
+        is False."""
         self.cache.mkdir(parents=True, exist_ok=True)
-        with (self.cache / f".{name}.downloading").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if self.local.peek(name, MANIFEST_FILE) == manifest:
+        path = self.cache / f".{name}.downloading"
+        while True:
+            with path.open("wb") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                except BlockingIOError:
+                    yield False
+                    return
+                try:
+                    # The holder before unlinked its file: another thread may hold a new one of that name.
+                    if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                        continue
+                except FileNotFoundError:
+                    continue
+                try:
+                    yield True
+                finally:
+                    os.unlink(path)
                 return
-            if name in self.local.names() and not (self.local.remove(name) or self.local.clear(name)):
-                raise OSError(errno.EBUSY, "an older copy of it is being read", str(self.cache / name))
-            download(self.client, name, manifest, self.local, self.location(name))
-            (self.cache / name / _SENT_FILE).touch()
-            self._trim(name)
-            os.unlink(lock.name)
 
 
 def _plain(name: str) -> str:
