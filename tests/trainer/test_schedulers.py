@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Line, StopAt, everything, loader, same, trainer
+from tiny import Line, ListLogger, StopAt, everything, loader, same, trainer
 from torch.optim import lr_scheduler as lr
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
 from trainer_cli.checkpoint.format.codec import UnsavableState
 from trainer_cli.config.schema import SchedulerInterval
 from trainer_cli.errors import UserError
@@ -165,25 +166,6 @@ def test_checkpoints_of_before_schedulers_had_names_stay_readable(tmp_path: Path
         _fit(tmp_path / "one", [TORCHS["OneCycleLR"], TORCHS["StepLR"]])
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda steps: lambda o: WarmupCosine(o, steps, warmup=2),
-        lambda steps: lambda o: lr.OneCycleLR(o, 0.2, total_steps=steps),
-        lambda steps: lambda o: lr.LambdaLR(o, lambda step: 1 - step / steps),
-    ],
-    ids=["WarmupCosine", "OneCycleLR", "LambdaLR"],
-)
-def test_a_longer_training_goes_on_along_the_schedule_of_the_new_length(tmp_path: Path, made: Any) -> None:
-    """Settings are those of the config now, the position is the checkpoint's."""
-    rates, whole = Rates(), Rates()
-    _fit(tmp_path / "a", made(6), length=6)
-    assert _fit(tmp_path / "a", made(14), rates, length=14).loaded_step == 6
-    _fit(tmp_path / "b", made(14), whole, length=14)
-    # Torch's own set a rate only as they step, so the first step after the change is still made with the old one.
-    assert {step: rates.of[step] for step in range(8, 15)} == {step: whole.of[step] for step in range(8, 15)}
-
-
 def test_a_hard_stop_changes_nothing_of_what_a_schedule_sees(tmp_path: Path) -> None:
     rates, whole = Rates(), Rates()
     settings: dict[str, Any] = {"max_duration": 9, "hard_stop": 4}
@@ -197,17 +179,6 @@ def test_a_hard_stop_changes_nothing_of_what_a_schedule_sees(tmp_path: Path) -> 
         made.fit(loader())
     trainer(schedulers=TORCHS["OneCycleLR"], callbacks=[whole], settings={"max_duration": 9}).fit(loader())
     assert rates.of == whole.of
-
-
-def test_a_changed_setting_counts_from_the_resume_on_and_is_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rates = Rates()
-    _fit(tmp_path, lambda o: lr.ExponentialLR(o, 0.5), length=2)
-    with caplog.at_level("INFO"):
-        _fit(tmp_path, lambda o: lr.ExponentialLR(o, 0.1), rates, length=4)
-    assert rates.of == pytest.approx({3: 0.025, 4: 0.0025})
-    assert "schedule scheduler.gamma: 0.5 is 0.1 now, as configured" in caplog.text
 
 
 def test_a_second_fit_of_the_same_trainer_goes_on_along_the_same_schedule(tmp_path: Path) -> None:
@@ -224,15 +195,6 @@ def test_a_second_fit_of_the_same_trainer_goes_on_along_the_same_schedule(tmp_pa
     made.stop_request = None
     assert made.fit(loader()).step == 9
     assert seen.of == whole.of
-
-
-def test_a_setting_that_the_position_depends_on_is_refused_where_it_changed(tmp_path: Path) -> None:
-    def restarts(first: int) -> Any:
-        return lambda o: lr.CosineAnnealingWarmRestarts(o, first, 2)
-
-    _fit(tmp_path, restarts(2), length=4)
-    with pytest.raises(UserError, match=r"scheduler\.T_i: was 2 and is 3 now, but the training has moved it to 4"):
-        _fit(tmp_path, restarts(3))
 
 
 def test_a_saved_schedule_that_is_not_whole_is_in_the_table() -> None:
@@ -408,3 +370,56 @@ def test_a_schedule_saved_under_its_old_name_goes_on() -> None:
     assert fitting.faults == []
     fitting.load()
     assert same(before.state_dict(), after.state_dict()) == []
+
+
+@pytest.mark.parametrize("log_interval", [1, 4])
+@pytest.mark.parametrize(
+    "scheduled",
+    [
+        Scheduled(TORCHS["OneCycleLR"], "step"),
+        Scheduled(TORCHS["ExponentialLR"], "epoch"),
+        Scheduled(lambda o: lr.ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=10.0)),
+        Scheduled(lambda o: WarmupCosine(o, 12, warmup=2)),
+    ],
+    ids=["step", "epoch", "evaluation", "ours"],
+)
+@pytest.mark.parametrize("several", [False, True], ids=["one optimizer", "two optimizers"])
+@pytest.mark.parametrize("tensor", [False, True], ids=["number", "tensor"])
+def test_the_settings_logged_with_a_step_are_those_that_it_was_made_with(
+    scheduled: Scheduled, log_interval: int, several: bool, tensor: bool
+) -> None:
+    used: dict[tuple[int, str], float] = {}
+
+    class Used(Callback):
+        def on_before_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
+            (name,) = (name for name, one in trainer.optimizers.items() if one is optimizer)
+            infix = f"{name}/" if several else ""
+            step = trainer.progress.step + 1
+            used[step, f"train/lr{'/' + name if several else ''}"] = float(optimizer.param_groups[0]["lr"])
+            for number, group in enumerate(optimizer.param_groups):
+                used.update(
+                    {(step, f"train/{key}/{infix}group{number}"): float(group[key]) for key in ("lr", "momentum")}
+                )
+
+    def made(parameters: Any) -> torch.optim.Optimizer:
+        rate = torch.tensor(0.1) if tensor else 0.1
+        return torch.optim.SGD([{"params": [one]} for one in parameters], lr=rate, momentum=0.9)
+
+    logger = ListLogger()
+    trainer(
+        optimizer={"a": lambda m: made([m.linear.weight]), "b": lambda m: made([m.linear.bias])}
+        if several
+        else lambda m: made(m.parameters()),
+        schedulers={"a": scheduled, "b": scheduled} if several else scheduled,
+        callbacks=[Used(), LearningRateMonitor(["lr", "momentum"])],
+        loggers=[logger],
+        settings={"max_duration": 8, "log_interval": log_interval, "eval_interval": 2},
+    ).fit(loader(), loader(4))
+    logged = {
+        (record.step, key): value
+        for record in logger.records
+        for key, value in record.metrics.items()
+        if key.startswith(("train/lr", "train/momentum"))
+    }
+    steps = range(log_interval, 9, log_interval)
+    assert logged == {(step, key): value for (step, key), value in used.items() if step in steps}

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 class LearningRateMonitor(Callback):
     """Logs `train/KEY/group{N}` on log steps (`train/KEY/OPTIMIZER/group{N}` for several optimizers), for each key that
-    a group has and that is a number; of a list of numbers, such as `betas`, the first.
+    a group has and that is a number; of a list of numbers, such as `betas`, the first. They are those that the step was
+    made with.
 
     Args:
         keys: settings of the groups.
@@ -34,10 +35,11 @@ class LearningRateMonitor(Callback):
             )
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        found = {}
+        found: dict[str, float] = {}
+        used = trainer.step.settings_used()
         for name, optimizer in trainer.optimizers.items():
             prefix = "" if name == ONLY else f"{name}/"
-            for number, group in enumerate(optimizer.param_groups):
+            for number, group in enumerate(used.get(name, optimizer.param_groups)):
                 for key in self.keys:
                     value = group.get(key)
                     value = value[0] if isinstance(value, list | tuple) else value

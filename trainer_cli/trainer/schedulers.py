@@ -1,13 +1,14 @@
 """The schedulers of a training by name, saved with their settings and resumed at their position.
 
-A schedule's settings are those of the config now, its position is the checkpoint's. Torch's schedulers keep both in
-one state, so the state as it was when the scheduler was made is saved too: what has not moved since is a setting.
+A schedule's settings are those of the config now, its position is the checkpoint's. Where settings have changed, the
+new schedule makes its steps again up to that position. One that depends on more than its steps, such as
+ReduceLROnPlateau, has both in one state: the state as it was when the scheduler was made is saved too, and what has
+not moved since is a setting.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,16 @@ from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.duration import Duration, Unit
 from trainer_cli.trainer.optimizers import ONLY, argument_names
 from trainer_cli.trainer.scheduler_intervals import Scheduled, is_function, natural_interval
+from trainer_cli.trainer.scheduler_merge import ABSENT, LAST_RATE, Merger, copied, is_same
+from trainer_cli.trainer.scheduler_replay import (
+    Replayed,
+    copy_rates,
+    digest_settings,
+    is_replayable,
+    put_rates,
+    read_position,
+    replay,
+)
 from trainer_cli.trainer.tagged_groups import TaggedGroups
 from trainer_cli.trainer.warmup import WarmupCosine as WarmupCosine  # its name in configs of earlier runs
 
@@ -39,8 +50,6 @@ _RENAMED = {
     for module in ("schedules", "schedulers")
 }
 """Classes under the names that earlier versions saved."""
-_LAST = "_last_lr"
-_ABSENT = object()
 _STEP = SchedulerInterval.step
 
 
@@ -154,6 +163,7 @@ class Schedulers:
         self._made: dict[str, Any] = {}
         self._optimizer_of: dict[str, str] = {}
         self._timing: dict[str, Scheduled] = {}
+        self._settings: dict[str, str] = {}
         self._first_rates = [[float(group["lr"]) for group in one.param_groups] for one in self._optimizers.values()]
         self._warned = False
         for name, (optimizer, one) in by_name(given, self._optimizers).items() if self._optimizers else ():
@@ -162,8 +172,10 @@ class Schedulers:
             _check(name, live, self._optimizers[optimizer])
             self.live[name] = live
             self._timing[name] = scheduled.settled(live, name)
-            self._made[name] = _copied(live.state_dict())
+            self._made[name] = copied(live.state_dict())
             self._optimizer_of[name] = optimizer
+            self._settings[name] = digest_settings(live)
+        self._made_rates = {name: copy_rates(optimizer) for name, optimizer in self._optimizers.items()}
 
     def of(self, optimizer: str, interval: str | None = None) -> list[Any]:
         """Those of the optimizer with this name, all or those with this interval."""
@@ -236,15 +248,30 @@ class Schedulers:
                     return
 
     def state_dict(self) -> dict[str, Any]:
-        """Each one's class, its state, and its state as it was made."""
+        """Each one's class and interval, its state, its state as it was made, and a digest of its settings."""
         return {
-            name: {"class": _class_name(one), "state": one.state_dict(), "made": self._made[name]}
+            name: {
+                "class": _class_name(one),
+                "interval": self._timing[name].interval,
+                "state": one.state_dict(),
+                "made": self._made[name],
+                "settings": self._settings[name],
+            }
             for name, one in self.live.items()
         }
 
-    def fit(self, saved: Mapping[str, Any] | Sequence[Any]) -> Fitting:
+    def fit(
+        self,
+        saved: Mapping[str, Any] | Sequence[Any],
+        progress: Mapping[str, Any] | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> Fitting:
         """The parts of saved states that do not fit, and a function that loads them. Old checkpoints hold a list of
         states without names.
+
+        Args:
+            progress: of the checkpoint; a schedule that has another interval now is brought to this position.
+            steps_per_epoch: orders the steps of schedules of several intervals.
         """
         rows: list[str] = []
         if not isinstance(saved, Mapping):
@@ -260,85 +287,129 @@ class Schedulers:
             ]
         states: dict[str, Any] = {}
         notes: list[str] = []
-        for name, one in self.live.items():
-            if name not in saved:
+        rates: dict[str, list[dict[str, Any]]] = {}
+        changed: set[str] = set()
+        for owner in self._optimizers:
+            names = self._fitting_names(owner, saved, rows)
+            if not any(self._is_changed(name, saved[name]) for name in names):
+                states |= {name: self._merge(name, saved[name], rows, notes) for name in names}
                 continue
-            kind = saved[name].get("class", _class_name(one))
-            if _RENAMED.get(kind, kind) != _class_name(one):
-                rows.append(f"{name}: it is a {_class_name(one)}, but the checkpoint has a {kind}")
-                continue
-            made = saved[name].get("made", _ABSENT)
-            merger = _Merger(rows, notes)
-            states[name] = merger.merged(name, "", saved[name]["state"], made, self._made[name])
+            changed.add(owner)
+            # A schedule that was given as an object may have made steps before this training.
+            if all(is_replayable(self.live[name]) and not read_position(self._made[name]) for name in names):
+                counts = self._counts(names, saved, progress or {}, rows)
+                if len(counts) == len(names):
+                    new_states, rates[owner] = self._replayed(owner, counts, steps_per_epoch, rows)
+                    states |= new_states
+            else:
+                rows += [fault for name in names if (fault := self._interval_fault(name, saved[name]))]
+                states |= {name: self._merge(name, saved[name], rows, notes) for name in names}
 
         def load() -> None:
             for line in notes:
                 log.info("schedule %s", line)
             for owner, optimizer in self._optimizers.items():
-                own = [name for name in states if self._optimizer_of[name] == owner]
-                rates = [group["lr"] for group in optimizer.param_groups]
-                for name in own:
+                names = [name for name in states if self._optimizer_of[name] == owner]
+                loaded = copy_rates(optimizer)
+                for name in names:
                     self.live[name].load_state_dict(states[name])
-                if len(own) > 1:
+                if len(names) > 1:
                     # A scheduler that sets the rate on load does not know the factors of the others.
-                    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                        group["lr"] = rate
+                    put_rates(optimizer, loaded)
+                put_rates(optimizer, rates.get(owner, ()))
+                if owner in changed:
+                    self._report_change(owner, saved, exact=owner in rates)
 
         return Fitting(rows, load)
 
-
-class _Merger:
-    """Merges a saved state and a new one: positions of the first, settings of the second."""
-
-    def __init__(self, rows: list[str], notes: list[str]) -> None:
-        self._rows, self._notes = rows, notes
-
-    def merged(self, path: str, key: str, saved: Any, made: Any, now: Any) -> Any:
-        if _kind(saved) != _kind(now) and saved is not None and now is not None and made is not _ABSENT:
-            self._rows.append(f"{path}: is a {_kind(saved)} in the checkpoint, but a {_kind(now)} here")
-            return saved
-        if _is_mapping(saved) and _is_mapping(now):
-            return self._mapping(path, saved, made, now)
-        if (
-            isinstance(saved, list | tuple)
-            and isinstance(now, list | tuple)
-            and len(saved) == len(now)
-            and (made is _ABSENT or len(made) == len(now))
-        ):
-            parts = [
-                self.merged(f"{path}.{index}", key, *three)
-                for index, three in enumerate(
-                    zip(saved, [made] * len(now) if made is _ABSENT else made, now, strict=True)
-                )
-            ]
-            return type(saved)(parts)
-        if isinstance(now, list) and any(map(_is_mapping, now)):
-            self._rows.append(f"{path}: has {len(saved)} schedules in the checkpoint, but {len(now)} here")
-            return saved
-        if made is _ABSENT or _same(made, now) or key == _LAST:
-            return saved
-        if _same(saved, made):
-            if not _is_long(now):
-                self._notes.append(f"{path}: {made} is {now} now, as configured")
-            return _copied(now)
-        self._rows.append(f"{path}: was {made} and is {now} now, but the training has moved it to {saved}")
-        return saved
-
-    def _mapping(self, path: str, saved: Mapping[str, Any], made: Any, now: Mapping[str, Any]) -> dict[str, Any]:
-        merged = {}
-        for key, value in saved.items():
-            if key in now:
-                before = made.get(key, _ABSENT) if _is_mapping(made) else _ABSENT
-                merged[key] = self.merged(f"{path}.{key}", key, value, before, now[key])
-            elif key.startswith("_"):
-                # Private entries change with the library's version.
-                merged[key] = value
+    def _fitting_names(self, owner: str, saved: Mapping[str, Any], rows: list[str]) -> list[str]:
+        """The schedules of an optimizer that the checkpoint has as well, of the same class."""
+        names = []
+        for name in (name for name, optimizer in self._optimizer_of.items() if optimizer == owner and name in saved):
+            here = _class_name(self.live[name])
+            kind = saved[name].get("class", here)
+            if _RENAMED.get(kind, kind) == here:
+                names.append(name)
             else:
-                self._rows.append(f"{path}.{key}: not in this schedule")
-        self._rows += [
-            f"{path}.{key}: missing in the checkpoint" for key in now if key not in saved and not key.startswith("_")
-        ]
-        return merged
+                rows.append(f"{name}: it is a {here}, but the checkpoint has a {kind}")
+        return names
+
+    def _is_changed(self, name: str, saved: Mapping[str, Any]) -> bool:
+        """Whether a schedule was made with other settings than the one in the checkpoint."""
+        if saved.get("interval", self._timing[name].interval) != self._timing[name].interval:
+            return True
+        if "settings" in saved:
+            return bool(saved["settings"] != self._settings[name])
+        return "made" in saved and not is_same(saved["made"], self._made[name])
+
+    def _merge(self, name: str, saved: Mapping[str, Any], rows: list[str], notes: list[str]) -> Any:
+        made = saved.get("made", ABSENT)
+        return Merger(rows, notes).merged(name, "", saved["state"], made, self._made[name])
+
+    def _interval_fault(self, name: str, saved: Mapping[str, Any]) -> str | None:
+        before, now = saved.get("interval"), self._timing[name].interval
+        return None if before in (None, now) else f"{name}: its interval was {before} and is {now} now"
+
+    def _counts(
+        self, names: Sequence[str], saved: Mapping[str, Any], progress: Mapping[str, Any], rows: list[str]
+    ) -> dict[str, int]:
+        """How many steps each schedule has made; what is not known is added to `rows`."""
+        counts = {}
+        for name in names:
+            count = read_position(saved[name]["state"])
+            if (fault := self._interval_fault(name, saved[name])) is not None:
+                count = progress.get(str(self._timing[name].interval))
+                if saved[name]["interval"] == SchedulerInterval.evaluation or count is None:
+                    rows.append(f"{fault}, which says nothing of its position")
+                    continue
+            if count is None:
+                rows.append(f"{name}: its position is not in the checkpoint")
+                continue
+            counts[name] = count
+        return counts
+
+    def _replayed(
+        self, owner: str, counts: Mapping[str, int], steps_per_epoch: int | None, rows: list[str]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The states of an optimizer's schedules after so many steps, and its rates; nothing is changed."""
+        optimizer, longest = self._optimizers[owner], max(counts.values())
+        states = {name: copied(self.live[name].state_dict()) for name in counts}
+        rates = copy_rates(optimizer)
+        periods: dict[str | None, float] = {SchedulerInterval.step: 1.0}
+        if steps_per_epoch is not None:
+            periods[SchedulerInterval.epoch] = float(steps_per_epoch)
+        steps = []
+        for name, count in counts.items():
+            interval = str(self._timing[name].interval)
+            steps.append(Replayed(self.live[name], interval, count, periods.get(interval, longest / max(count, 1))))
+        try:
+            for name in counts:
+                self.live[name].load_state_dict(copied(self._made[name]))
+            put_rates(optimizer, self._made_rates[owner])
+            replay(steps)
+            return {name: copied(self.live[name].state_dict()) for name in counts}, copy_rates(optimizer)
+        except Exception as error:
+            # A schedule of the user, or of torch beyond its end.
+            rows.append(f"{', '.join(counts)}: cannot make {longest} steps: {type(error).__name__}: {error}")
+            return {}, []
+        finally:
+            for name, state in states.items():
+                self.live[name].load_state_dict(state)
+            put_rates(optimizer, rates)
+
+    def _report_change(self, owner: str, saved: Mapping[str, Any], *, exact: bool) -> None:
+        """Log the rates before and after a change of settings."""
+        names = [name for name in saved if self._optimizer_of.get(name) == owner]
+        states = [state for name in names if isinstance(state := saved[name]["state"], Mapping)]
+        last = next((state[LAST_RATE] for state in reversed(states) if LAST_RATE in state), None)
+        now = [float(group["lr"]) for group in self._optimizers[owner].param_groups]
+        before = "" if last is None else f" from {', '.join(f'{float(rate):g}' for rate in dict.fromkeys(last))}"
+        after = ", ".join(f"{rate:g}" for rate in dict.fromkeys(now))
+        what = f"{', '.join(names)}: settings have changed; the learning rate goes{before} to {after}"
+        if exact:
+            log.info("schedule %s, that of a run with these settings from its beginning", what)
+        else:
+            log.warning("schedule %s. It depends on more than its steps, so no straight run has this rate", what)
 
 
 def _check(name: str, one: Any, optimizer: Optimizer) -> None:
@@ -354,45 +425,6 @@ def _check(name: str, one: Any, optimizer: Optimizer) -> None:
     of = getattr(one, "optimizer", optimizer)
     if isinstance(of, torch.optim.Optimizer) and not isinstance(of, TaggedGroups) and of is not optimizer:
         raise UserError("schedulers: the schedule is of another optimizer than the trainer's", where=name)
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping) and not isinstance(value, Counter) and all(type(key) is str for key in value)
-
-
-def _is_long(value: Any) -> bool:
-    return isinstance(value, Mapping | list | tuple)
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool | int | float):
-        return "number"
-    if isinstance(value, list | tuple):
-        return "list"
-    return "mapping" if isinstance(value, Mapping) else "tensor" if isinstance(value, torch.Tensor) else "value"
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return False
-    return type(one) is type(other) and bool(one == other or (one != one and other != other))
-
-
-def _copied(value: Any) -> Any:
-    """A copy of plain data; anything else is kept as it is, and refused on saving."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if type(value) in (dict, Counter):
-        return type(value)({key: _copied(one) for key, one in value.items()})
-    if type(value) in (list, tuple):
-        return type(value)(_copied(one) for one in value)
-    return value
 
 
 def _class_name(one: Any) -> str:

@@ -214,7 +214,10 @@ def load_all(
     if options.takes("optimizer"):
         fittings |= _of_optimizers(trainer, state, options, keep_settings)
     if options.takes("schedulers"):
-        fittings["schedulers"] = _of(state, "schedulers", trainer.schedulers.fit)
+        fit = partial(
+            trainer.schedulers.fit, progress=state.get("progress"), steps_per_epoch=trainer.loop.steps_per_epoch
+        )
+        fittings["schedulers"] = _of(state, "schedulers", fit)
     if options.takes("optimizer"):
         if "step" in state:
             fittings["step"] = Fitting([], lambda: trainer.step.load_state_dict(state["step"]))

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 class _Updated:
     """One optimizer, and the state of its next step."""
 
-    def __init__(self, name: str, optimizer: Optimizer, schedulers: list[Any], grad_norm: Tensor | None) -> None:
+    def __init__(self, name: str, optimizer: Optimizer, schedulers: list[Any]) -> None:
         self.name, self.optimizer, self.schedulers = name, optimizer, schedulers
-        self.grad_norm = grad_norm
+        self.grad_norm: Tensor | None = None
+        self.used: list[dict[str, Any]] | None = None
+        """The parameter groups as the last step was made with: schedules change them after it."""
         self.clears = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer)
         """Whether the optimizer overrides zero_grad. Torch's takes 7 us more a step than a loop over the gradients."""
         self.pending = False
@@ -44,6 +46,15 @@ class _Updated:
         groups = self.optimizer.param_groups
         self.group_count = len(groups)
         self.parameters = [parameter for group in groups for parameter in group["params"]]
+        self._tensors = [
+            (number, key) for number, group in enumerate(groups) for key in group if isinstance(group[key], Tensor)
+        ]
+
+    def keep_settings(self) -> None:
+        """Copy the groups' settings before a step, without a wait for the device."""
+        self.used = [group.copy() for group in self.optimizer.param_groups]
+        for number, key in self._tensors:
+            self.used[number][key] = self.used[number][key].detach().clone()
 
 
 class TrainStep:
@@ -208,7 +219,8 @@ class TrainStep:
     def bind(self, trainer: Trainer) -> None:
         """Called by the training loop between two steps: bind what the other methods need."""
         self.bind_model(trainer)
-        hooks, precision, norms = trainer.hooks, trainer.precision, self.grad_norms()
+        hooks, precision = trainer.hooks, trainer.precision
+        before = {one.name: one for one in self._updated}
         self._scaler, self._precision, self._strategy = trainer.scaler, precision, trainer.strategy
         self._clips = precision.clip_norm is not None or precision.clip_value is not None
         several = trainer.loop.settings.grad_accum_steps != 1
@@ -222,9 +234,12 @@ class TrainStep:
         self._starts_early = type(self).train_batch is TrainStep.train_batch
         self._total, self._has_agreed = None, False
         self._updated = tuple(
-            _Updated(name, optimizer, trainer.schedulers.of(name, SchedulerInterval.step), norms.get(name))
+            _Updated(name, optimizer, trainer.schedulers.of(name, SchedulerInterval.step))
             for name, optimizer in trainer.optimizers.items()
         )
+        for one in self._updated:
+            if (last := before.get(one.name)) is not None:
+                one.grad_norm, one.used = last.grad_norm, last.used
         self._before_backward, self._after_backward = hooks["on_before_backward"], hooks["on_after_backward"]
         self._before_step, self._after_step = hooks["on_before_optimizer_step"], hooks["on_after_optimizer_step"]
         self._before_zero = hooks["on_before_optimizer_zero_grad"]
@@ -255,6 +270,10 @@ class TrainStep:
     def grad_norms(self) -> dict[str, Tensor]:
         """The norm of each optimizer's gradients at its last step, before clipping, if it was computed."""
         return {one.name: one.grad_norm for one in self._updated if one.grad_norm is not None}
+
+    def settings_used(self) -> dict[str, list[dict[str, Any]]]:
+        """The parameter groups of each optimizer that was stepped, as its last step was made with."""
+        return {one.name: one.used for one in self._updated if one.used is not None}
 
     def end_step(self) -> None:
         """Called by the training loop after the last batch of a step.
@@ -342,6 +361,7 @@ class TrainStep:
             call(trainer, model, optimizer)
         if self._clips:
             one.grad_norm = self._precision.clip(one.parameters, self._strategy)
+        one.keep_settings()
         if scaler is None:
             optimizer.step()
         else:

@@ -423,9 +423,10 @@ class TrainingLoop(Lengths):
         finite = self._means_since_log.loss_is_finite
         self._means_since_log.reset()
         norms = trainer.step.grad_norms()
+        used = trainer.step.settings_used()
         for name, optimizer in trainer.optimizers.items():
             suffix = "" if name == ONLY else f"/{name}"
-            metrics[f"train/lr{suffix}"] = float(optimizer.param_groups[0]["lr"])
+            metrics[f"train/lr{suffix}"] = float(used.get(name, optimizer.param_groups)[0]["lr"])
             if name in norms:
                 metrics[f"train/grad_norm{suffix}"] = float(norms[name])
         if trainer.scaler is not None:
