@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from trainer_cli.sparsity.replacing import SET, RigL
 from trainer_cli.sparsity.static import Static
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
+from trainer_cli.trainer.train_step import TrainStep
 
 
 class Wide(nn.Module):
@@ -56,7 +58,7 @@ class Watch(Callback):
 
 def _fit(sparsity: Sparsity | None, *callbacks: Callback, folder: Path | None = None, **more: Any) -> Any:
     made = trainer(
-        Wide,
+        more.pop("model", Wide),
         sparsity=sparsity,
         callbacks=list(callbacks),
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), 0.01, weight_decay=0.1),
@@ -128,6 +130,83 @@ def test_a_resume_is_exact(kind: str, tmp_path: Path) -> None:
         assert same(everything(whole), everything(resumed)) == [], stop
 
 
+class Alternating(Wide):
+    """Has no gradient of the second matrix at every third step, at which masks of `every=3` are due."""
+
+    def __init__(self, never: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.never = never
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.calls += self.training
+        if int(self.calls) % 3 and not self.never:
+            return super().forward(batch)
+        return (self.net[0](batch[0]).sum(1) - batch[1]).square().mean()
+
+
+@pytest.mark.parametrize("kind", ["gmp", "set", "rigl"])
+def test_a_mask_without_a_gradient_when_it_is_due_changes_at_the_next_chance(kind: str, tmp_path: Path) -> None:
+    make = {"gmp": lambda: GMP(0.8, start=3, stop=15, every=3), "set": KINDS["set"], "rigl": KINDS["rigl"]}[kind]
+    watch = Watch()
+    whole = _fit(make(), watch, folder=tmp_path / "whole", model=Alternating)
+    changes = [step + 1 for step in range(1, 24) if same(*(watch.masks[at]["net.2.weight"] for at in (step - 1, step)))]
+    late = 1 if kind == "rigl" else 0
+    assert changes[:3] == [due + late for due in ((6, 9, 12) if kind == "gmp" else (3, 6, 9))]
+    if kind == "gmp":
+        assert watch.zeros[-1] == {"net.0.weight": 16, "net.2.weight": 160, "net.4.weight": 16}
+    # Step 6 is due and not yet done for RigL.
+    _fit(make(), StopAt(6), folder=tmp_path / "parts", model=Alternating)
+    resumed = _fit(make(), folder=tmp_path / "parts", model=Alternating)
+    assert same(everything(whole), everything(resumed)) == []
+
+
+def test_a_mask_of_an_optimizer_that_is_not_stepped_when_due_changes_at_its_next_step() -> None:
+    class Turns(TrainStep):
+        def train_batch(self, batch: Any) -> Any:
+            loss = self.forward(batch)
+            self.backward(loss, optimizer=self.turn)
+            return loss
+
+        def update(self) -> None:
+            self.optimizer_step(self.turn)
+
+        @property
+        def turn(self) -> str:
+            return "a" if self.trainer.progress.step % 2 else "b"
+
+    watch = Watch()
+    made = trainer(
+        Wide,
+        sparsity=GMP(0.8, start=2, stop=8, every=2),
+        callbacks=[watch],
+        step=Turns(),
+        optimizer={
+            "a": lambda m: torch.optim.SGD(m.net[0].parameters(), 0.01),
+            "b": lambda m: torch.optim.SGD([*m.net[2].parameters(), *m.net[4].parameters()], 0.01),
+        },
+        settings={"max_duration": 12},
+    )
+    made.fit(loader(12))
+    assert sum(watch.zeros[-1].values()) == 192
+
+
+@pytest.mark.parametrize(("first", "then"), [(24, 60), (60, 30)], ids=["longer", "shorter"])
+def test_gmp_of_another_length_masks_ever_more_and_reaches_its_sparsity(first: int, then: int, tmp_path: Path) -> None:
+    watch = Watch()
+    _fit(GMP(0.8, every=3), watch, StopAt(24), folder=tmp_path, settings={"max_duration": first})
+    _fit(GMP(0.8, every=3), watch, folder=tmp_path, settings={"max_duration": then})
+    counts = [sum(zeros.values()) for zeros in watch.zeros]
+    assert counts == sorted(counts)
+    assert counts[-1] == 192
+
+
+def test_a_mask_that_never_had_a_gradient_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    _fit(RigL(0.8, every=3), model=partial(Alternating, never=True))
+    text = "sparsity: net.2.weight, net.4.weight were not changed as due at step 18: there was no gradient since"
+    assert text in caplog.text
+
+
 def test_the_random_numbers_of_the_training_are_left_alone() -> None:
     assert same(everything(_fit(None))["rng"], everything(_fit(SET(0.5, every=2)))["rng"]) == []
 
@@ -168,7 +247,7 @@ def test_gradients_that_are_not_finite_change_no_mask() -> None:
     watch = Watch()
     _fit(RigL(0.8, every=3), Plant(), CheckFinite("skip"), watch)
     changes = [step + 1 for step in range(1, 24) if same(watch.masks[step - 1], watch.masks[step])]
-    assert changes[:2] == [3, 9], "due at step 6"
+    assert changes[:3] == [3, 7, 9], "due at step 6"
     assert same(watch.weights[4], watch.weights[5]) == []
 
 

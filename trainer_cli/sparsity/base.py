@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from trainer_cli.checkpoint.model_state import clean_name, plain_name, unwrapped
 from trainer_cli.config.globs import matches
-from trainer_cli.config.schema import check_duration, needed_duration
 from trainer_cli.data.order import sample_seed
 from trainer_cli.errors import ConfigError
 from trainer_cli.sparsity.densities import erdos_renyi_kernel, kept
@@ -143,14 +142,14 @@ class Sparsity(Callback):
             put(self._masks[name], mask)
 
     def change(self, step: int, names: Sequence[str]) -> bool:
-        """Change the masks of these parameters before step `step`; their gradients are those of all weights. True if
-        it did."""
+        """Change the masks of these parameters of an optimizer before its step `step`; their gradients are those of
+        all weights. True if it did."""
         return False
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
-        names = [name for name in self._of[id(optimizer)] if self._weights[name].grad is not None]
-        if self.change(trainer.progress.step + 1, names):
+        if self.change(trainer.progress.step + 1, self._of[id(optimizer)]):
             self._apply(optimizer)
+        names = [name for name in self._of[id(optimizer)] if self._weights[name].grad is not None]
         grads = [local(grad) for name in names if (grad := self._weights[name].grad) is not None]
         foreach_mul_(grads, self._local_masks(names))
 
@@ -214,40 +213,3 @@ def check_share(key: str, value: object, *, least: float = 0.0) -> None:
     """Refuse what is no share from `least` to below 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1:
         raise ConfigError(f"{key} is {value!r}, but it is at least {least:g} and below 1", location=key)
-
-
-class Schedule:
-    """When masks change: every so often from `start` to `stop`; durations in steps or epochs."""
-
-    def __init__(self, start: int | str, stop: int | str | None, every: int | str) -> None:
-        self._given = {
-            "start": None if start == 0 else needed_duration("start", start),
-            "stop": check_duration("stop", stop),
-            "every": needed_duration("every", every),
-        }
-        self.start, self.stop, self.every = 0, 0, 1
-
-    def resolve(self, loop: TrainingLoop, share: float) -> None:
-        """Convert the durations to steps. Without `stop` it is this share of the whole training.
-
-        Raises:
-            ConfigError: one of them is no number of steps, or nothing lies between start and stop.
-        """
-        found: dict[str, int] = {"start": 0}
-        if self._given["stop"] is None and loop.total_steps is not None:
-            found["stop"] = int(loop.total_steps * share)
-        for key, duration in self._given.items():
-            steps = found.get(key) if duration is None else duration.steps(loop.steps_per_epoch)
-            if steps is None:
-                raise ConfigError(
-                    f"sparsity.{key} is needed as a number of steps or epochs", location=f"sparsity.{key}"
-                )
-            found[key] = steps
-        self.start, self.stop, self.every = found["start"], found["stop"], found["every"]
-        if self.stop <= self.start:
-            what = f"sparsity stops to change at step {self.stop}, but begins at step {self.start}"
-            raise ConfigError(what, location="sparsity.stop")
-
-    def due(self, step: int) -> bool:
-        """Whether masks change at this step."""
-        return self.start <= step <= self.stop and (step - self.start) % self.every == 0

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from trainer_cli.data.order import sample_seed
-from trainer_cli.sparsity.base import Schedule, Sparsity, check_share
+from trainer_cli.sparsity.base import check_share
+from trainer_cli.sparsity.changing import ChangingSparsity, Schedule
 from trainer_cli.sparsity.densities import cosine
 from trainer_cli.sparsity.masks import put, random_scores, replaced
 from trainer_cli.trainer.torch_compat import whole
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    pass
 
 
-class SET(Sparsity):
+class SET(ChangingSparsity):
     """Sparse evolutionary training (Mocanu et al., 2018, arXiv:1707.04780): the smallest weights are dropped, and as
     many others grow at random places, drawn from the run's seed and the step.
 
@@ -29,8 +29,6 @@ class SET(Sparsity):
         start, stop, every: when weights are replaced; steps, or durations in steps or epochs. `stop` null: at the
             end of the training (RigL: after three quarters of it).
     """
-
-    _stops_at = 1.0
 
     def __init__(
         self,
@@ -55,35 +53,26 @@ class SET(Sparsity):
         self.drop_fraction, self.grow_fraction = float(drop_fraction), grow_fraction
         self._schedule = Schedule(start, stop, every)
 
-    def on_fit_start(
-        self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
-    ) -> None:
-        self._schedule.resolve(loop, self._stops_at)
-        super().on_fit_start(trainer, train_loader, val_loaders, loop)
-
-    def change(self, step: int, names: Sequence[str]) -> bool:
-        if not self._schedule.due(step):
+    def change_mask(self, name: str, due: int) -> bool:
+        weight, active, decay = self._weights[name], self._active[name], self.decay(due)
+        growth = self.growth(weight, sample_seed(self._seed, due, list(self._weights).index(name)))
+        if growth is None or not bool(growth.isfinite().all()):
+            # Without a gradient, or where it overflowed so that the step is skipped.
             return False
-        decay, numbers = self.decay(step), {name: number for number, name in enumerate(self._weights)}
-        for name in names:
-            weight, active = self._weights[name], self._active[name]
-            drop = int(active * self.drop_fraction * decay)
-            wanted = drop if self.grow_fraction is None else int(active * self.grow_fraction * decay)
-            grow = min(wanted, weight.numel() - (active - drop))
-            growth = self.growth(weight, sample_seed(self._seed, step, numbers[name]))
-            if not bool(growth.isfinite().all()):
-                continue  # The gradients overflowed: the step is skipped, and the mask changes when it is next due.
-            mask = self._masks[name]
-            put(mask, replaced(whole(mask), whole(weight.detach()), growth, drop, grow, active))
-            self._active[name] = active - drop + grow
+        drop = int(active * self.drop_fraction * decay)
+        wanted = drop if self.grow_fraction is None else int(active * self.grow_fraction * decay)
+        grow = min(wanted, weight.numel() - (active - drop))
+        mask = self._masks[name]
+        put(mask, replaced(whole(mask), whole(weight.detach()), growth, drop, grow, active))
+        self._active[name] = active - drop + grow
         return True
 
     def decay(self, step: int) -> float:
         """The part of the fractions that counts at a step."""
         return 1.0
 
-    def growth(self, weight: Tensor, seed: int) -> Tensor:
-        """A score of at least 0 for each weight: those with the largest grow."""
+    def growth(self, weight: Tensor, seed: int) -> Tensor | None:
+        """A score of at least 0 for each weight: those with the largest grow. None: they are not known at this step."""
         return random_scores(weight, seed)
 
 
@@ -98,6 +87,5 @@ class RigL(SET):
     def decay(self, step: int) -> float:
         return cosine(step, self._schedule.stop)
 
-    def growth(self, weight: Tensor, seed: int) -> Tensor:
-        assert weight.grad is not None
-        return whole(weight.grad).abs()
+    def growth(self, weight: Tensor, seed: int) -> Tensor | None:
+        return None if weight.grad is None else whole(weight.grad).abs()
