@@ -16,7 +16,7 @@ ROOT = PACKAGE.name
 
 LAYERS = {
     1: "errors",
-    2: """config.schema config.suggest config.globs config.garbage
+    2: """config.schema config.suggest config.globs config.garbage config.kinds config.signatures
           trainer.duration trainer.intervals trainer.stopping trainer.progress trainer.restarts
           checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming
           checkpoint.shards

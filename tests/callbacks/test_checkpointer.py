@@ -682,5 +682,5 @@ def test_what_was_asked_for_is_made_up_for_at_the_very_next_step(tmp_path: Path,
 def test_choices_are_strings_in_python_too(tmp_path: Path) -> None:
     saver = CheckpointerCallback(tmp_path, remove="never", newer="trash", digest="sha256", fixed_steps=(2,))
     assert (saver.settings.remove, saver.settings.newer, saver.settings.digest) == ("never", "trash", "sha256")
-    with pytest.raises(ConfigError, match=r"checkpoint\.digest is 'md5', but it is one of xxh3_128, sha256"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.digest is 'md5', but it must be one of xxh3_128, sha256"):
         CheckpointerCallback(tmp_path, digest="md5")

@@ -48,7 +48,7 @@ from trainer_cli.trainer.training_loop import TrainingLoop
         ({"optimizer": torch.optim.SGD}, r"got the class SGD\. Give `lambda model: SGD\(model.parameters\(\), …\)`"),
         ({"optimizer": {"a": torch.optim.SGD}}, "got the class SGD"),
         ({"compile": True}, r"compile: expected a mapping of arguments of torch\.compile, got bool"),
-        ({"seed": "0"}, "seed: expected int, got str"),
+        ({"seed": "0"}, "seed is '0', but it must be a whole number"),
         ({"device": "toaster"}, "device: expected auto, cpu, cuda or mps, got 'toaster'"),
     ],
 )

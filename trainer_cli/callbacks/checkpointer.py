@@ -26,11 +26,12 @@ from trainer_cli.checkpoint.policy import (
     next_save_step,
     why_save,
 )
-from trainer_cli.checkpoint.rules import checkpoint_config, retention_rules, save_rules
+from trainer_cli.checkpoint.rules import retention_rules, save_rules
 from trainer_cli.checkpoint.save import CheckpointMetadata, disk_error
 from trainer_cli.checkpoint.storage.url_path import as_path, is_url
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.config.schema import (
+    CheckpointConfig,
     CheckpointFormat,
     Compression,
     DigestAlgorithm,
@@ -38,6 +39,7 @@ from trainer_cli.config.schema import (
     Newer,
     OnSaveError,
     Removal,
+    build_section,
 )
 from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.loggers.base import SAVES
@@ -74,6 +76,8 @@ class CheckpointerCallback(Callback):
     optimizer steps, or a string such as `3ep`, `1e9tok` or `30min`.
     """
 
+    _in_schema = True
+
     def __init__(
         self,
         folder: str | Path = "checkpoints",
@@ -102,7 +106,8 @@ class CheckpointerCallback(Callback):
         on_save_error: OnSaveError | str = OnSaveError["raise"],
         max_save_errors: int = 3,
     ) -> None:
-        self.settings = checkpoint_config(
+        self.settings = build_section(
+            CheckpointConfig,
             enabled=enabled,
             save_interval=save_interval,
             ephemeral_save_interval=ephemeral_save_interval,
@@ -115,7 +120,7 @@ class CheckpointerCallback(Callback):
             remove=remove,
             max_checkpoints=max_checkpoints,
             keep_every=keep_every,
-            keep_best=keep_best,
+            keep_best={} if keep_best is None else keep_best,
             newer=newer,
             name=name,
             suffix=suffix,

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from enum import StrEnum
 from typing import Any
 
 from trainer_cli.checkpoint.policy import BestRule, RetentionRules, SaveRules
-from trainer_cli.config.schema import (
-    CheckpointConfig,
-    CheckpointFormat,
-    Compression,
-    DigestAlgorithm,
-    KeepBestConfig,
-    Mode,
-    Newer,
-    OnSaveError,
-    Removal,
-)
-from trainer_cli.errors import ConfigError
+from trainer_cli.config.schema import CheckpointConfig
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.intervals import Interval
 
@@ -30,50 +18,7 @@ ToInterval = Callable[[str, Any], Interval | None]
 def settings_of(checkpoint: CheckpointConfig, node: Mapping[str, Any] | None) -> CheckpointConfig:
     """The `checkpoint` section, overridden by the config node of a subclass of CheckpointerCallback."""
     known = {field.name for field in fields(CheckpointConfig)}
-    return replace(checkpoint, **typed({key: value for key, value in (node or {}).items() if key in known}))
-
-
-def checkpoint_config(**settings: Any) -> CheckpointConfig:
-    """The fields of `CheckpointConfig`, whose choices and sections may be plain strings and mappings, checked.
-
-    Raises:
-        ConfigError: a value is not allowed.
-    """
-    return CheckpointConfig(**typed(settings))
-
-
-def typed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with strings as enums and mappings as `KeepBestConfig`, as Python and config files give them.
-
-    Raises:
-        ConfigError: a string is not a member of its enum.
-    """
-    kinds: dict[str, type[StrEnum]] = {
-        "remove": Removal,
-        "newer": Newer,
-        "on_save_error": OnSaveError,
-        "digest": DigestAlgorithm,
-        "format": CheckpointFormat,
-        "compression": Compression,
-    }
-    chosen = {name: _choice(name, settings[name], kind) for name, kind in kinds.items() if name in settings}
-    found: dict[str, Any] = {**settings, **chosen}
-    if isinstance(best := settings.get("keep_best"), Mapping):
-        mode = _choice("keep_best.mode", best.get("mode", Mode.min), Mode)
-        found["keep_best"] = KeepBestConfig(**{**best, "mode": mode})
-    elif best is None:
-        found.pop("keep_best", None)
-    if isinstance(steps := settings.get("fixed_steps"), tuple):
-        found["fixed_steps"] = list(steps)
-    return found
-
-
-def _choice(key: str, value: Any, kind: type[StrEnum]) -> StrEnum:
-    try:
-        return kind(value)
-    except ValueError:
-        where = f"checkpoint.{key}"
-        raise ConfigError(f"{where} is {value!r}, but it is one of {', '.join(kind)}", location=where) from None
+    return replace(checkpoint, **{key: value for key, value in (node or {}).items() if key in known})
 
 
 def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:

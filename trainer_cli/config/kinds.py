@@ -7,9 +7,11 @@ an enumeration); any other name in it means that anything goes.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from enum import EnumMeta
+from functools import cache
 from typing import Any, NamedTuple
 
 import yaml
@@ -126,6 +128,58 @@ def in_yaml(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...")
 
 
+def converted(annotation: Any, value: Any, key: str) -> Any:
+    """The value of a field, given by Python code: the names of choices as members, mappings as sections, all else as
+    the plain values that a config holds.
+
+    Raises:
+        ConfigError: it is not of the annotated type.
+    """
+    is_section = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+    if (is_section or isinstance(annotation, EnumMeta)) and isinstance(value, annotation):
+        return value
+    value = _plain(value)
+    if is_section:
+        return _section(annotation, value, key)
+    kind = kind_of(annotation)
+    if kind is None:
+        return value
+    if name_of(value) is None:
+        raise ConfigError(f"{key} is {shown(value)}, but it must be {kind}", location=key, code=Code.wrong_type)
+    for mistake in kind.mistakes(value, key):
+        raise mistake
+    if isinstance(annotation, EnumMeta):
+        return annotation[value]
+    return float(value) if type(value) is int and "float" in kind.names and "int" not in kind.names else value
+
+
+def _section(section: type, value: Any, key: str) -> Any:
+    if not isinstance(value, Mapping):
+        what = f"{key} is {shown(value)}, but it must be a mapping"
+        raise ConfigError(what, location=key, code=Code.wrong_type)
+    known = [field.name for field in dataclasses.fields(section)]
+    for name in value:
+        if name not in known:
+            hint = did_you_mean(str(name), known).strip() or f"Known here: {', '.join(known)}."
+            what = f"there is no key '{key}.{name}'"
+            raise ConfigError(what, location=f"{key}.{name}", code=Code.unknown_key, hint=hint)
+    return section(**value)
+
+
+def _plain(value: Any) -> Any:
+    """A value without the types of other libraries: numbers and arrays of numpy, ranges, subclasses of `int`."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if type(value) in (bool, int, float, str):
+        return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, Sequence | Set) else value
+
+
 def kind_of(annotation: Any) -> Kind | None:
     """The plain values that an annotation (live, or as written) admits; None if anything goes."""
     if annotation is None or annotation is inspect.Parameter.empty:
@@ -133,10 +187,14 @@ def kind_of(annotation: Any) -> Kind | None:
     if isinstance(annotation, EnumMeta):
         return Kind(frozenset(), tuple(annotation.__members__))
     try:
-        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-        return _some(ast.parse(text.strip(), mode="eval").body)
+        return _kind_written(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
     except (SyntaxError, ValueError):
         return None
+
+
+@cache
+def _kind_written(text: str) -> Kind | None:
+    return _some(ast.parse(text.strip(), mode="eval").body)
 
 
 def _inner(kind: Kind | None, value: Any, key: str) -> Iterator[ConfigError]:

@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from trainer_cli.checkpoint.load_options import check_mapping, check_states
 from trainer_cli.checkpoint.naming import why_unfit
 from trainer_cli.config.globs import why_no_pattern
+from trainer_cli.config.kinds import converted
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Duration, Unit
+
+S = TypeVar("S")
 
 
 class Device(StrEnum):
@@ -248,9 +251,34 @@ def check_field(one: "Field[Any]", key: str, value: Any) -> None:
 
 
 def check_fields(section: Any, path: str = "") -> None:
-    """Check the values of a section by the rules that its fields were declared with."""
+    """Check the values of a section by the types of its fields and the rules that these were declared with."""
+    values = {one.name: getattr(section, one.name) for one in fields(section)}
+    for name, value in checked_values(type(section), values, path).items():
+        setattr(section, name, value)
+
+
+def build_section(section: type[S], **values: Any) -> S:
+    """A section of values that Python code gives: choices may be texts, and sections mappings.
+
+    Raises:
+        ConfigError: a value is of another type, or not allowed.
+    """
+    return section(**values)
+
+
+def checked_values(section: type, values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Values for fields of a section, converted to the types of these and checked by their rules.
+
+    Raises:
+        ConfigError: a value is of another type, or not allowed.
+    """
+    checked = {}
     for one in fields(section):
-        check_field(one, f"{path}.{one.name}".lstrip("."), getattr(section, one.name))
+        if one.name in values:
+            key = f"{path}.{one.name}".lstrip(".")
+            checked[one.name] = converted(one.type, values[one.name], key)
+            check_field(one, key, checked[one.name])
+    return checked
 
 
 @dataclass(kw_only=True, slots=True)
@@ -367,6 +395,7 @@ class CompileConfig:
     """Name of the compiler, as torch.compiler.list_backends() has it."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "compile")
         for key in ("mode", "dynamic", "fullgraph"):
             if getattr(self, key) not in (None, False, "default") and not self.enabled:
                 location = f"compile.{key}"
@@ -562,6 +591,9 @@ class LoggingConfig:
     """With several processes: write the messages of each but the first to `train.rankN.log` in the run directory."""
     console: ConsoleStyle = ConsoleStyle.auto
     """auto (a live display on a terminal, plain lines elsewhere), rich, plain or off."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "logging")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from trainer_cli.config.kinds import Kind, kind_of
 from trainer_cli.config.suggest import did_you_mean
@@ -65,6 +65,34 @@ def _parameter(one: inspect.Parameter) -> Parameter:
         # `size: int = None` is an old way to write `int | None`; any other contradiction makes the annotation useless.
         kind = kind._replace(names=kind.names | {"null"}) if one.default is None else None
     return Parameter(one.name, one.kind, not has_default, kind)
+
+
+class CheckedArguments:
+    """A base class whose constructors of this package check their arguments by their annotations, as a config does."""
+
+    _in_schema = False
+    """Whether a section of the schema has the arguments; its rules then say more."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if cls.__init__ is object.__init__:
+            if args or kwargs:
+                raise TypeError(f"{cls.__name__}() takes no arguments")  # As Python, where there is no __new__.
+        elif not cls._in_schema and cls.__init__.__module__.startswith("trainer_cli."):
+            _check_arguments(cls, args, kwargs)
+        return super().__new__(cls)
+
+
+def _check_arguments(cls: type, positional: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Raise the first mistake in arguments that have a parameter; the call itself refuses the others."""
+    takes = call_parameters(cls) or ()
+    places = [parameter for parameter in takes if parameter.by_position]
+    by_name = {parameter.name: parameter for parameter in takes if parameter.by_name}
+    values = [*zip(places, positional, strict=False)]
+    values += [(by_name[name], value) for name, value in named.items() if name in by_name]
+    for parameter, value in values:
+        for mistake in parameter.mistakes(value, parameter.name):
+            what = f"{cls.__name__}: {mistake.message}"
+            raise ConfigError(what, location=mistake.location, code=mistake.code, hint=mistake.hint)
 
 
 def misfits(

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer_cli.config.signatures import CheckedArguments
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -103,11 +105,11 @@ class Record:
         return bool(self.texts or self.images or self.histograms or self.tables)
 
 
-class Logger(ABC):
+class Logger(CheckedArguments, ABC):
     """Base class of loggers; only `log` must be implemented. Calls come from the main thread, one at a time; except
     `flush(durable=True)`, which another thread may call while `log` runs."""
 
-    def rewind(self, run_dir: Path, step: int) -> None:  # noqa: B027
+    def rewind(self, run_dir: Path, step: int) -> None:
         """Drop every record later than `step`, and a torn last one, or note to do so when the first record is written.
         Comes before `start`.
 
@@ -115,17 +117,17 @@ class Logger(ABC):
         finishes the work. Without a file there is nothing to do.
         """
 
-    def start(self, facts: RunFacts) -> None:  # noqa: B027
+    def start(self, facts: RunFacts) -> None:
         """Open what `log` needs."""
 
     @abstractmethod
     def log(self, record: Record) -> None:
         """Log one record. Called inside the training loop, so it must be fast."""
 
-    def flush(self, durable: bool = False) -> None:  # noqa: B027
+    def flush(self, durable: bool = False) -> None:
         """Write everything logged so far to the operating system; `durable`: fsync it."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Flush and close. May be called twice, and without `start`."""
 
 

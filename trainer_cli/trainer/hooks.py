@@ -55,6 +55,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
+from trainer_cli.config.signatures import CheckedArguments
 from trainer_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.validation_loop import ValidationLoop
 
 
-class Callback:
+class Callback(CheckedArguments):
     """Base class of callbacks. A hook that is not overridden costs nothing.
 
     Hooks run in the order of the callbacks, teardowns (`…_end`, `…_exception`, `finalize`) in reverse. An

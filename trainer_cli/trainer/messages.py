@@ -9,8 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_cli.config.schema import ConsoleStyle, LogLevel
-from trainer_cli.errors import UserError
+from trainer_cli.config.schema import LoggingConfig, checked_values
 from trainer_cli.loggers.files import AppendedFile
 from trainer_cli.terminal import columns, is_terminal, painted, stamp, wrapped
 
@@ -122,9 +121,8 @@ class Logging:
     console: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, value, choices in (("level", self.level, LogLevel), ("console", self.console, ConsoleStyle)):
-            if value is not None and value not in set(choices):
-                raise UserError(f"logging.{name} is {value!r}", cure=f"Choose one of {', '.join(choices)}.")
+        level = {} if self.level is None else {"level": self.level}
+        checked_values(LoggingConfig, {"console": self.console, **level}, "logging")
 
     @contextmanager
     def shown(self) -> Iterator[None]:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.config.schema import Dtype, PrecisionConfig
-from trainer_cli.errors import ConfigError
+from trainer_cli.config.schema import Dtype, PrecisionConfig, build_section
 from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.trainer.torch_compat import overflow_flags
 
@@ -107,11 +106,9 @@ class Precision:
         init_scale: float | None = None,
         growth_interval: int | None = None,
     ) -> None:
-        if dtype not in set(Dtype):
-            raise ConfigError(f"dtype is {dtype!r}, but it is {', '.join(Dtype)}", location="precision.dtype")
-        # The config's rules hold for library users too.
-        settings = PrecisionConfig(
-            dtype=Dtype(dtype),
+        settings = build_section(
+            PrecisionConfig,
+            dtype=dtype,
             loss_scale=loss_scale,
             min_loss_scale=min_loss_scale,
             max_loss_scale=max_loss_scale,

@@ -22,7 +22,7 @@ from trainer_cli.checkpoint.group_verify import verify_share
 from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.checkpoint.policy import Occasion
 from trainer_cli.checkpoint.storage.url_path import as_path
-from trainer_cli.config.schema import ModelCall, SchedulerInterval
+from trainer_cli.config.schema import ModelCall, SchedulerInterval, TrainConfig, checked_values
 from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Now, RunFacts
@@ -65,6 +65,7 @@ from trainer_cli.trainer.validation_loop import ValidationLoop
 
 Factory = Callable[..., Any]
 C = TypeVar("C", bound=Callback)
+P = TypeVar("P")
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +80,10 @@ class FitResult:
     metrics: dict[str, float]
 
 
-def _model_call(given: str) -> ModelCall:
-    try:
-        return ModelCall(given)
-    except ValueError:
-        raise UserError(f"model_call is {given!r}", cure=f"Choose one of {', '.join(ModelCall)}.") from None
+def _part(slot: str, value: Any, kind: type[P]) -> P:
+    """A part of the trainer; one with its defaults, if none is given."""
+    part: P = kind() if value is None else typed(slot, value, kind)
+    return part
 
 
 def _with_sparsity(callbacks: dict[str, Callback], sparsity: Callback | None) -> dict[str, Callback]:
@@ -193,19 +193,21 @@ class Trainer(Recording, Requests):
         config: str = "",
         hparams: Mapping[str, bool | int | float | str] | None = None,
     ) -> None:
-        self.precision = typed("precision", precision or Precision(), Precision)
-        self.loop = typed("loop", loop or TrainingLoop(), TrainingLoop)
-        self.model_call = _model_call(model_call)
-        self.step = typed("step", step or TrainStep(), TrainStep)
+        values = {"name": name, "deterministic": deterministic, "model_call": model_call, "freeze": freeze}
+        checked = checked_values(TrainConfig, values if seed is None else {**values, "seed": seed})
+        self.model_call: ModelCall = checked["model_call"]
+        self.seed: int | None = checked.get("seed")
+        self.precision = _part("precision", precision, Precision)
+        self.loop = _part("loop", loop, TrainingLoop)
+        self.step = _part("step", step, TrainStep)
         self._own_callbacks = _with_sparsity(named("callbacks", callbacks, Callback), sparsity)
         self.checkpoint = _checked_saver(checkpoint, self._own_callbacks)
         Recording.__init__(self, named("loggers", loggers, Logger))
-        Requests.__init__(self, typed("strategy", strategy or Single(), Strategy))
+        Requests.__init__(self, typed("strategy", Single() if strategy is None else strategy, Strategy))
         self._global_callbacks = global_callbacks()
         self._bind_callbacks()
-        self.logging = typed("logging", logging or Logging(), Logging)
+        self.logging = _part("logging", logging, Logging)
         self.device = pick_device(device)
-        self.seed = None if seed is None else typed("seed", seed, int)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.name = name
         self.config, self.hparams = config, dict(hparams or {})
@@ -216,12 +218,12 @@ class Trainer(Recording, Requests):
         self.checkpointer = make_sync_checkpointer() if checkpoint is None else checkpoint.checkpointer
         if checkpoint is None:
             self.checkpointer.join(self.strategy.group)
-        if deterministic:
+        if checked["deterministic"]:
             be_deterministic()
-        if seed is not None:
-            seed_everything(seed)
+        if self.seed is not None:
+            seed_everything(self.seed)
         self.hooks.call("pre_setup", self)
-        self._make(optimizer, freeze, compile)
+        self._make(optimizer, checked["freeze"], compile)
         self.hooks.call("setup", self)
         self.hooks.call("post_setup", self)
         self._first_states = {name: copy.deepcopy(call.state_dict()) for name, call in self.callbacks.items()}

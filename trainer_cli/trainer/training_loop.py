@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trainer_cli.checkpoint.policy import Occasion
-from trainer_cli.config.schema import LoopConfig, SchedulerInterval
+from trainer_cli.config.schema import LoopConfig, SchedulerInterval, build_section
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.peers import is_of_peer
 from trainer_cli.trainer.evaluate import evaluate, evaluate_rest
@@ -54,7 +54,8 @@ class TrainingLoop(Lengths):
         log_interval: int | str | None = 50,
         limit_train_batches: int | float | None = None,
     ) -> None:
-        settings = LoopConfig(
+        settings = build_section(
+            LoopConfig,
             max_duration=max_duration,
             hard_stop=hard_stop,
             max_time=max_time,
@@ -65,7 +66,7 @@ class TrainingLoop(Lengths):
             eval_steps=eval_steps,
             eval_at_start=eval_at_start,
             eval_sanity_steps=eval_sanity_steps,
-            eval_loaders=dict(eval_loaders or {}),
+            eval_loaders={} if eval_loaders is None else eval_loaders,
             log_interval=log_interval,
             limit_train_batches=limit_train_batches,
         )
