@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -79,6 +80,9 @@ class TorchProfiler(Callback):
             recorded.export_chrome_trace(str(file))
             log.info("wrote %s: open it at ui.perfetto.dev", file)
 
+        # torch 2.10 warns that events of earlier cycles are dropped: each cycle has a file of its own here.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (trainer.device.type == "cuda")
         made = profile(activities=activities, schedule=self._schedule, on_trace_ready=write, **self._more)
         stack.callback(self._forget)
