@@ -184,12 +184,178 @@ def test_trust_in_torch_does_not_open_what_lies_behind_it(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("target", ["torch.hub.load", "torch.load", "torch.nn.init.zeros_", "torch.nn.Linear"])
-def test_trust_in_torch_opens_what_torch_made(target: str, project: Path) -> None:
-    made = Builder(TrainConfig(), Trust.recovered(project, ["torch"])).make(
-        {"_target_": target, "_partial_": True}, "model"
-    )
-    assert callable(made)
+# Loaders, launchers, compilers and what is no component, each with trust in its own package.
+TRUSTED = words("""
+torch.hub.load torch.hub.load_state_dict_from_url torch.hub.download_url_to_file torch.hub.list torch.hub.help
+torch.load torch.save torch.serialization.load torch.serialization.save torch.serialization.add_safe_globals
+torch.jit.load torch.jit.save torch.jit.script torch.jit.trace torch.jit.CompilationUnit torch.jit.ScriptModule
+torch.jit.freeze torch.jit.optimize_for_inference torch.package.PackageImporter torch.package.PackageExporter
+torch.ops.load_library torch.classes.load_library torch.utils.cpp_extension.load
+torch.utils.cpp_extension.load_inline torch.utils.cpp_extension.CppExtension torch.utils.cpp_extension.BuildExtension
+torch.distributed.run.main torch.distributed.run.run torch.distributed.launch.main
+torch.distributed.launcher.api.launch_agent torch.distributed.launcher.api.elastic_launch
+torch.distributed.init_process_group torch.distributed.checkpoint.load torch.distributed.checkpoint.save
+torch.distributed.checkpoint.FileSystemWriter torch.distributed.checkpoint.FileSystemReader
+torch.distributed.TCPStore torch.distributed.FileStore torch.multiprocessing.spawn
+torch.multiprocessing.start_processes torch.utils.collect_env.run torch.utils.collect_env.main
+torch.fx.graph_module._exec_with_source torch.fx.graph_module.GraphModule torch.fx.symbolic_trace torch.fx.Tracer
+torch.compile torch.compiler.compile torch.export.load torch.export.save torch.export.export torch.onnx.export
+torch.storage._load_from_bytes torch.from_file torch.UntypedStorage.from_file torch.frombuffer
+torch.utils.tensorboard.SummaryWriter torch.profiler.profile torch.utils.data.get_worker_info
+torch.utils.checkpoint.checkpoint torch.utils.benchmark.Timer torch.library.impl torch.library.custom_op
+torch.autograd.Function torch.nn.init.zeros_ torch.nn.Module.apply torch.nn.Module.load_state_dict
+torch.optim.Optimizer.load_state_dict torch.Tensor.map_ torch.tensor torch.manual_seed torch.set_default_device
+transformers.AutoModel.from_pretrained transformers.AutoModelForCausalLM.from_pretrained
+transformers.AutoModelForCausalLM.from_config transformers.AutoConfig.from_pretrained
+transformers.AutoTokenizer.from_pretrained transformers.GPT2LMHeadModel.from_pretrained
+transformers.GPT2Config.from_pretrained transformers.GPT2Config.from_json_file transformers.pipeline
+transformers.Trainer transformers.utils.hub.cached_file transformers.utils.import_utils.direct_transformers_import
+transformers.dynamic_module_utils.get_class_from_dynamic_module transformers.dynamic_module_utils.get_class_in_module
+transformers.modeling_utils.load_state_dict transformers.AutoModel
+numpy.load numpy.save numpy.savez numpy.savetxt numpy.loadtxt numpy.genfromtxt numpy.fromfile numpy.memmap
+numpy.frombuffer numpy.fromregex numpy.lib.format.open_memmap numpy.f2py.compile numpy.f2py.run_main
+numpy.vectorize numpy.apply_along_axis numpy.array
+lightning.Trainer lightning.Fabric lightning.LightningModule.load_from_checkpoint
+lightning.LightningDataModule.load_from_checkpoint lightning.fabric.utilities.cloud_io._load
+lightning.fabric.utilities.cloud_io.get_filesystem lightning.pytorch.callbacks.ModelCheckpoint
+lightning.pytorch.callbacks.LambdaCallback lightning.pytorch.loggers.CSVLogger lightning.pytorch.cli.LightningCLI
+lightning.fabric.plugins.io.torch_io.TorchCheckpointIO
+peft.PeftModel.from_pretrained peft.PeftConfig.from_pretrained peft.LoraConfig.from_pretrained
+peft.AutoPeftModel.from_pretrained peft.load_peft_weights peft.utils.save_and_load.torch_load
+fsspec.open fsspec.open_files fsspec.open_local fsspec.filesystem fsspec.url_to_fs fsspec.get_mapper
+fsspec.implementations.local.LocalFileSystem fsspec.implementations.http.HTTPFileSystem
+fsspec.implementations.memory.MemoryFileSystem fsspec.core.OpenFile fsspec.registry.register_implementation
+fsspec.generic.rsync
+os.system os.popen os.execvp os.remove subprocess.run subprocess.Popen subprocess.check_output shutil.rmtree
+pickle.loads pickle.Unpickler runpy.run_path ctypes.CDLL tempfile.mkdtemp threading.Thread multiprocessing.Process
+urllib.request.urlopen importlib.import_module builtins.open functools.reduce logging.FileHandler
+omegaconf.OmegaConf.load yaml.unsafe_load trainer_cli.Trainer trainer_cli.run.fit.fit trainer_cli.cli.main.main
+trainer_cli.loggers.files.replace trainer_cli.load_checkpoint trainer_cli.config.targets.component
+""")
+
+
+def test_trust_is_tried_on_enough_and_none_twice() -> None:
+    assert len(set(TRUSTED)) == len(TRUSTED) >= 100
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", TRUSTED)
+def test_trust_in_a_package_admits_none_of_its_loaders_launchers_and_compilers(
+    target: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    builder = Builder(TrainConfig(), Trust.recovered(project, [target.partition(".")[0]]))
+    for more in ({}, {"_partial_": True}):
+        with pytest.raises(ConfigError, match=target):
+            builder.make({"_target_": target, "_args_": [f"touch {tmp_path}/canary"], **more}, "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_component_is_told_so_with_a_way_out(project: Path) -> None:
+    with pytest.raises(ConfigError, match=r"torch\.hub\.load .* is no component.* Give experiment=NAME"):
+        Builder(TrainConfig(), Trust.recovered(project, ["torch"])).make({"_target_": "torch.hub.load"}, "model")
+
+
+LAB = """
+import functools
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+import torch
+import trainer_cli
+from torch import nn
+
+class Net(nn.Module): ...
+class Descent(torch.optim.SGD): ...
+class Schedule(torch.optim.lr_scheduler.StepLR): ...
+class Rows(torch.utils.data.Dataset): ...
+class Stream(torch.utils.data.IterableDataset): ...
+class Order(torch.utils.data.Sampler): ...
+class Batches(torch.utils.data.DataLoader): ...
+class Watch(trainer_cli.Callback): ...
+class Log(trainer_cli.Logger): ...
+class Step(trainer_cli.TrainStep): ...
+@dataclass
+class Settings:
+    width: int = 1
+class Data:
+    def __init__(self): self.train = []
+class Lazy:
+    @property
+    def train(self): return []
+class Cached:
+    @functools.cached_property
+    def train(self): return []
+class Field:
+    train: list
+class Inner(Data): ...
+N = TypeVar("N", bound=nn.Module)
+def build() -> Net: ...
+def either() -> "Net | nn.Sequential": ...
+def optional() -> Net | None: ...
+def guess(): ...
+def text() -> str: ...
+def broken() -> "Missing": ...
+def mixed() -> Net | str: ...
+class Plain:
+    def __init__(self, command): ...
+class Loop:
+    def train(self): ...
+class Kind(Enum):
+    one = 1
+    @classmethod
+    def make(cls): ...
+class Loads(nn.Module):
+    @classmethod
+    def load(cls) -> "Loads": ...
+    @staticmethod
+    def read() -> Net: ...
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An installed package of somebody's own, outside the project."""
+    folder = tmp_path_factory.mktemp("installed")
+    (folder / "lab.py").write_text(LAB)
+    sys.path.insert(0, str(folder))
+    yield "lab"
+    sys.path.remove(str(folder))
+    sys.modules.pop("lab", None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    words(
+        "Net Descent Schedule Rows Stream Order Batches Watch Log Step Settings Data Lazy Cached Field Inner build"
+        " either"
+    ),
+)
+def test_trust_in_a_package_admits_what_a_training_is_made_of(name: str, lab: str, project: Path) -> None:
+    builder = Builder(TrainConfig(), Trust.recovered(project, [lab]))
+    assert callable(builder.make({"_target_": f"lab.{name}", "_partial_": True}, "model"))
+    with pytest.raises(ConfigError, match=rf"trust=\[{lab}\]"):
+        Builder(TrainConfig(), Trust.recovered(project, [])).make({"_target_": f"lab.{name}"}, "model")
+
+
+@pytest.mark.parametrize(
+    "name", words("guess text broken mixed optional Plain Loop Kind Kind.make Loads.load Loads.read")
+)
+def test_trust_in_a_package_admits_nothing_else_of_it(name: str, lab: str, project: Path) -> None:
+    with pytest.raises(ConfigError, match=f"lab.{name}"):
+        Builder(TrainConfig(), Trust.recovered(project, [lab])).make({"_target_": f"lab.{name}"}, "model")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "target",
+    words("""torch.nn.Linear torch.optim.SGD torch.utils.data.TensorDataset transformers.GPT2LMHeadModel
+    transformers.GPT2Config peft.LoraConfig peft.get_peft_model lightning.LightningModule"""),
+)
+def test_components_of_known_packages_are_admitted(target: str, project: Path) -> None:
+    builder = Builder(TrainConfig(), Trust.recovered(project, [target.partition(".")[0]]))
+    assert callable(builder.make({"_target_": target, "_partial_": True}, "model"))
 
 
 @pytest.mark.parametrize(

@@ -191,8 +191,11 @@ def test_a_checkout_of_ours_is_no_project_that_may_name_all_of_it() -> None:
             targets.component(path, WHERE, Trust.recovered(root, []))
 
 
-def test_trust_on_the_command_line_lets_a_package_in(mine: Path) -> None:
-    assert targets.component("json.loads", WHERE, Trust.recovered(mine, ["json"])) is not None
+def test_trust_on_the_command_line_lets_the_components_of_a_package_in(mine: Path) -> None:
+    path = "torch.utils.data.TensorDataset"
+    with pytest.raises(ConfigError, match=r"add trust=\[torch\]"):
+        targets.component(path, WHERE, Trust.recovered(mine, []))
+    assert targets.component(path, WHERE, Trust.recovered(mine, ["torch"])) is not None
 
 
 def test_a_projects_packages_are_its_own_and_no_standard_ones(mine: Path) -> None:

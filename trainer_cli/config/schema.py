@@ -650,7 +650,7 @@ class TrainConfig:
     loggers: dict[str, Any] = field(default_factory=dict)
     """name -> node with `_target_`; null switches one off."""
     trust: list[str] = field(default_factory=list)
-    """Top-level packages whose `_target_`s a recovered config may name."""
+    """Top-level packages whose components a recovered config may name."""
 
     def __post_init__(self) -> None:
         check_fields(self)

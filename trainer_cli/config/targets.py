@@ -2,16 +2,21 @@
 
 The user's own config may name any class or function that Hydra does not block. A recovered config (from a run
 directory or a checkpoint) is data from disk: before anything is imported, its path must begin with a trusted package;
-every module on the path must be trusted; and the object found must be defined in a trusted package, whatever its alias.
+every module on the path must be trusted; and the object at its end must be defined in a trusted package, whatever its
+alias. Of the project, any class or function may run. Of a package that `trust=` names, only what a training is made of
+may: by its kind, so that no loader, launcher or compiler of any package is let through.
 """
 
 from __future__ import annotations
 
+import dis
 import importlib
 import inspect
 import keyword
 import sys
+import typing
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -32,12 +37,23 @@ _TORCH_BASES = {
     ("torch.optim.optimizer", "Optimizer"),
     ("torch.optim.lr_scheduler", "LRScheduler"),
 }
+_COMPONENT_BASES = _TORCH_BASES | {
+    ("torch.utils.data.dataset", "Dataset"),
+    ("torch.utils.data.sampler", "Sampler"),
+    ("torch.utils.data.dataloader", "DataLoader"),
+    ("trainer_cli.trainer.hooks", "Callback"),
+    ("trainer_cli.trainer.train_step", "TrainStep"),
+    ("trainer_cli.loggers.base", "Logger"),
+}
+"""By module and name, since torch is imported only if a config names it."""
+_COMPILERS = ("torch.distributed", "torch.fx", "torch.jit")
+"""Packages whose modules launch processes or compile code."""
 # Packages that the path to a component passes, trusted for nothing else.
 _PASSAGES = (OURS, f"{OURS}.trainer", TORCH, "torch.nn")
 
 
 class Trust(NamedTuple):
-    """Which targets may run: those of `packages`, and those in the folder `project`. Both None: all of them."""
+    """Which targets may run: components of `packages`, and all of the folder `project`. Both None: all of them."""
 
     packages: frozenset[str] | None = None
     project: Path | None = None
@@ -64,10 +80,7 @@ class Trust(NamedTuple):
 
     def holds(self, module: str) -> bool:
         """Whether a module belongs to a trusted package or to the project."""
-        top = module.partition(".")[0]
-        if self.packages is None or top in self.packages:
-            return True
-        return self.project is not None and top not in (OURS, TORCH) and _is_in(self.project, module)
+        return self.is_of_project(module) or module.partition(".")[0] in (self.packages or ())
 
     def passes(self, module: ModuleType) -> bool:
         """Whether names may be looked up in a module."""
@@ -76,16 +89,48 @@ class Trust(NamedTuple):
             return self.unrestricted
         return name in _PASSAGES or self.holds(name) or _within(name, (*COMPONENTS, *TORCH_CLASSES))
 
-    def takes(self, owner: object, module: str) -> bool:
+    def is_of_project(self, module: str) -> bool:
+        """Whether a module is the project's own."""
+        if self.unrestricted:
+            return True
+        # A checkout of this program is no project whose every function may run.
+        ours = module.partition(".")[0] in (OURS, TORCH)
+        return self.project is not None and not ours and _is_in(self.project, module)
+
+    def admits(self, owner: object, module: str) -> bool:
         """Whether a class or function that is defined in a module may run."""
-        if self.holds(module):
+        if self.is_of_project(module):
             return True
         public = not any(part.startswith(("_", "<")) for part in str(getattr(owner, "__qualname__", "_")).split("."))
-        if not inspect.isclass(owner) or not public:
+        if not public:
             return False
-        if _within(module, TORCH_CLASSES):
-            return any((base.__module__, base.__qualname__) in _TORCH_BASES for base in owner.__mro__)
-        return _within(module, COMPONENTS)
+        if inspect.isclass(owner) and _within(module, TORCH_CLASSES):
+            return _derives(owner, _TORCH_BASES)
+        if inspect.isclass(owner) and _within(module, COMPONENTS):
+            return True
+        return self.holds(module) and is_component(owner, module)
+
+
+def is_component(owner: object, module: str) -> bool:
+    """Whether an object of a package is what a training is made of, and no loader, launcher or compiler.
+
+    That is a class of modules, optimizers, schedulers, datasets, samplers, data loaders, callbacks, loggers or training
+    steps; a class that assigns `train`, as the object of `data` must; a dataclass, for the settings of others; and a
+    function that is annotated to return one of these. Class methods are none: `from_pretrained` and the like load.
+    """
+    if _within(module, _COMPILERS):
+        return False
+    if inspect.isclass(owner):
+        is_record = "__dataclass_params__" in vars(owner)
+        return is_record or _derives(owner, _COMPONENT_BASES) or _assigns_train(owner)
+    if not isinstance(owner, FunctionType) or "." in owner.__qualname__:
+        return False
+    try:
+        returned = typing.get_type_hints(owner).get("return")
+    except Exception:  # An annotation may name what is imported only for type checkers.
+        return False
+    classes = typing.get_args(returned) or (returned,)
+    return all(inspect.isclass(made) and _derives(made, _COMPONENT_BASES) for made in classes)
 
 
 def component(path: str, where: str, trust: Trust) -> Callable[..., Any]:
@@ -147,11 +192,13 @@ def check_allowed(found: object, path: str, where: str, trust: Trust) -> None:
     _check_blocked(found, path, where)
     if trust.unrestricted:
         return
+    if isinstance(found, MethodType) and not trust.is_of_project(found.__func__.__module__):
+        raise _no_component(path, where)
     for owner in _owners(found):
         module = str(getattr(owner, "__module__", None) or "")
         name = f"{module}.{getattr(owner, '__qualname__', path)}".lstrip(".")
-        if not trust.takes(owner, module):
-            raise _untrusted(path, name, where)
+        if not trust.admits(owner, module):
+            raise _no_component(path, where) if trust.holds(module) else _untrusted(path, name, where)
         if not _defined_in(owner, module):
             what = f"_target_ {path} claims to be {name}, but {module} did not define it; the config comes from disk"
             raise _wrong(what, where, "Name it where it is defined.")
@@ -233,6 +280,23 @@ def _is_in(project: Path, module: str) -> bool:
     )
 
 
+def _derives(owner: type, bases: set[tuple[str, str]]) -> bool:
+    return any((base.__module__, base.__qualname__) in bases for base in owner.__mro__)
+
+
+def _assigns_train(owner: type) -> bool:
+    """Whether a class has a property or a field `train`, or assigns it in its constructor."""
+    if any("train" in vars(base).get("__annotations__", ()) for base in owner.__mro__):
+        return True
+    if isinstance(inspect.getattr_static(owner, "train", None), property | cached_property):
+        return True
+    constructor = inspect.getattr_static(owner, "__init__", None)
+    return isinstance(constructor, FunctionType) and any(
+        instruction.opname == "STORE_ATTR" and instruction.argval == "train"
+        for instruction in dis.get_instructions(constructor)
+    )
+
+
 def _within(module: str, packages: tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
@@ -270,6 +334,14 @@ def _submodule(module: ModuleType, above: str, part: str, path: str, where: str)
             raise
         names = {*dir(module), *(file.stem for root in module.__path__ for file in Path(root).glob("*.py"))}
         raise absent(path, where, f"package {above} has no {part!r}", part, names) from None
+
+
+def _no_component(path: str, where: str) -> ConfigError:
+    what = (
+        f"_target_ {path} comes from a config on disk and is no component: trust= admits a package's models, "
+        "optimizers, schedulers, datasets, callbacks, dataclasses, and functions annotated to return one of them"
+    )
+    return _wrong(what, where, "Give experiment=NAME, so that your own config is used, which may name anything.")
 
 
 def _untrusted(path: str, found: str, where: str) -> ConfigError:
