@@ -87,12 +87,11 @@ def test_checkpoints_add_up() -> None:
     [
         ("scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 3}", "scheduler",
          {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 3}),
-        ("model={_target_: mine.Net, width: 3}", "model", {"_target_": "mine.Net", "width": 3}),
         ("data={batch_size: 7}", "data", {"_target_": "mine.Digits", "batch_size": 7}),
         ("callbacks={es: {_target_: mine.Net}}", "callbacks", {"es": {"_target_": "mine.Net"}}),
     ],
 )  # fmt: skip
-def test_a_mapping_for_a_group_sets_its_values_and_a_node_replaces_a_component(
+def test_a_mapping_for_a_group_sets_its_values(
     line: str, section: str, expected: dict[str, Any], project: Path
 ) -> None:
     raw = compose([line, "data=digits"] if section != "data" else ["data=digits", line]).raw

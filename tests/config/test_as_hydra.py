@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 
 import trainer_cli
 from trainer_cli.config import fields, override_values, overrides, search_path
-from trainer_cli.config.compose import merge
 from trainer_cli.config.config_files import ConfigFiles
+from trainer_cli.config.file_merge import merge
 from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.validation import contents
@@ -130,9 +130,10 @@ def ours(project: Path, primary: str, *lines: str) -> dict[str, Any]:
     search = SearchPath.of(None, primary, project)
     given = overrides.read(lines).overrides
     choices = [one for one in given if search.is_group(one.key_or_group) and not isinstance(one.value(), dict)]
-    values, _, _ = merge(search, choices, ConfigFiles(search))
-    for one in given:
-        assert one in choices or override_values.apply(values, one, search) is None
+    files = ConfigFiles(search)
+    merged = merge(search, choices, files)
+    values, mistakes = override_values.apply(merged.values, [one for one in given if one not in choices], search)
+    assert [*mistakes, *files.mistakes] == []
     return values
 
 

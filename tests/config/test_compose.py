@@ -152,13 +152,19 @@ def test_folders_that_a_primary_config_adds_are_searched_last(
     [
         {},
         {"loop": {"max_duration": "1ep"}, "model": {"_target_": "a.B", "x": {"y": 1}}},
-        {"loop": {"max_duration": "???"}, "model": "???", "load": {"states": ["all"]}, "optimizer": None},
-        {"checkpoint": {"keep_best": {"metric": "${name}"}}, "loggers": {"a": None}, "seed": "???", "more": [{"a": 1}]},
+        {"loop": {"max_duration": "2ep"}, "load": {"states": ["all"]}, "optimizer": None},
+        {"checkpoint": {"keep_best": {"metric": "${name}"}}, "loggers": {"a": None}, "seed": 3, "more": [{"a": 1}]},
     ],
 )
 def test_values_lie_over_the_defaults_as_omegaconf_merges_them(values: dict[str, Any]) -> None:
     merged = OmegaConf.merge(defaults(), values)
     assert completed(values) == OmegaConf.to_container(merged)
+
+
+@pytest.mark.parametrize("overrides", [["seed=???"], ["+experiment=small", "loop.max_duration=???"]])
+def test_a_value_that_is_still_to_be_given_takes_no_default(project: Path, overrides: list[str]) -> None:
+    with pytest.raises(ConfigError, match="must be given"):
+        compose(overrides)
 
 
 def test_nothing_is_left_behind(project: Path) -> None:

@@ -1,56 +1,77 @@
-"""What an experiment's own component takes from the default choice: nothing, unless it asks for it."""
+"""What stands in a component that an experiment, or the command line, writes out: all that is given to it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from trainer_cli.config.experiments import own_nodes
+from trainer_cli.config.compose import compose
+from trainer_cli.config.validation import contents
 
-DEFAULT = {"_target_": "a.Default", "width": 1, "depth": 2}
-WHOLE = "model: {_target_: mine.Net, width: 3}"
+Write = Callable[[str, str], Path]
+NET = {"_target_": "mine.Net", "width": 3}
+MLP = {"_target_": "mine.MLP", "hidden": [64]}
+
+
+@pytest.fixture(autouse=True)
+def _experiments(project: Path, write: Write) -> None:
+    write("experiment/own.yaml", "# @package _global_\nmodel: {_target_: mine.Net, width: 3}\n")
+    write("experiment/more.yaml", "# @package _global_\ndefaults: [own]\nmodel: {depth: 2}\n")
+    write("experiment/later.yaml", "# @package _global_\nmodel: {depth: 5}\n")
+    write("experiment/wide.yaml", "# @package _global_\nmodel: {hidden: [8]}\n")
+    chosen = "# @package _global_\ndefaults:\n  - override /model: cnn\nmodel: {_target_: mine.Net, width: 3}\n"
+    write("experiment/chosen.yaml", chosen)
+    write("size/big.yaml", "# @package _global_\nmodel: {width: 64, depth: 4}\n")
+    write("model/of_parts.yaml", "defaults:\n  - part: small\n  - _self_\n_target_: mine.MLP\n")
+    write("model/part/small.yaml", "size: 1\n")
 
 
 @pytest.mark.parametrize(
-    ("experiments", "given", "chosen", "expected"),
+    ("overrides", "expected"),
     [
-        pytest.param([WHOLE], [], [], {"_target_": "mine.Net", "width": 3}, id="a whole node replaces"),
-        pytest.param(["model: {width: 3}"], [], [], {**DEFAULT, "width": 3}, id="a value alone is merged"),
-        pytest.param(
-            [f"defaults: [{{override /model: cnn}}]\n{WHOLE}"], [], [],
-            {**DEFAULT, "_target_": "mine.Net", "width": 3}, id="what it chose itself, it keeps",
-        ),
-        pytest.param(
-            [WHOLE], [], ["model"], {**DEFAULT, "_target_": "mine.Net", "width": 3}, id="so with the command line"
-        ),
-        pytest.param(
-            [WHOLE], [("model", "depth")], [], {"_target_": "mine.Net", "width": 3, "depth": 2},
-            id="what the command line gives stays",
-        ),
-        pytest.param(
-            [WHOLE, "model: {depth: 2}"], [], [], {"_target_": "mine.Net", "width": 3, "depth": 2},
-            id="a later experiment adds to it",
-        ),
-        pytest.param(["model: {depth: 5}", WHOLE], [], [], {"_target_": "mine.Net", "width": 3}, id="the last wins"),
+        pytest.param(["+experiment=own"], NET, id="the default choice is dropped"),
+        pytest.param(["+experiment=wide"], {**MLP, "hidden": [8]}, id="a value alone is merged"),
+        pytest.param(["+experiment=chosen"], {"channels": 8, **NET}, id="its own choice is kept"),
+        pytest.param(["+experiment=own", "model=cnn", "model._target_=mine.CNN"],
+                     {**NET, "_target_": "mine.CNN", "channels": 8}, id="so is that of the command line"),
+        pytest.param(["+experiment=more"], {**NET, "depth": 2}, id="another experiment adds"),
+        pytest.param(["+experiment=[later,own]"], {**NET, "depth": 5}, id="another experiment before it adds"),
+        pytest.param(["+experiment=own", "+size=big"], {**NET, "width": 64, "depth": 4}, id="a global option adds"),
+        pytest.param(["+experiment=own", "+model.depth=3"], {**NET, "depth": 3}, id="+key"),
+        pytest.param(["+experiment=own", "model={width: 4}"], {**NET, "width": 4}, id="a mapping"),
+        pytest.param(["+experiment=own", "+model={_target_: mine.Net, depth: 3}"], {**NET, "depth": 3}, id="+mapping"),
+        pytest.param(["+experiment=own", "++model={depth: {a: 3}}"], {**NET, "depth": {"a": 3}}, id="++mapping"),
+        pytest.param(["+experiment=own", "model=null", "model={depth: 3}"], {"depth": 3}, id="null, then a mapping"),
+        pytest.param(["+experiment=own", "~model", "+model.depth=3"], {"depth": 3}, id="~, then a key"),
+        pytest.param(["model=of_parts", "+size=big"],
+                     {"_target_": "mine.MLP", "part": {"size": 1}, "width": 64, "depth": 4}, id="nested groups"),
     ],
 )  # fmt: skip
-def test_a_node_written_out_takes_nothing_from_the_default_choice(
-    experiments: list[str], given: list[tuple[str, ...]], chosen: list[str], expected: dict[str, Any]
-) -> None:
-    composed = dict(DEFAULT)
-    for text in experiments:
-        if "_target_" in text:
-            composed |= {"_target_": "mine.Net", "width": 3}
-        elif "width" in text:
-            composed["width"] = 3
-    documents = [yaml.safe_load(text) for text in experiments]
-    assert own_nodes({"model": composed, "seed": 0}, documents, given, chosen) == {"model": expected, "seed": 0}
+def test_what_is_given_stands_in_the_component(overrides: list[str], expected: dict[str, Any]) -> None:
+    composed = compose(overrides, sections=())
+    assert contents(composed.raw)["model"] == expected
 
 
-def test_several_schedulers_written_out_take_nothing_from_the_default_choice() -> None:
-    default = {"_target_": "a.Default", "warmup": 1}
-    written = {"first": {"_target_": "b.First"}, "second": None}
-    composed = {"scheduler": default | written}
-    assert own_nodes(composed, [{"scheduler": written}], [], []) == {"scheduler": written}
+@pytest.mark.parametrize("off", ["~scheduler", "scheduler=null"])
+@pytest.mark.parametrize(
+    "node", ["scheduler={_target_: mine.Net, size: 2}", "+scheduler={_target_: mine.Net, size: 2}"]
+)
+def test_a_component_that_is_switched_off_may_be_written_anew(off: str, node: str) -> None:
+    for line in ([off, node], [node, off]):
+        assert compose(["+experiment=small", *line], sections=()).config.scheduler == {
+            "_target_": "mine.Net",
+            "size": 2,
+        }
+    assert compose(["+experiment=small", off]).config.scheduler is None
+
+
+def test_several_schedulers_written_out_take_nothing_from_the_default_choice(write: Write) -> None:
+    write(
+        "config.yaml", "defaults:\n  - train_schema\n  - model: mlp\n  - data: digits\n  - scheduler: warmup_cosine\n"
+    )
+    several = {"first": {"_target_": "mine.Net"}, "second": None}
+    write("experiment/several.yaml", f"# @package _global_\nscheduler: {several}\n".replace("None", "null"))
+    assert compose(["+experiment=several"], sections=()).config.scheduler == several

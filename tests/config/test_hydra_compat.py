@@ -23,6 +23,7 @@ ALLOWED = {
     "hydra._internal.defaults_list.create_defaults_list",
     "hydra._internal.target_policy._authorize_target_name",
     "hydra._internal.target_policy._get_resolved_target_name_for_check",
+    "hydra._internal.config_loader_impl.ConfigLoaderImpl",
     "omegaconf._utils.get_yaml_loader",
     "override._value",
 }

@@ -1427,7 +1427,7 @@ def test_arguments_left_of_a_component_that_was_given_another_target_name_the_wa
     assert main(["fit", "model._target_=torch.nn.Flatten"]) == 2
     said = printed_message(capsys.readouterr().err)
     assert "Flatten takes no argument 'hidden' (model.hidden, " in said
-    assert said.count("To replace the whole model, write 'model={_target_: torch.nn.Flatten}'.") == 4
+    assert said.count("To replace the whole model, write model=null 'model={_target_: torch.nn.Flatten}'.") == 4
     assert main(["fit", "model._target_=torch.nn.Flatten", "+model.hiden=3"]) == 2
     assert "Flatten takes no argument 'hiden' (model.hiden, command line). It takes: start_dim, end_dim." in (
         printed_message(capsys.readouterr().err)

@@ -149,7 +149,7 @@ def test_a_choice_is_named_with_who_made_it(rich: Path) -> None:
 
 def test_a_choice_of_which_nothing_is_left_is_not_named(rich: Path) -> None:
     composed = compose(["experiment=own"])
-    assert contents(composed.raw)["model"] == {"_target_": "mine.Net", "width": 19}
+    assert contents(composed.raw)["model"] == {"_target_": "mine.Net", "width": 19, "hidden": 2}
     assert chosen(composed, "model") == "None"
     assert chosen(composed, "optimizer") == "configs/config.yaml:6: optimizer=late"
     assert origin(composed, "model.width") == "configs/experiment/own.yaml:4"

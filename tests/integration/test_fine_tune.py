@@ -132,7 +132,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return {name.removeprefix("model/"): value for name, value in loaded.items() if name.startswith("model/")}
 
 
-MODEL = "model={_target_: mine.Net, classes: 12}"
+MODEL = ("model=null", "model={_target_: mine.Net}")
+MODEL_OF_12 = ("model=null", "model={_target_: mine.Net, classes: 12}")
 
 
 @pytest.mark.slow
@@ -148,7 +149,7 @@ def test_weights_of_another_program_are_fine_tuned_with_a_new_head(
     place: Path, ckpt: str, more: tuple[str, ...], program: str
 ) -> None:
     trained_weights = torch.load(place / "torch.pt")["model"]
-    done = fit(place, MODEL, f"ckpt={ckpt}", "load.ignore_keys=[layers.4.*]", *more)
+    done = fit(place, *MODEL_OF_12, f"ckpt={ckpt}", "load.ignore_keys=[layers.4.*]", *more)
     assert f"{ckpt} is a {program}" in done.err
     assert "(2 of 4 tensors)" in done.err
     tuned = weights(place / "runs/tuned")
@@ -162,6 +163,7 @@ def test_a_backbone_of_transformers_is_fine_tuned(place: Path, ckpt: str) -> Non
     bert = torch.load(place / "bert.pt")
     fit(
         place,
+        "model=null",
         "model={_target_: sentences.Sentences}",
         f"ckpt={ckpt}",
         "load.ignore_keys=[head.*]",
@@ -177,23 +179,22 @@ def test_a_backbone_of_transformers_is_fine_tuned(place: Path, ckpt: str) -> Non
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_one_table_with_its_cure(place: Path) -> None:
-    done = fit(place, MODEL, "ckpt=torch.pt", code=2)
+    done = fit(place, *MODEL_OF_12, "ckpt=torch.pt", code=2)
     assert "layers.4.weight: has shape (12, 16) in this model, but (10, 16) in the checkpoint" in done.err
     cure = "Nothing was loaded. To keep the model's own values of these layers, add 'load.ignore_keys=[layers.4.*]'."
     assert cure in done.err
-    done = fit(place, "model={_target_: mine.Net}", "ckpt=lightning.ckpt", code=2)
+    done = fit(place, *MODEL, "ckpt=lightning.ckpt", code=2)
     assert "add 'load.key_mapping={net.*: *}'" in done.err
-    done = fit(place, "model={_target_: mine.Net}", "ckpt=torch.pt", "load.states=[all]", code=2)
+    done = fit(place, *MODEL, "ckpt=torch.pt", "load.states=[all]", code=2)
     assert "torch.pt is a torch file, of which the weights can be loaded and nothing else" in done.err
     assert not (place / "runs").exists() or not list((place / "runs").glob("*/checkpoints/*"))
 
 
 @pytest.mark.slow
 def test_a_file_that_runs_code_needs_a_flag_on_the_command_line(place: Path) -> None:
-    node = "model={_target_: mine.Net}"
-    done = fit(place, node, "ckpt=whole.pt", code=3)
+    done = fit(place, *MODEL, "ckpt=whole.pt", code=3)
     assert "loading it can run any code (whole.pt). If you trust the file, add --allow-pickle." in message(done.err)
-    assert "weights from whole.pt (4 tensors)" in fit(place, node, "ckpt=whole.pt", "--allow-pickle").err
+    assert "weights from whole.pt (4 tensors)" in fit(place, *MODEL, "ckpt=whole.pt", "--allow-pickle").err
 
 
 @pytest.mark.slow
@@ -201,7 +202,7 @@ def test_a_foreign_checkpoint_is_validated_under_an_experiment(place: Path) -> N
     done = quickly(place, "validate", "ckpt=torch.pt")
     assert (done.code, "carries no config.yaml. Name its experiment: experiment=NAME" in message(done.err)) == (3, True)
     done = quickly(
-        place, "validate", "ckpt=[torch.pt,lightning.ckpt]", "experiment=digits_mlp", "model={_target_: mine.Net}",
+        place, "validate", "ckpt=[torch.pt,lightning.ckpt]", "experiment=digits_mlp", *MODEL,
         "load.key_mapping={net.*: *}", "validate.folder=out",
     )  # fmt: skip
     rows = records(place / "out/validation.jsonl")

@@ -106,8 +106,8 @@ def test_a_model_of_transformers_is_divided_by_its_own_plan(runs: Path) -> None:
         "num_hidden_layers: 1, num_attention_heads: 4, num_key_value_heads: 2, bos_token_id: 0, eos_token_id: 0}"
     )
     job = [
-        f"model={{_target_: transformers.LlamaForCausalLM, config: {config}}}", "model_call=kwargs",
-        "data={_target_: fits.Counting, batch_size: 8}", "optimizer=adamw", "precision.clip_norm=1.0",
+        "model=null", f"model={{_target_: transformers.LlamaForCausalLM, config: {config}}}", "model_call=kwargs",
+        "data=null", "data={_target_: fits.Counting, batch_size: 8}", "optimizer=adamw", "precision.clip_norm=1.0",
         "loop.max_duration=20", "loop.log_interval=1", "loggers.tensorboard=null", "logging.console=off",
     ]  # fmt: skip
     code, output = on_ranks(1, [HERE / "fits.py", json.dumps([[*job, "run_dir=llama/one"]])])[0]

@@ -75,8 +75,9 @@ NOISY = [
 ]
 """Its gradients are in two buckets."""
 OWN_PARTS = [
-    "model={_target_: fits.Square}", "optimizer=sgd", "optimizer.lr=0.1", "scheduler=null", "parallel=ddp",
-    "loop.max_duration=14", "loop.eval_interval=7", "checkpoint.save_interval=7", *SHORT,
+    "model=null", "model={_target_: fits.Square}", "data=null", "optimizer=sgd", "optimizer.lr=0.1",
+    "scheduler=null", "parallel=ddp", "loop.max_duration=14", "loop.eval_interval=7", "checkpoint.save_interval=7",
+    *SHORT,
 ]  # fmt: skip
 PARTS = {kind: [*OWN_PARTS, f"data={{_target_: fits.OwnParts, kind: {kind}}}"] for kind in ("sampler", "iterable")}
 PARTS["stream"] = [*OWN_PARTS, "data={_target_: fits.OwnParts, kind: stream, batch_size: 4}"]

@@ -81,7 +81,7 @@ def _placed(
         placed = error.at(provenance.source(path))
         if len(path) == 2 and _was_another(path, placed, provenance):
             target = getattr(config, path[0])["_target_"]
-            placed.cure = f"To replace the whole {path[0]}, write '{path[0]}={{_target_: {target}}}'."
+            placed.cure = f"To replace the whole {path[0]}, write {path[0]}=null '{path[0]}={{_target_: {target}}}'."
         yield placed
 
 

@@ -1,14 +1,14 @@
 """From files and overrides to a checked config.
 
-overrides ──► overrides.parsed ──► override_checks ──► Hydra's defaults list (hydra_compat) over config_files
-          ──► merge of the files, then override_values ──► validation and arguments ──► TrainConfig
+overrides ──► overrides.parsed ──► override_checks ──► file_merge: Hydra's defaults list over config_files, merged
+          ──► override_values ──► validation and arguments ──► TrainConfig
 
 Each stage continues after a mistake as far as it can, so that independent mistakes are reported together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +23,10 @@ from omegaconf.errors import OmegaConfBaseException
 from trainer_cli.config import arguments, defaults_list, hydra_compat, override_values
 from trainer_cli.config.config_files import ConfigFiles
 from trainer_cli.config.diff import ABSENT, Absent, Change, diff
-from trainer_cli.config.experiments import COMPONENTS, overruled, own_nodes
-from trainer_cli.config.fields import KeyPath, allowed_mistakes, defaults
+from trainer_cli.config.experiments import overruled
+from trainer_cli.config.fields import KeyPath, allowed_mistakes
+from trainer_cli.config.file_merge import merge
 from trainer_cli.config.garbage import uncollected
-from trainer_cli.config.hydra_compat import SCHEMA, Merged
 from trainer_cli.config.hydra_errors import translated
 from trainer_cli.config.override_checks import wrong_overrides
 from trainer_cli.config.overrides import COMMAND_LINE, Append, CommandLine, line_of, parsed, refused
@@ -35,7 +35,7 @@ from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.search_path import SearchPath, find, primaries, project_root
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.targets import Trust, import_from
-from trainer_cli.config.validation import completed, contents, merged, validate
+from trainer_cli.config.validation import completed, contents, validate
 from trainer_cli.config.yaml_reader import read_file, read_text
 from trainer_cli.errors import Code, ConfigError, UserError, raise_all
 
@@ -297,63 +297,18 @@ def _composed(search: SearchPath, command: CommandLine) -> _Draft:
     whole = line.whole and not files.broken
     draft = _Draft(values, Provenance(sources, [], choices), [*line.mistakes, *files.mistakes], whole)
     experiments = [one.name for one in listed if one.name.startswith("experiment/")]
-    draft = _with_overrides(draft, line, search, experiments, files)
+    draft = _with_overrides(draft, line, search, experiments)
     if draft.whole and experiments:
-        named = {one.path for one in draft.provenance.given}
-        lost = list(overruled(line.choices, search.dirs, files.__getitem__, draft.values, named, draft.provenance))
+        lost = list(overruled(line.choices, listed, search.dirs, files.__getitem__, draft.values, draft.provenance))
         # What else is wrong with such a mixture is no mistake of its own.
         draft = draft._replace(mistakes=draft.mistakes + lost, whole=not lost)
     return draft
 
 
-def _for_hydra(choice: Override) -> Override:
-    """`group=null` in Hydra's grammar, `~group`; any other choice as it is."""
-    if choice.is_delete() or choice.value() is not None:
-        return choice
-    key = line_of(choice).lstrip("+").partition("=")[0]
-    return parsed([f"~{key}"]).overrides[0]
-
-
-def merge(
-    search: SearchPath, choices: Sequence[Override], files: ConfigFiles
-) -> tuple[dict[str, Any], list[Source], list[Merged]]:
-    """The configs that the primary config and the overrides of groups choose, each merged into its package.
-
-    Returns the plain values, unresolved, where they come from, and the configs.
-    """
-    listed = hydra_compat.defaults_list(files, search.primary, [_for_hydra(one) for one in choices])
-    values: dict[str, Any] = {}
-    sources = []
-    for one in listed:
-        package = tuple(one.package.split(".")) if one.package else ()
-        own: Mapping[Any, Any] = defaults() if one.name == SCHEMA else {}
-        if (file := find(search.dirs, one.name)) is not None:
-            sources.append(Source(label(file, search.cwd), files[file].node, package))
-            hidden = ("defaults",) if package else ("defaults", "hydra")
-            own = {key: value for key, value in (files[file].values or {}).items() if key not in hidden}
-        for part in reversed(package):
-            own = {part: own}
-        values = merged(values, own)
-    return values, sources, listed
-
-
-def _with_overrides(
-    draft: _Draft,
-    line: _Line,
-    search: SearchPath,
-    experiments: Sequence[str] = (),
-    files: ConfigFiles | None = None,
-) -> _Draft:
+def _with_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments: Sequence[str] = ()) -> _Draft:
     """The values after the overrides, completed by the schema's defaults, `ckpt` and `name`."""
-    values, found = draft.values, [override_values.apply(draft.values, one, search) for one in line.values]
+    values, found = override_values.apply(draft.values, line.values, search)
     given = [Given.of(override) for override in line.values]
-    if files is not None:
-        paths = [file for name in experiments if (file := find(search.dirs, name))]
-        documents = [files[path].values or {} for path in paths]
-        values = own_nodes(values, documents, [one.path for one in given], [one.key_or_group for one in line.choices])
-        # What an experiment sets in a component that the command line switches off is switched off with it.
-        off = [one.key_or_group for one in line.choices if one.is_delete() or one.value() is None]
-        values |= {group: None for group in off if group in COMPONENTS}
     if line.command.ckpt_given:
         values["ckpt"] = line.command.ckpt
         given.append(Given(("ckpt",), f"ckpt={line.command.ckpt}", line.command.ckpt))
@@ -361,7 +316,8 @@ def _with_overrides(
         values["name"] = experiments[-1].rsplit("/")[-1].removesuffix(".yaml") if experiments else "default"
     values = completed(values)
     for one in line.appends:
-        found.append(override_values.append(values, one))
+        if (mistake := override_values.append(values, one)) is not None:
+            found.append(mistake)
         given.append(Given(one.path, one.line, one.values, added=True))
-    mistakes = [*draft.mistakes, *(one for one in found if one is not None and draft.whole)]
+    mistakes = [*draft.mistakes, *(found if draft.whole else ())]
     return _Draft(values, Provenance(draft.provenance.sources, given, draft.provenance.choices), mistakes, draft.whole)

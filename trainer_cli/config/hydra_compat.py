@@ -3,6 +3,7 @@
 - `create_defaults_list` and `ConfigRepository` compute the defaults list. Hydra's public `compose` does that too, but
   does not return the list, from which the source of every value is known; and it takes twice the time, for settings
   of Hydra's own and a search for plugins.
+- `ConfigLoaderImpl._apply_overrides_to_config` is how Hydra's `compose` applies overrides of values.
 - `Override._value` says whether a text was in quotes.
 - `_authorize_target_name` and `_get_resolved_target_name_for_check` are Hydra's list of blocked targets.
 - `get_yaml_loader` reads plain values as OmegaConf does: `1e3` is a number, a date is a text.
@@ -10,21 +11,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.utils import setup_globals
-from hydra.errors import InstantiationException
+from hydra.errors import HydraException, InstantiationException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
+from omegaconf.errors import OmegaConfBaseException
 
-__all__ = ["SCHEMA", "Configs", "Loaded", "Merged", "defaults_list", "get_yaml_loader"]
+__all__ = ["SCHEMA", "Configs", "DefaultsList", "Loaded", "Merged", "defaults_list", "get_yaml_loader"]
 
 SCHEMA = "train_schema"
 """Name under which the schema is listed first in a primary config's defaults."""
@@ -35,6 +40,13 @@ class Merged(NamedTuple):
 
     name: str
     package: str
+
+
+class DefaultsList(NamedTuple):
+    """The configs to merge, in order, and group -> chosen option; a group at a package is `group@package`."""
+
+    merged: list[Merged]
+    chosen: dict[str, str | None]
 
 
 class Loaded(NamedTuple):
@@ -57,8 +69,8 @@ class Configs(Protocol):
         """The names of a group's configs."""
 
 
-def defaults_list(configs: Configs, primary: str, overrides: list[Override]) -> list[Merged]:
-    """The configs to merge, in order: those that the primary config and the overrides (of groups) choose.
+def defaults_list(configs: Configs, primary: str, overrides: list[Override]) -> DefaultsList:
+    """The configs that the primary config and the overrides (of groups) choose.
 
     Raises:
         HydraException: a choice that cannot be made; its message names it.
@@ -68,9 +80,36 @@ def defaults_list(configs: Configs, primary: str, overrides: list[Override]) -> 
     setup_globals()
     repository = _Repository(_Source(configs))
     listed = create_defaults_list(repository, primary, overrides, prepend_hydra=False, skip_missing=False)
-    return [
+    merged = [
         Merged(one.config_path or "", "" if one.package == "_global_" else one.package or "") for one in listed.defaults
     ]
+    return DefaultsList(merged, listed.overrides.known_choices)
+
+
+def merge_into(config: DictConfig, values: Mapping[Any, Any], package: str) -> str | None:
+    """Merge the values of a file into its package, as Hydra does; OmegaConf's reason if it refuses, or None."""
+    for part in reversed(package.split(".")) if package else ():
+        values = {part: values}
+    try:
+        config.merge_with(OmegaConf.create(dict(values)))
+    except (OmegaConfBaseException, TypeError) as error:
+        return str(getattr(error, "msg", None) or error).splitlines()[0]
+    return None
+
+
+def apply_override(config: DictConfig, override: Override) -> str | None:
+    """Apply an override of a value, as Hydra does; the reason if it refuses, or None.
+
+    The config must be in struct mode, in which only `+` adds keys. For a mapping the caller checks that.
+    """
+    if isinstance(override.value(), dict) and not override.is_delete():
+        override = replace(override, type=OverrideType.FORCE_ADD)
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config([override], config)
+    except (HydraException, OmegaConfBaseException) as error:
+        reason = error.__cause__ or error.__context__ or error
+        return str(getattr(reason, "msg", None) or reason).splitlines()[0]
+    return None
 
 
 def value_in_quotes(override: Override) -> Any:

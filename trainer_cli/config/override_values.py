@@ -2,45 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
 
-from trainer_cli.config.experiments import COMPONENTS, is_whole
 from trainer_cli.config.fields import KeyPath
-from trainer_cli.config.hydra_compat import SCHEMA
+from trainer_cli.config.hydra_compat import SCHEMA, apply_override
 from trainer_cli.config.kinds import MISSING, in_yaml
 from trainer_cli.config.overrides import Append, line_of, path_of, refused
 from trainer_cli.config.search_path import SearchPath, options
 from trainer_cli.config.suggest import did_you_mean
-from trainer_cli.config.validation import merged
+from trainer_cli.config.validation import contents
 from trainer_cli.errors import Code, ConfigError
 
 
-def apply(values: dict[str, Any], override: Override, search: SearchPath) -> ConfigError | None:
-    """Apply an override in place; why it cannot be applied, or None."""
+def apply(
+    values: Mapping[str, Any], overrides: Sequence[Override], search: SearchPath
+) -> tuple[dict[str, Any], list[ConfigError]]:
+    """Plain values after the overrides, each applied as Hydra does; and why some cannot be."""
+    config = OmegaConf.create(dict(values))
+    OmegaConf.set_struct(config, True)
+    mistakes: list[ConfigError] = []
+    for override in overrides:
+        mistake = _why_refused(contents(config), override, search)
+        if mistake is None and (reason := apply_override(config, override)) is not None:
+            mistake = refused(f"{line_of(override)}: {reason}")
+        if mistake is not None:
+            mistakes.append(mistake)
+    return contents(config), mistakes
+
+
+def _why_refused(values: Mapping[str, Any], override: Override, search: SearchPath) -> ConfigError | None:
+    """Why an override does not fit the composed values, or None."""
     path, line, value = path_of(override), line_of(override), override.value()
-    if override.is_delete():
-        return _delete(values, path, value)
     adds = override.is_add() or override.is_force_add()
-    if not adds and (problem := _no_value(values, path, line, search)) is not None:
-        return problem
     above: Any = values
     for depth, part in enumerate(path[:-1], start=1):
-        if isinstance(above.get(part), list):
+        above = above.get(part) if isinstance(above, Mapping) else None
+        if isinstance(above, list):
             return _of_a_list(line, ".".join(path[:depth]))
-        if not isinstance(above.get(part), dict):
-            above[part] = {}
-        above = above[part]
-    last = above.get(path[-1])
+        if isinstance(above, str) and "${" in above:
+            return _of_an_interpolation(line, ".".join(path[:depth]), above)
+    if override.is_delete():
+        return _no_removal(above, path, value)
+    if not adds and (problem := _no_value(values, path, line, search)) is not None:
+        return problem
+    last = above.get(path[-1]) if isinstance(above, Mapping) else None
+    if isinstance(value, Mapping) and isinstance(last, str) and "${" in last:
+        return _of_an_interpolation(line, ".".join(path), last)
     if override.is_add() and last not in (None, MISSING) and not isinstance(value, dict | list):
         return refused(f"{'.'.join(path)} exists already", "Leave out the '+'.")
-    # A whole node replaces a component: the arguments of another one would not fit it.
-    replaces = len(path) == 1 and path[0] in COMPONENTS and isinstance(value, dict) and is_whole(path[0], value)
-    if isinstance(last, Mapping) and isinstance(value, dict) and not replaces:
-        value = merged(last, value)
-    above[path[-1]] = value
+    return _no_merge(last, value, path, override)
+
+
+def _no_merge(known: Any, value: Any, path: KeyPath, override: Override) -> ConfigError | None:
+    """Why a mapping or list does not merge into the value that stands: another kind, or a new key without `+`."""
+    key, line = ".".join(path), line_of(override)
+    for kind, other in ((Mapping, list), (list, Mapping)):
+        if isinstance(known, kind) and isinstance(value, other):
+            names = {Mapping: "a mapping", list: "a list"}
+            what = f"{line}: {key} is {names[kind]}, and {names[other]} does not merge into it"
+            again = f" '+{line.lstrip('+')}'" if path == path_of(override) else ""
+            return refused(what, f"Remove it first: '~{key}'{again}.", Code.wrong_type)
+    # A mapping without keys takes any, as null does.
+    if not isinstance(known, Mapping) or not isinstance(value, dict) or not known:
+        return None
+    for name, item in value.items():
+        if name in known:
+            mistake = _no_merge(known[name], item, (*path, str(name)), override)
+        elif override.is_add() or override.is_force_add():
+            mistake = None
+        else:
+            hint = did_you_mean(f"{key}.{name}", [f"{key}.{other}" for other in known]).strip()
+            hint = f"{hint} To add it, write '+{line}'.".strip()
+            if "_target_" in value and path == path_of(override):
+                hint += f" To replace the whole {key}, put {key}=null before it."
+            mistake = refused(f"there is no key '{key}.{name}'", hint, Code.unknown_key)
+        if mistake is not None:
+            return mistake
     return None
 
 
@@ -94,18 +135,20 @@ def _no_value(values: Mapping[str, Any], path: KeyPath, line: str, search: Searc
     return None
 
 
-def _delete(values: dict[str, Any], path: KeyPath, value: Any) -> ConfigError | None:
+def _no_removal(above: Any, path: KeyPath, value: Any) -> ConfigError | None:
+    """Why `~key` or `~key=value` does not fit what stands above the key, or None."""
     key = ".".join(path)
-    above: Any = values
-    for part in path[:-1]:
-        above = above.get(part) if isinstance(above, dict) else None
-    found = above.get(path[-1]) if isinstance(above, dict) else None
-    if found is None or found == MISSING:
+    known = above.get(path[-1]) if isinstance(above, Mapping) else None
+    if known is None or known == MISSING:
         return refused(f"there is no '{key}' to remove")
-    if value is not None and value != found:
-        return refused(f"{key} is {in_yaml(found)}, and not {in_yaml(value)}, so it is not removed", f"Write ~{key}.")
-    del above[path[-1]]
+    if value is not None and value != known:
+        return refused(f"{key} is {in_yaml(known)}, and not {in_yaml(value)}, so it is not removed", f"Write ~{key}.")
     return None
+
+
+def _of_an_interpolation(line: str, key: str, text: str) -> ConfigError:
+    """A key below an interpolation would be set in the node that it names, for all that refer to it."""
+    return refused(f"{line}: {key} is {text}, and what it names has that key", "Set the key there.")
 
 
 def _of_a_list(line: str, above: str) -> ConfigError:

@@ -40,19 +40,16 @@ def contents(config: DictConfig) -> dict[str, Any]:
 
 
 def completed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values over the schema's defaults."""
-    return merged(defaults(), values)
+    """Plain values, and the schema's default of each key that they lack."""
+    return _filled(values, defaults())
 
 
-def merged(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Plain values merged as OmegaConf does: mappings key by key, all else replaced, but nothing by `???`."""
-    full = dict(below)
-    for key, value in above.items():
-        known = below.get(key)
+def _filled(values: Mapping[Any, Any], more: Mapping[Any, Any]) -> dict[Any, Any]:
+    full = {**more, **values}
+    for key, value in full.items():
         if isinstance(value, Mapping):
-            full[key] = merged(known if isinstance(known, Mapping) else {}, value)
-        elif key not in below or value != MISSING:
-            full[key] = value
+            known = more.get(key)
+            full[key] = _filled(value, known if isinstance(known, Mapping) else {})
     return full
 
 

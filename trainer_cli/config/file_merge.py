@@ -1,0 +1,139 @@
+"""Merge the files that the primary config and the overrides of groups choose, each into its package.
+
+Which files, in what order, and how two values merge is decided by Hydra. Two rules are added for components, both
+described in docs/configuration.md:
+
+- An experiment that writes a component out (`model: {_target_: mine.Net}`) is composed as if `~model` were given:
+  config.yaml chooses a model, so that it runs by itself, and its arguments would not fit another class. It is not if
+  the experiment or the command line chooses an option of that group.
+- `~scheduler` and `scheduler=null` switch a component off, with what the files set in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from trainer_cli.config import hydra_compat
+from trainer_cli.config.config_files import ConfigFiles
+from trainer_cli.config.experiments import COMPONENTS, chosen_groups, is_whole
+from trainer_cli.config.fields import KeyPath, defaults
+from trainer_cli.config.hydra_compat import SCHEMA, DefaultsList, Merged
+from trainer_cli.config.overrides import line_of, parsed
+from trainer_cli.config.provenance import Provenance, Source, label
+from trainer_cli.config.search_path import SearchPath, find
+from trainer_cli.config.validation import contents
+
+
+class MergedFiles(NamedTuple):
+    """Plain values, unresolved; the documents that they come from; and the entries of the defaults list."""
+
+    values: dict[str, Any]
+    sources: list[Source]
+    listed: list[Merged]
+
+
+def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -> MergedFiles:
+    """Merge the files; one that does not merge is left out, and has a mistake in `files`.
+
+    Raises:
+        HydraException, ValueError, RecursionError: the defaults list cannot be made.
+    """
+    for_hydra = [_for_hydra(choice) for choice in choices]
+    listed = hydra_compat.defaults_list(files, search.primary, for_hydra)
+    if replaced := [*_replaced_groups(search, listed, choices, files)]:
+        for_hydra += parsed([f"~{group}" for group in replaced]).overrides
+        listed = hydra_compat.defaults_list(files, search.primary, for_hydra)
+    config = OmegaConf.create()
+    sources: list[Source] = []
+    for entry in listed.merged:
+        package = tuple(entry.package.split(".")) if entry.package else ()
+        values: Mapping[Any, Any] = defaults() if entry.name == SCHEMA else {}
+        file = find(search.dirs, entry.name)
+        if file is not None:
+            hidden = ("defaults",) if package else ("defaults", "hydra")
+            values = {key: value for key, value in (files[file].values or {}).items() if key not in hidden}
+        reason = hydra_compat.merge_into(config, values, entry.package)
+        if file is None:
+            continue
+        source = Source(label(file, search.cwd), files[file].node, package)
+        if reason is not None:
+            _add_mistake(files, file, source, values, contents(config), Provenance(sources), reason)
+        sources.append(source)
+    merged = contents(config)
+    for choice in choices:
+        if choice.key_or_group in COMPONENTS and choice.package is None and _is_off(choice):
+            merged[choice.key_or_group] = None
+    return MergedFiles(merged, sources, listed.merged)
+
+
+def _is_off(choice: Override) -> bool:
+    return choice.is_delete() or choice.value() is None
+
+
+def _for_hydra(choice: Override) -> Override:
+    """`group=null` in Hydra's grammar, `~group`; any other choice as it is."""
+    if choice.is_delete() or choice.value() is not None:
+        return choice
+    key = line_of(choice).lstrip("+").partition("=")[0]
+    return parsed([f"~{key}"]).overrides[0]
+
+
+def _replaced_groups(
+    search: SearchPath, listed: DefaultsList, choices: Sequence[Override], files: ConfigFiles
+) -> Iterator[str]:
+    """The groups whose default choice an experiment's own component takes the place of."""
+    found = [find(search.dirs, entry.name) for entry in listed.merged if entry.name.startswith("experiment/")]
+    documents = [files[file].values or {} for file in found if file is not None]
+    kept = {choice.key_or_group for choice in choices if choice.package is None}
+    kept.update(group for document in documents for group in chosen_groups(document))
+    for group in COMPONENTS:
+        nodes = [document.get(group) for document in documents]
+        written_out = any(isinstance(node, Mapping) and is_whole(group, node) for node in nodes)
+        if written_out and group not in kept and listed.chosen.get(group) is not None:
+            yield group
+
+
+def _add_mistake(
+    files: ConfigFiles,
+    file: Any,
+    source: Source,
+    values: Mapping[Any, Any],
+    before: Mapping[Any, Any],
+    provenance: Provenance,
+    reason: str,
+) -> None:
+    """Note in `files` where a file does not merge with those before it."""
+    below: Any = before
+    for part in source.package:
+        below = below.get(part) if isinstance(below, Mapping) else None
+    path = next(_other_kinds(below, values, source.package), None)
+    if path is None:
+        files[file].add(f"the file does not merge with those before it: {reason}", source.label, "", breaks=True)
+        return
+    place, key = Provenance([source]).exact(path).place, ".".join(path)
+    what = f"{key} is {_kind(_at(values, path[len(source.package) :]))}, but {provenance.exact(path).place} makes it "
+    what += _kind(_at(before, path))
+    files[file].add(what, place, "A list and a mapping do not merge: write both as one kind.", breaks=True)
+
+
+def _other_kinds(below: Any, above: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """The keys that are a list in one tree, and a mapping in the other."""
+    if isinstance(below, Mapping) and isinstance(above, Mapping):
+        for key in above:
+            yield from _other_kinds(below.get(key), above[key], (*path, str(key)))
+    elif isinstance(below, Mapping | list) and isinstance(above, Mapping | list) and type(below) is not type(above):
+        yield path
+
+
+def _kind(value: Any) -> str:
+    return "a list" if isinstance(value, list) else "a mapping"
+
+
+def _at(values: Any, path: KeyPath) -> Any:
+    for key in path:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values
