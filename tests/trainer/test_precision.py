@@ -15,6 +15,7 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.scheduler_intervals import Scheduled
+from trainer_cli.trainer.train_step import TrainStep
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
@@ -203,3 +204,54 @@ def test_other_formats_have_no_scaler() -> None:
     trained = _fit(Exact, precision={"dtype": "bf16"})
     assert trained.scaler is None
     assert "scaler" not in trained.checkpoint_state()
+
+
+class Scopes(TrainStep):
+    """Enters autocast in the nested ways that a step's helpers do, and records whether it is on."""
+
+    def __init__(self, nested: str) -> None:
+        self.nested = nested
+        self.seen: list[bool] = []
+
+    def _note(self) -> None:
+        self.seen.append(torch.is_autocast_enabled("cpu"))
+
+    def train_batch(self, batch: Any) -> Any:
+        self._note()
+        if self.nested == "one after the other":
+            with self.autocast():
+                pass
+            loss = self.forward(batch)["loss"]
+        elif self.nested == "the same context twice":
+            context = self.autocast()
+            for _ in range(2):
+                with context:
+                    self._note()
+            loss = self.forward(batch)["loss"]
+        else:
+            with self.autocast():
+                self._note()
+                if self.nested == "autocast in autocast":
+                    with self.autocast():
+                        self._note()
+                loss = self.forward(batch)["loss"]
+                self._note()
+        self._note()
+        self.backward(loss)
+        return loss
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(
+    ("nested", "inside"),
+    [
+        ("one after the other", 0), ("the same context twice", 2), ("forward in autocast", 2),
+        ("autocast in autocast", 3),
+    ],
+)  # fmt: skip
+def test_autocast_is_off_after_its_outermost_block(dtype: str, nested: str, inside: int) -> None:
+    step = Scopes(nested)
+    trained = trainer(step=step, precision=Precision(dtype), settings={"max_duration": 2, "eval_interval": 1})
+    trained.fit(loader(), loader(6, shuffle=False))
+    assert step.seen == [False, *[dtype != "fp32"] * inside, False] * 2
+    assert not torch.is_autocast_enabled("cpu")

@@ -131,10 +131,11 @@ class TrainStep:
         for call in self._before_forward:
             call(self.trainer, self.model, batch, args, kwargs)
         try:
-            if self._autocast is None:
+            context = self._precision.autocast(self.device)
+            if context is None:
                 outputs = self._called(*args, **kwargs)
             else:
-                with self._autocast:
+                with context:
                     outputs = self._called(*args, **kwargs)
         except (TypeError, AttributeError) as error:
             if (better := explained(error, self.model, batch, args, kwargs)) is error:
@@ -146,8 +147,9 @@ class TrainStep:
         return outputs
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The number format of `precision`, for a step that calls parts of the model."""
-        return self._autocast or nullcontext()
+        """A new context of the number format of `precision`, for a step that calls parts of the model. It may hold
+        calls of `forward` and further contexts."""
+        return self._precision.autocast(self.device) or nullcontext()
 
     def backward(self, loss: Tensor, optimizer: str | None = None, *, weight: Number | Tensor | None = None) -> None:
         """Add the gradients of a loss.
@@ -213,7 +215,7 @@ class TrainStep:
         hooks = trainer.hooks
         self.trainer, self.model, self.device = trainer, trainer.model, trainer.device
         self._called, self._model_call = trainer.model, trainer.model_call
-        self._autocast = trainer.precision.autocast(trainer.device)
+        self._precision = trainer.precision
         self._before_forward, self._after_forward = hooks["on_before_forward"], hooks["on_after_forward"]
 
     def bind(self, trainer: Trainer) -> None:
@@ -221,7 +223,7 @@ class TrainStep:
         self.bind_model(trainer)
         hooks, precision = trainer.hooks, trainer.precision
         before = {one.name: one for one in self._updated}
-        self._scaler, self._precision, self._strategy = trainer.scaler, precision, trainer.strategy
+        self._scaler, self._strategy = trainer.scaler, trainer.strategy
         self._clips = precision.clip_norm is not None or precision.clip_value is not None
         several = trainer.loop.settings.grad_accum_steps != 1
         self._microbatches = self._splitting(trainer)
