@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.metrics import sample_count
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -69,7 +68,7 @@ class Throughput(Callback):
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if self._counter is not None:
-            self.flops_per_sample = self._counter.get_total_flops() / sample_count(batch)
+            self.flops_per_sample = self._counter.get_total_flops() / max(1, trainer.step.batch_size)
             self._stop()
             log.info("%.4g floating-point operations a sample", self.flops_per_sample)
 

@@ -83,6 +83,8 @@ class Loader:
         self.rank, self.world_size = rank, world_size
         self.samples_per_batch = batch_size * world_size
         """Samples of all ranks by which a batch advances the position."""
+        self.batch_samples: int | None = None
+        """Samples of the batch that `iterate` gave last."""
         self.length = len(dataset)
         self.fingerprint: str | None = getattr(dataset, "fingerprint", None)
         self.source = KeyedSource(dataset, seed, collate_fn, shuffle=shuffle, length=self.length)
@@ -120,7 +122,7 @@ class Loader:
             raise ValueError(f"an epoch cannot be entered {-samples} samples before its start")
         parts = self._parts(epoch, samples)
         batches = self._here(parts) if self.num_workers == 0 else self.workers.answers(parts)
-        return batches if self.world_size == 1 else self._with_filler(batches, samples)
+        return self._counted(batches, samples)
 
     def close(self) -> None:
         """End the persistent workers. A later `iterate` starts new ones."""
@@ -167,13 +169,15 @@ class Loader:
         first, end = (start - (-count * rank) // self.world_size for rank in (self.rank, self.rank + 1))
         return first, end
 
-    def _with_filler(self, batches: Generator[Any, None, None], samples: int) -> Generator[Any, None, None]:
-        """The batches, the last one marked if no sample is left for this rank."""
-        number = self.batches_after(samples)
-        first, end = self._share(samples + (number - 1) * self.samples_per_batch)
+    def _counted(self, batches: Generator[Any, None, None], start: int) -> Generator[Any, None, None]:
+        """The batches, each with its number of samples in `batch_samples`; marked if no sample is left for this
+        rank."""
         try:
-            for turn, batch in enumerate(batches, 1):
-                yield Filler(batch) if turn == number and first == end else batch
+            for batch in batches:
+                first, end = self._share(start)
+                start += self.samples_per_batch
+                self.batch_samples = end - first
+                yield batch if end > first else Filler(batch)
         finally:
             batches.close()
 

@@ -27,6 +27,8 @@ class SharedLoader:
         per_batch = getattr(loader, "samples_per_batch", None)
         self.samples_per_batch: int | None = None if per_batch is None else per_batch * world_size
         """Samples of all ranks by which a batch advances the position; None if the loader does not count samples."""
+        self.batch_samples: int | None = None
+        """Samples of the batch that `iterate` gave last; None if the loader does not say."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
@@ -54,8 +56,10 @@ class SharedLoader:
         batches = self.loader.iterate(epoch, batch=batch * self.world_size, samples=samples)
         try:
             turn: list[Any] = []
-            for one in batches:
-                turn.append(one)
+            for batch in batches:
+                if len(turn) == self.rank:
+                    self.batch_samples = self.loader.batch_samples
+                turn.append(batch)
                 if len(turn) == self.world_size:
                     own = turn[self.rank]
                     turn.clear()

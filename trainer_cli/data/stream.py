@@ -39,16 +39,17 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A batch, if there was one, the dataset's state after it, and whether the dataset has ended."""
+    """A batch and its number of samples (0: there was none), the dataset's state after it, and whether the dataset has
+    ended."""
 
     batch: Any
-    found: bool
+    samples: int
     state: Any
     ended: bool
 
     def pin_memory(self) -> Answer:
         """Pin the batch only."""
-        return replace(self, batch=pinned(self.batch)) if self.found else self
+        return replace(self, batch=pinned(self.batch)) if self.samples else self
 
 
 @dataclass(slots=True)
@@ -99,6 +100,8 @@ class StreamLoader:
         self.fingerprint: str | None = getattr(dataset, "fingerprint", None)
         self.per_rank = bool(getattr(dataset, "per_rank", False))
         """As of `UserLoader`."""
+        self.batch_samples: int | None = None
+        """Samples of the batch that `iterate` gave last."""
         self.source = StreamSource(dataset, seed, batch_size, collate_fn, drop_last=drop_last)
         self.workers = Workers(
             self.source,
@@ -217,10 +220,11 @@ class StreamLoader:
                 if answer is None or place.ended:
                     continue
                 self._next = (worker + 1) % len(self._places)
-                self._places[worker] = Place(answer.state, place.batches + answer.found, answer.ended)
-                if answer.found:
+                self._places[worker] = Place(answer.state, place.batches + bool(answer.samples), answer.ended)
+                if answer.samples:
                     self._position = epoch, self._position[1] + 1
                     if self._position[1] > skip:
+                        self.batch_samples = answer.samples
                         yield answer.batch
         finally:
             answers.close()
@@ -295,7 +299,7 @@ class StreamSource:
             at = f"sample {len(samples)} of batch {request.number} of epoch {request.epoch}"
             error.add_note(f"while loading {at}")
             raise
-        return Answer(batch, found, self._state(), self._ended)
+        return Answer(batch, len(samples) if found else 0, self._state(), self._ended)
 
     def _state(self) -> Any:
         """The dataset's state, copied. For every batch, since any may be followed by a save."""

@@ -58,6 +58,11 @@ class UserLoader:
         """Samples of an epoch, if a position counts samples."""
         self.batch_size: int | None = None if self.length is None else self.loader.batch_size
         self.samples_per_batch = self.batch_size
+        self.stated_batch_size: int | None = getattr(loader, "batch_size", None)
+        """The loader's attribute `batch_size`, if it has one."""
+        self.batch_samples: int | None = None
+        """Samples of the batch that `iterate` gave last; None: the loader is none of torch's DataLoader itself, or
+        makes no batches of samples."""
         self._position: tuple[int, int, Any] | None = None
         """Epoch, place, and the state of the loader or of its generators."""
         self._left_early = False
@@ -166,6 +171,8 @@ class UserLoader:
                     except StopIteration:
                         return
                 number += 1
+                if self._own is not self.loader:
+                    self.batch_samples, batch = batch
                 if number > first + replayed:
                     yield batch
         except GeneratorExit:
@@ -216,7 +223,7 @@ class UserLoader:
             "batch": batch,
             "sample_offset": samples,
             "length": self.length,
-            "batch_size": getattr(self.loader, "batch_size", None),
+            "batch_size": self.stated_batch_size,
             "fingerprint": self.fingerprint,
             "loader": self.loader.state_dict() if own else None,
             "generators": self._begun_with if batch else self._generator_states(),
@@ -230,7 +237,7 @@ class UserLoader:
         """
         check_same(self.state_dict(0), state, ("version", "order", "seed", "length", "fingerprint"))
         if self.length is None:
-            check_batch_size(getattr(self.loader, "batch_size", None), state)
+            check_batch_size(self.stated_batch_size, state)
         generators = state["generators"]
         if generators and len(generators) != len(self._generators):
             raise UserError(
@@ -249,6 +256,18 @@ class UserLoader:
 
     def _generator_states(self) -> list[torch.Tensor]:
         return [generator.get_state() for generator in self._generators]
+
+
+class _Counted:
+    """A collate_fn that gives (number of samples or None, batch). Pickled for workers that are spawned."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any], *, counts: bool) -> None:
+        self.collate_fn, self.counts = collate_fn, counts
+
+    def __call__(self, samples: Any) -> tuple[int | None, Any]:
+        # A `__getitems__` of the dataset may give columns instead of samples.
+        count = len(samples) if self.counts and isinstance(samples, list | tuple) else None
+        return count, self.collate_fn(samples)
 
 
 class _Rest:
@@ -313,7 +332,7 @@ def _rebuilt(loader: Any, processes: WorkerProcesses) -> tuple[Any, _Rest | None
     made: Any = DataLoader(
         loader.dataset,
         num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
+        collate_fn=_Counted(loader.collate_fn, counts=loader.batch_sampler is not None),
         pin_memory=loader.pin_memory,
         generator=loader.generator,
         **settings,

@@ -44,7 +44,7 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
     else:
-        for part in _parts(batch):
+        for part in parts_of_batch(batch):
             yield from tensors_of(part)
 
 
@@ -55,10 +55,11 @@ def leading_size(batch: Any) -> int | None:
     if isinstance(batch, PackedSequence):
         # Packed by time step, and the first step has every sequence. These sizes are in host memory.
         return int(batch.batch_sizes[0])
-    return next((size for size in map(leading_size, _parts(batch)) if size is not None), None)
+    return next((size for size in map(leading_size, parts_of_batch(batch)) if size is not None), None)
 
 
-def _parts(batch: Any) -> Iterable[Any]:
+def parts_of_batch(batch: Any) -> Iterable[Any]:
+    """What a container of a batch holds; nothing for other objects."""
     if isinstance(batch, Mapping):
         return batch.values()
     if isinstance(batch, list | tuple):

@@ -22,7 +22,8 @@ from trainer_cli.data.user_loader import generators_of
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.batch import to_device
 from trainer_cli.trainer.hooks import Hooks
-from trainer_cli.trainer.metrics import read_outputs, sample_count
+from trainer_cli.trainer.metrics import read_outputs
+from trainer_cli.trainer.samples import sample_count
 from trainer_cli.trainer.setup import settings_of
 from trainer_cli.trainer.state import capture, load_all
 from trainer_cli.trainer.trainer import Trainer
@@ -67,11 +68,11 @@ def find_learning_rate(
         largest = max(float(group["lr"]) for group in groups) or 1.0
         shares = [float(group["lr"]) / largest or 1.0 for group in groups]
         mean, smallest = 0.0, math.inf
-        for number, batch in enumerate(batches):
+        for number, (batch, samples) in enumerate(batches):
             rate = min_lr * (max_lr / min_lr) ** (number / (steps - 1))
             for group, share in zip(groups, shares, strict=True):
                 group["lr"] = rate * share
-            mean = _SMOOTHING * mean + (1 - _SMOOTHING) * float(_step(trainer, batch))
+            mean = _SMOOTHING * mean + (1 - _SMOOTHING) * float(_step(trainer, batch, samples))
             smoothed = mean / (1 - _SMOOTHING ** (number + 1))
             smallest = min(smallest, smoothed)
             if not math.isfinite(smoothed) or smoothed > 4 * smallest:
@@ -109,7 +110,7 @@ def find_batch_size(
                 for _ in range(steps):
                     with model_state_kept():
                         batch = to_device(loader.source.fetch((0, 0, size)), trainer.device)
-                    _step(trainer, batch)
+                    _step(trainer, batch, size)
         except (torch.OutOfMemoryError, MemoryError):
             break
         finally:
@@ -164,8 +165,9 @@ def _trial(trainer: Trainer) -> Iterator[None]:
         trainer.step.bind(trainer)
 
 
-def _batches(trainer: Trainer, train_loader: Any, steps: int) -> Generator[Any, None, None]:
-    """So many batches on the device, epoch after epoch from the first; the generators of a DataLoader are kept."""
+def _batches(trainer: Trainer, train_loader: Any, steps: int) -> Generator[tuple[Any, int | None], None, None]:
+    """So many batches on the device, each with its number of samples, epoch after epoch from the first; the generators
+    of a DataLoader are kept."""
     generators = generators_of(train_loader)
     states = [generator.get_state() for generator in generators]
     try:
@@ -175,13 +177,13 @@ def _batches(trainer: Trainer, train_loader: Any, steps: int) -> Generator[Any, 
             generator.set_state(state)
 
 
-def _first_batches(trainer: Trainer, loader: Any, steps: int) -> Iterator[Any]:
+def _first_batches(trainer: Trainer, loader: Any, steps: int) -> Iterator[tuple[Any, int | None]]:
     epoch, given = 0, 0
     while given < steps:
         before = given
         with closing(loader.iterate(epoch)) as batches:
             for batch in batches:
-                yield to_device(batch, trainer.device)
+                yield to_device(batch, trainer.device), loader.batch_samples
                 given += 1
                 if given == steps:
                     return
@@ -190,10 +192,10 @@ def _first_batches(trainer: Trainer, loader: Any, steps: int) -> Iterator[Any]:
         epoch += 1
 
 
-def _step(trainer: Trainer, batch: Any) -> torch.Tensor:
+def _step(trainer: Trainer, batch: Any, samples: int | None) -> torch.Tensor:
     """One optimizer step over a batch; the loss before it."""
     step = trainer.step
-    step.batch_size = sample_count(batch)
+    step.batch_size = sample_count(batch, samples)
     loss, _ = read_outputs(step.train_batch(batch))
     step.end_step()
     return loss.detach()

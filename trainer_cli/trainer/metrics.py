@@ -13,25 +13,8 @@ from torch import Tensor, nn
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.same import check_same_losses
-from trainer_cli.trainer.batch import leading_size
 
 Number = int | float
-
-
-def sample_count(batch: Any) -> int:
-    """The leading size of the first tensor in a batch: how many samples it holds.
-
-    Raises:
-        UserError: the batch holds no tensor with a leading dimension.
-    """
-    size = leading_size(batch)
-    if size is None:
-        raise UserError(
-            f"cannot tell how many samples a batch of type {type(batch).__name__} holds: it has no tensor with a "
-            "leading dimension",
-            cure="Give batches as tensors, or as lists, tuples, mappings or dataclasses of them.",
-        )
-    return size
 
 
 def batch_weight(outputs: Mapping[str, Any], size: int) -> Number | Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainer_cli.checkpoint import model_state
 from trainer_cli.errors import TrainError, UserError
+from trainer_cli.trainer.batch import tensors_of
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -122,8 +123,7 @@ def _sliced(batch: Any, size: int, part: slice) -> Any:
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_sliced(value, size, part) for value in batch))
     if isinstance(batch, list | tuple):
-        plain = batch and not any(isinstance(one, Tensor | Mapping | list | tuple) for one in batch)
-        if plain and len(batch) == size:
+        if len(batch) == size and _are_samples(batch, size):
             return batch[part]
         return type(batch)(_sliced(value, size, part) for value in batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
@@ -134,6 +134,26 @@ def _sliced(batch: Any, size: int, part: slice) -> Any:
     raise UserError(
         f"a batch with a {type(batch).__name__} cannot be split", where="loop.microbatch", cure="Set it to null."
     )
+
+
+def _are_samples(batch: list[Any] | tuple[Any, ...], size: int) -> bool:
+    """Whether each of the `size` items of a sequence is a sample; else each is a field of all samples.
+
+    Raises:
+        UserError: it may be either.
+    """
+    tensors = list(tensors_of(batch))
+    fit_fields = bool(tensors) and all(tensor.ndim and tensor.shape[0] == size for tensor in tensors)
+    dims = {tensor.ndim for tensor in tensors}
+    square = all(isinstance(item, list | tuple) and len(item) == size for item in batch)
+    if (len(dims) == 1 and dims != {1}) if fit_fields else square:
+        raise UserError(
+            f"a batch of {size} samples is a {type(batch).__name__} of {size} items, each of length {size}: it may "
+            "hold samples, or fields of all samples",
+            where="loop.microbatch",
+            cure="Let the collate_fn return a mapping, or use another data.batch_size.",
+        )
+    return not fit_fields
 
 
 def joined(outputs: list[tuple[Tensor, Mapping[str, Any], Any]]) -> dict[str, Any]:

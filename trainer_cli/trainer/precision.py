@@ -132,7 +132,7 @@ class Precision:
         )
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any] | None:
-        """A new autocast context; None for fp32. One object entered twice would leave autocast on when both have exited."""
+        """A new autocast context; None for fp32. One object entered twice would leave autocast on."""
         if self.dtype is Dtype.fp32:
             return None
         return torch.autocast(device.type, dtype=torch.float16 if self.dtype is Dtype.fp16 else torch.bfloat16)

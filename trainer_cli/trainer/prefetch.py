@@ -108,9 +108,11 @@ class TrainBatches:
         self._loader, self._prefetcher, self._length = loader, prefetcher, length
         self.samples_per_batch: int | None = getattr(loader, "samples_per_batch", None)
         """Samples by which a batch advances the loader's position; None if the loader does not count samples."""
+        self.batch_samples: int | None = None
+        """Samples of the batch that `next` gave last; None if the loader does not say."""
         self._stateful = bool(getattr(loader, "stateful", False))
         self._iterator: Iterator[Any] | None = None
-        self._ahead: list[Any] = []
+        self._ahead: list[tuple[Any, int | None]] = []
         self._ahead_state: dict[str, Any] | None = None
 
     def next(self, at: Progress) -> Any:
@@ -120,11 +122,14 @@ class TrainBatches:
             UserError: the loader ended before its length.
         """
         if self._ahead:
-            return self._prefetcher.receive(self._ahead.pop())
+            sent, self.batch_samples = self._ahead.pop()
+            return self._prefetcher.receive(sent)
         if self._iterator is None:
             self._iterator = iter(self._loader.iterate(at.epoch, batch=at.batch, samples=at.epoch_samples))
         try:
-            return self._prefetcher.receive(self._prefetcher.send(next(self._iterator)))
+            batch = next(self._iterator)
+            self.batch_samples = self._loader.batch_samples
+            return self._prefetcher.receive(self._prefetcher.send(batch))
         except StopIteration:
             raise UserError(
                 f"the train loader ended after {at.batch} batches of epoch {at.epoch}"
@@ -145,7 +150,8 @@ class TrainBatches:
         if self._stateful:
             self._ahead_state = self._state(at)
         try:
-            self._ahead.append(self._prefetcher.send(next(self._iterator)))
+            batch = next(self._iterator)
+            self._ahead.append((self._prefetcher.send(batch), self._loader.batch_samples))
         except StopIteration:
             # One that ends before its length is reported when the batch is needed.
             return self._length is None

@@ -41,6 +41,7 @@ from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.recording import Recording
 from trainer_cli.trainer.requests import Requests
+from trainer_cli.trainer.samples import SampleCheck
 from trainer_cli.trainer.sanity_check import sanity_check
 from trainer_cli.trainer.schedulers import Schedulers, by_name
 from trainer_cli.trainer.setup import (
@@ -215,6 +216,7 @@ class Trainer(Recording, Requests):
         self._run_id = uuid.uuid4().hex[:12]
         self.progress = Progress()
         self.schedulers = Schedulers()
+        self.sample_check = SampleCheck()
         self.checkpointer = make_sync_checkpointer() if checkpoint is None else checkpoint.checkpointer
         if checkpoint is None:
             self.checkpointer.join(self.strategy.group)

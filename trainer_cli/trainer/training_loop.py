@@ -19,11 +19,12 @@ from trainer_cli.trainer.finite import LossCheck
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.intervals import Interval
 from trainer_cli.trainer.lengths import Lengths
-from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
+from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs
 from trainer_cli.trainer.microbatch import Microbatches
 from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.prefetch import FillerPrefetcher, TrainBatches, device_prefetcher
 from trainer_cli.trainer.roll_back import roll_back
+from trainer_cli.trainer.samples import sample_count
 from trainer_cli.trainer.stopping import Stop, next_stop_step, why_stop
 from trainer_cli.trainer.validation_loop import Due, ValidationLoop
 
@@ -304,6 +305,7 @@ class TrainingLoop(Lengths):
         step.bind(trainer)
         batch_start, step_start = hooks["on_train_batch_start"], hooks["on_train_step_start"]
         step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
+        check, train_loader = trainer.sample_check.check, self._train_loader
         tokens: Tensor | int | None = None
         agreement, fillers, length = trainer.agreement, self._fillers, self.epoch_batches
 
@@ -319,7 +321,7 @@ class TrainingLoop(Lengths):
                     call(trainer, model, batch, batch_idx)
                 for call in step_start:
                     call(trainer, model, batch)
-                step.batch_size = size = sample_count(batch)
+                step.batch_size = size = sample_count(batch, batches.batch_samples)
                 if agreement is not None:
                     assert fillers is not None
                     step.counts = fillers.counts
@@ -333,6 +335,7 @@ class TrainingLoop(Lengths):
                 loss, outputs = read_outputs(raw)
                 if step.counts:
                     means.add(loss, outputs, batch_weight(outputs, size) if outputs else size)
+                    check(train_loader, "train", batch, size, outputs)
                 progress.samples += size
                 if outputs and "tokens" in outputs and step.counts:
                     found = outputs["tokens"]

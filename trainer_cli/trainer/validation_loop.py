@@ -21,9 +21,9 @@ from trainer_cli.trainer.metrics import (
     gather_among,
     is_metric,
     read_outputs,
-    sample_count,
     scalars,
 )
+from trainer_cli.trainer.samples import sample_count
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -135,8 +135,9 @@ class ValidationLoop:
                 raw = forward(batch)
                 loss, outputs = read_outputs(raw)
                 if counts:
-                    size = 0 if "weight" in outputs else sample_count(batch)
+                    size = 0 if "weight" in outputs else sample_count(batch, loader.batch_samples)
                     meter.add(loss, outputs, batch_weight(outputs, size))
+                    trainer.sample_check.check(loader, name, batch, size, outputs)
                     gathering |= {name: value for name, value in outputs.items() if is_metric(value)}
                 elif any(map(is_metric, outputs.values())):
                     raise UserError(
