@@ -98,7 +98,13 @@ class CheckFinite(Callback):
         self._in_step = True
 
     def on_before_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
-        self._sum.add_(loss.detach().reshape(()), alpha=0)
+        loss, weight = loss.detach().reshape(()), trainer.step.weight
+        # A loss of weight 0 counts for nothing.
+        if isinstance(weight, Tensor):
+            loss = loss.masked_fill((weight == 0).to(loss.device, non_blocking=True), 0)
+        elif weight == 0:
+            return
+        self._sum.add_(loss, alpha=0)
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
         if self.policy is not NotFinitePolicy.skip or trainer.scaler is None:

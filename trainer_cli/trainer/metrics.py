@@ -115,12 +115,15 @@ class WeightedMeans:
         """Whether all losses in the last `means` were finite; a mean is NaN also if all weights are zero."""
 
     def add(self, loss: Tensor, outputs: Mapping[str, Any], weight: Number | Tensor) -> None:
-        """Count one batch: its loss, and every other number of its outputs, as a tensor without dimensions or not."""
+        """Count one batch: its loss, and every other number of its outputs, as a tensor without dimensions or not. With
+        a weight of 0 it adds nothing, NaN or not."""
         loss = loss.detach().reshape(())
         if self._only_finite:
             counts = torch.isfinite(loss)
             weight, loss = counts * weight, torch.where(counts, loss, 0)
             outputs = {name: _zero_unless(counts, value) for name, value in outputs.items() if name not in _NOT_METRICS}
+        if isinstance(weight, Tensor):
+            weight = weight.to(self._device, self._dtype, non_blocking=True)
         self._count("loss", loss, weight)
         for name, value in outputs.items():
             if name in _NOT_METRICS:
@@ -139,13 +142,16 @@ class WeightedMeans:
         self._counted[name] = None
         # A Python number is a kernel argument; a tensor would be copied, with a wait.
         if not isinstance(weight, Tensor):
-            total.add_(value, alpha=weight)
+            if weight != 0:
+                total.add_(value, alpha=weight)
+        elif isinstance(value, Tensor):
+            value = value.to(self._device, self._dtype, non_blocking=True)
+            # NaN times 0 is NaN.
+            total.addcmul_(value.masked_fill(weight == 0, 0), weight)
+        elif math.isfinite(value):
+            total.add_(weight, alpha=value)
         else:
-            weight = weight.to(self._dtype)
-            if isinstance(value, Tensor):
-                total.addcmul_(value.to(self._dtype), weight)
-            else:
-                total.add_(weight, alpha=value)
+            total.add_(weighted(value, weight))
         self._weights[name] = self._weights[name] + weight
 
     @property
@@ -197,6 +203,21 @@ class WeightedMeans:
         }
         # Old states hold only counted metrics.
         self._counted = dict.fromkeys(state.get("counted", self._sums))
+
+
+def weighted(value: Any, weight: Number | Tensor) -> Any:
+    """A number or tensor times its weight; 0 for a weight of 0, NaN or not. Does not wait for the device."""
+    if not isinstance(weight, Tensor):
+        return value * weight if weight != 0 else 0
+    if not isinstance(value, Tensor):
+        value = torch.full_like(weight, value, dtype=torch.float32)
+    product: Tensor = value * weight
+    return product.masked_fill((weight == 0).to(product.device, non_blocking=True), 0)
+
+
+def is_known_zero(weight: Number | Tensor) -> bool:
+    """Whether a weight is 0, as far as is known without a wait for a device."""
+    return bool(weight == 0) if not isinstance(weight, Tensor) or weight.device.type == "cpu" else False
 
 
 def _zero_unless(counts: Tensor, value: Any) -> Any:

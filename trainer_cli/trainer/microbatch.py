@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from trainer_cli.checkpoint import model_state
 from trainer_cli.errors import TrainError, UserError
 from trainer_cli.trainer.batch import tensors_of
+from trainer_cli.trainer.metrics import is_known_zero, weighted
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -158,14 +160,21 @@ def _are_samples(batch: list[Any] | tuple[Any, ...], size: int) -> bool:
 
 def joined(outputs: list[tuple[Tensor, Mapping[str, Any], Any]]) -> dict[str, Any]:
     """The outputs of a whole batch, of (loss, outputs, weight) of its parts: means by weight, and sums of tokens."""
-    total = sum(weight for _, _, weight in outputs)
-    found: dict[str, Any] = {"loss": sum(loss.detach() * weight for loss, _, weight in outputs) / total}
+    weights = [weight for _, _, weight in outputs]
+    total = sum(weights)
+
+    def mean(values: Iterable[Any]) -> Any:
+        if is_known_zero(total):
+            return torch.tensor(math.nan)
+        return sum(map(weighted, values, weights)) / total
+
+    found: dict[str, Any] = {"loss": mean(loss.detach() for loss, _, _ in outputs)}
     for name in outputs[0][1]:
         values = [own[name] for _, own, _ in outputs if name in own]
         if name in ("tokens", "weight"):
             found[name] = sum(values)
         elif name != "loss" and all(_is_scalar(value) for value in values):
-            found[name] = sum(value * weight for value, (_, _, weight) in zip(values, outputs, strict=True)) / total
+            found[name] = mean(values)
     return found
 
 

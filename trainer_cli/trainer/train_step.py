@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from trainer_cli.config.schema import SchedulerInterval
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.agreement import Agreement
-from trainer_cli.trainer.metrics import Number, batch_weight, read_outputs
+from trainer_cli.trainer.metrics import Number, batch_weight, is_known_zero, read_outputs
 from trainer_cli.trainer.microbatch import Microbatches, joined
 from trainer_cli.trainer.model_call import arguments, explained
 from trainer_cli.trainer.torch_compat import foreach_div_, local
@@ -69,6 +69,8 @@ class TrainStep:
     model: nn.Module
     device: torch.device
     batch_size: int = 0
+    weight: Number | Tensor = 0
+    """Of the loss of the last `backward`. A loss of weight 0 counts for nothing, also if it is NaN."""
     step_idx: int = -1
     """The optimizer step that is being made, or was made last, counted from 0 at the run's beginning; -1: none yet."""
     completes = False
@@ -156,7 +158,9 @@ class TrainStep:
 
         Args:
             optimizer: its parameters alone receive gradients; not given: all parameters.
-            weight: of the batch in an accumulated gradient; not given: its number of samples.
+            weight: of the batch in an accumulated gradient; not given: its number of samples. With a weight of 0 the
+                gradients added are zero; if it is a tensor on a device, or with several processes, only if the backward
+                makes no NaN of zeros, as that of a sum divided by zero does.
 
         Raises:
             UserError: the loss depends on nothing that is trained.
@@ -166,12 +170,12 @@ class TrainStep:
                 "the loss depends on no parameter that is trained",
                 cure="Compute it without detach(), item() or no_grad(), from what the optimizer has.",
             )
+        self.weight = weight = (self.batch_size if weight is None else weight) if self.counts else 0
         for call in self._before_backward:
             call(self.trainer, self.model, loss)
         updated = self._updated if optimizer is None else (self._named(optimizer),)
         share = loss
         if self._weighs:
-            weight = (self.batch_size if weight is None else weight) if self.counts else 0
             # In units of the first weight, so that 16-bit gradients are no larger than those of one batch.
             if self._unit is None:
                 self._unit = _not_zero(weight)
@@ -182,9 +186,13 @@ class TrainStep:
             if self._agreement is not None and self.completes and self._starts_early:
                 # Its time is hidden by the backward.
                 self._agreement.start(updated[0].weight)
+        elif isinstance(weight, Tensor) and weight.device.type != "cpu":
+            share = loss * (weight != 0)
         if self._scaler is not None:
             share = self._scaler.scaled(share)
-        if len(updated) == len(self._updated):
+        if self._agreement is None and is_known_zero(weight):
+            _add_zeros(updated)
+        elif len(updated) == len(self._updated):
             share.backward()  # type: ignore[no-untyped-call]
         else:
             inputs = [parameter for parameter in updated[0].parameters if parameter.requires_grad]
@@ -397,6 +405,14 @@ class TrainStep:
         raise UserError(
             f"there is no optimizer '{name}'", cure=did_you_mean(name, known).strip() or f"There are: {known}."
         )
+
+
+def _add_zeros(updated: Iterable[_Updated]) -> None:
+    """Add gradients of zero, as a backward does whose loss is multiplied by 0."""
+    for one in updated:
+        for parameter in one.parameters:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
 
 def _not_zero(weight: Number | Tensor) -> Number | Tensor:
