@@ -111,6 +111,8 @@ class WeightedMeans:
         self._weights: dict[str, Number | Tensor] = {}
         self._counted: dict[str, None] = {}
         """Names since the last reset, in order of appearance."""
+        self.gathering: dict[str, Any] = {}
+        """Metrics in the outputs that gather over batches themselves, by name. They are not averaged here."""
         self.loss_is_finite = True
         """Whether all losses in the last `means` were finite; a mean is NaN also if all weights are zero."""
 
@@ -131,8 +133,11 @@ class WeightedMeans:
             if isinstance(value, Tensor):
                 if value.ndim == 0 and not value.is_complex() and value.dtype is not torch.bool:
                     self._count(name, value.detach(), weight)
-            elif isinstance(value, _NUMBERS) and not isinstance(value, bool):
-                self._count(name, float(value), weight)
+            elif isinstance(value, _NUMBERS):
+                if not isinstance(value, bool):
+                    self._count(name, float(value), weight)
+            elif is_metric(value):
+                self.gathering[name] = value
 
     def _count(self, name: str, value: float | Tensor, weight: Number | Tensor) -> None:
         total = self._sums.get(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -98,6 +98,11 @@ class TrainingLoop(Lengths):
     @validation.setter
     def validation(self, loop: ValidationLoop) -> None:
         self.evaluations.validation = loop
+
+    @property
+    def returned_metrics(self) -> Iterable[Any]:
+        """The metrics with a state of their own that the model has returned in the training."""
+        return () if self._means_since_log is None else self._means_since_log.gathering.values()
 
     def prepare(self, trainer: Trainer, train_loader: Any, resumed: Progress | None = None) -> None:
         """Prepare to train on a loader.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainer_cli.data.shared import Filler
 from trainer_cli.errors import ConfigError, UserError
@@ -26,6 +26,7 @@ from trainer_cli.trainer.metrics import (
 from trainer_cli.trainer.samples import sample_count
 
 if TYPE_CHECKING:
+    from trainer_cli.parallel.process_group import ProcessGroup
     from trainer_cli.trainer.trainer import Trainer
 
 
@@ -66,6 +67,8 @@ class ValidationLoop:
             raise ConfigError(f"hook is {hook!r}, but it is a name", location="hook")
         self.eval_steps, self.hook = eval_steps, hook
         self.metrics: dict[str, float] = {}
+        self._returned: dict[str, Any] = {}
+        """The metrics with a state of their own that the model returned in the last evaluation."""
         self.counts = True
         """Whether the present batch counts: of several processes, one without further batches repeats its last."""
         self.name, self.batch_idx = "", 0
@@ -99,12 +102,15 @@ class ValidationLoop:
                 module.training = training
         return self.metrics
 
-    def _gathered(self, metrics: Mapping[str, Any], processes: int) -> dict[str, float]:
-        """What the metrics that the model returned have computed over all batches."""
-        for name, one in metrics.items():
-            check_gathers(name, one, processes)
-        found = {key: value for name, one in metrics.items() for key, value in scalars(name, one.compute()).items()}
-        return {name: float(value) for name, value in found.items()}
+    def _gathered(self, metrics: Mapping[str, Any], group: ProcessGroup) -> dict[str, float]:
+        """Compute the metrics that the model returned, over all batches, and reset them."""
+        values: dict[str, float | Tensor] = {}
+        for name, metric in metrics.items():
+            check_gathers(name, metric, group.data_size)
+            gather_among(metric, group)
+            values |= scalars(name, metric.compute())
+            metric.reset()
+        return {name: float(value) for name, value in values.items()}
 
     def _means(self, trainer: Trainer, model: nn.Module, loader: Any, name: str) -> dict[str, float]:
         hooks, base, device = trainer.hooks, self.hook, trainer.device
@@ -113,10 +119,12 @@ class ValidationLoop:
         batch_start, batch_end = hooks[f"on_{base}_batch_start"], hooks[f"on_{base}_batch_end"]
         step_start, step_end = hooks[f"on_{base}_step_start"], hooks[f"on_{base}_step_end"]
         batch_idx, counts = -1, True
-        gathering: dict[str, Any] = {}
-        for module in filter(is_metric, model.modules()):
-            gather_among(module, trainer.strategy.group)
-            module.reset()  # type: ignore[operator]  # of the training, and of an evaluation that was interrupted
+        # What they gathered in the training, and in an evaluation that was interrupted. A model may hold metrics that
+        # are no submodules: these are known once it has returned them.
+        for metric in (*filter(is_metric, model.modules()), *trainer.loop.returned_metrics, *self._returned.values()):
+            gather_among(metric, trainer.strategy.group)
+            metric.reset()
+        self._returned = meter.gathering
         self.name, self.batch_idx = name, 0
         batches = loader.iterate(0)
         try:
@@ -138,7 +146,6 @@ class ValidationLoop:
                     size = 0 if "weight" in outputs else sample_count(batch, loader.batch_samples)
                     meter.add(loss, outputs, batch_weight(outputs, size))
                     trainer.sample_check.check(loader, name, batch, size, outputs)
-                    gathering |= {name: value for name, value in outputs.items() if is_metric(value)}
                 elif any(map(is_metric, outputs.values())):
                     raise UserError(
                         "the model returns metrics that count for themselves, and this process has fewer validation "
@@ -157,7 +164,7 @@ class ValidationLoop:
                 close()
         if batch_idx < 0:
             raise UserError(f"the validation loader '{name}' gave no batch")
-        return {**meter.means(trainer.strategy.group), **self._gathered(gathering, trainer.strategy.group.data_size)}
+        return {**meter.means(trainer.strategy.group), **self._gathered(meter.gathering, trainer.strategy.group)}
 
 
 def _turns(trainer: Trainer, batches: Iterable[Any]) -> Iterator[Any]:
