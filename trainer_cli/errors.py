@@ -8,6 +8,8 @@
     ├── UserError           2   a mistake in a command, a value, a file that is not there
     │   └── ConfigError     2   a mistake in the composed config: location, source, code, message, hint
     ├── CheckpointError     3   checkpoints were demanded or exist, and none is valid
+    │   ├── NoCheckpointError   there is nothing at its path; a FileNotFoundError too
+    │   └── MissingStateError   it lacks what was asked for; a RuntimeError too
     └── RunDirectoryError   4   the run directory is in use, or another run's
 
 Every message is one thought: what is wrong, where, and the cure. They are shown without a traceback
@@ -84,6 +86,7 @@ DISK_CURES = {
     errno.EFBIG: "Raise the limit on the size of a file (ulimit -f).",
     errno.EIO: "Check the disk and its file system.",
     errno.EROFS: "The file system is read-only: check it and its disk, or mount it for writing.",
+    errno.EBUSY: "It is in use: try again later.",
     errno.ESTALE: "Check the file system and the server that it is mounted from.",
 }
 """What to do about errors of a disk, by errno; none of these is a fault of the program."""
@@ -191,6 +194,18 @@ class CheckpointError(TrainError):
     """No valid checkpoint where one was demanded, or where there are only damaged ones."""
 
     exit_code = ExitCode.NO_CHECKPOINT
+
+
+class NoCheckpointError(CheckpointError, FileNotFoundError):
+    """There is nothing at the path of a checkpoint."""
+
+    def __init__(self, what: str, *, where: str | None = None, cure: str | None = None) -> None:
+        super().__init__(what, where=where, cure=cure)
+        self.errno, self.filename = errno.ENOENT, where
+
+
+class MissingStateError(CheckpointError, RuntimeError):
+    """A checkpoint lacks what was asked for."""
 
 
 class RunDirectoryError(TrainError):

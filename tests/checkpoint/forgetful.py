@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.testing.faults import FaultyDisk
 
 PAGE = 4096
@@ -27,7 +28,8 @@ class ForgetfulDisk(FaultyDisk):
         self._content: dict[int, bytes] = {}
         """What is at rest of each file that has changed since, by its number."""
         self._renames: list[tuple[Path, Path]] = []
-        """Those that no fsync of the folder followed, oldest first."""
+        """Those that no fsync of the folder followed, oldest first; a swap is among them too."""
+        self._swaps: set[tuple[Path, Path]] = set()
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         self._remember(fd)
@@ -45,6 +47,11 @@ class ForgetfulDisk(FaultyDisk):
         super().rename(old, new)
         self._renames.append((old, new))
 
+    def exchange(self, first: Path, second: Path) -> None:
+        super().exchange(first, second)
+        self._renames.append((first, second))
+        self._swaps.add((first, second))
+
     def fsync_dir(self, path: Path) -> None:
         super().fsync_dir(path)
         self._renames = [(old, new) for old, new in self._renames if new.parent != path]
@@ -56,7 +63,9 @@ class ForgetfulDisk(FaultyDisk):
             if before is not None:
                 path.write_bytes(self._garbled(before, path.read_bytes()))
         for old, new in reversed(self._renames[self._random.randint(0, len(self._renames)) :]):
-            if new.exists() and old.parent.exists() and not old.exists():
+            if (old, new) in self._swaps:
+                Disk().exchange(old, new)
+            elif new.exists() and old.parent.exists() and not old.exists():
                 new.rename(old)
 
     def _remember(self, fd: int) -> None:

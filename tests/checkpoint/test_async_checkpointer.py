@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_a_failed_save_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> 
     saving = background.save(small_state(1), tmp_path / "step1")
     assert saving.staged.result(60) is None
     with pytest.raises(SaveError, match="No space left on device"):
-        saving.written.result(60)
+        saving.raise_failure()
     assert os.listdir(tmp_path) == []
     disk.full = False
     background.save(small_state(2), tmp_path / "step2").written.result(60)
@@ -135,10 +136,26 @@ def test_a_failed_save_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["step2"]
 
 
+@pytest.mark.parametrize("act", ["save", "close"])
+def test_the_next_call_raises_the_failure_that_nothing_has_raised_yet_and_once(tmp_path: Path, act: str) -> None:
+    disk = FullDisk()
+    background = on_disk(disk)
+    background.save(small_state(1), tmp_path / "step1")
+    background.drain()
+    disk.full = False
+    with pytest.raises(SaveError, match=r"step1.*Older checkpoints are intact"):
+        background.save(small_state(2), tmp_path / "step2") if act == "save" else background.close()
+    assert os.listdir(tmp_path) == []
+    background.save(small_state(2), tmp_path / "step2")
+    background.close()
+    assert os.listdir(tmp_path) == ["step2"]
+
+
 def test_a_save_whose_folder_cannot_be_made_fails_and_the_next_one_works(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     background = make_async_checkpointer()
-    assert isinstance(background.save(small_state(), tmp_path / "file" / "step1").written.exception(60), SaveError)
+    with pytest.raises(SaveError):
+        background.save(small_state(), tmp_path / "file" / "step1").raise_failure()
     background.save(small_state(), tmp_path / "step2").written.result(60)
     background.close()
 
@@ -154,7 +171,7 @@ def test_what_must_be_done_before_a_commit_is_done_and_where_it_fails_nothing_is
         raise OSError(errno.EIO, "Input/output error")
 
     with pytest.raises(SaveError, match="Input/output error"):
-        background.save(small_state(), tmp_path / "step2", before_commit=fail).written.result(60)
+        background.save(small_state(), tmp_path / "step2", before_commit=fail).raise_failure()
     assert os.listdir(tmp_path) == ["step1"]
     background.close()
 
@@ -165,8 +182,9 @@ def test_what_follows_a_commit_is_done_after_it_and_only_then(tmp_path: Path) ->
     for step in (1, 2):
         disk.full = step == 1
         path = tmp_path / f"step{step}"
-        background.save(small_state(), path, after_commit=lambda path=path: seen.append((path.name, path.exists())))
-        background.drain()
+        after = lambda path=path: seen.append((path.name, path.exists()))  # noqa: E731
+        with suppress(SaveError):
+            background.save(small_state(), path, after_commit=after).raise_failure()
     assert seen == [("step2", True)]
     background.close()
 

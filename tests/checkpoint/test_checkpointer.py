@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.save import CheckpointWriter
 from trainer_cli.checkpoint.snapshot_buffer import CopyStager, LiveStager
+from trainer_cli.checkpoint.storage import local
+from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.errors import CheckpointError, SaveError, UserError
@@ -38,7 +42,7 @@ class Awaited(AsyncCheckpointer):
     def save(self, *args, **kwargs):
         saving = super().save(*args, **kwargs)
         saving.staged.result(60)
-        saving.written.result(60)
+        saving.raise_failure()
         return saving
 
 
@@ -96,18 +100,95 @@ def test_a_saved_step_is_never_written_again(checkpointer, tmp_path, caplog):
     facts = CheckpointMetadata(run_id="r", step=5)
     checkpointer.save(small_state(5), tmp_path / "step5", metadata=facts)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "step5").iterdir()}
-    checkpointer.save(small_state(6), tmp_path / "step5", metadata=facts)
+    checkpointer.save(small_state(6), tmp_path / "step5", metadata=facts, overwrite=False)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "step5").iterdir()} == before
     assert "step5 is there already, and is not written again" in caplog.text
     assert os.listdir(tmp_path) == ["step5"]
 
 
-@pytest.mark.parametrize("facts", [CheckpointMetadata(run_id="other", step=5), CheckpointMetadata(run_id="r", step=6)])
-def test_another_valid_checkpoint_in_the_way_is_never_replaced(checkpointer, tmp_path, facts):
+@pytest.mark.parametrize(
+    "facts", [CheckpointMetadata(run_id="other", step=5), CheckpointMetadata(run_id="r", step=6), None]
+)
+def test_a_checkpoint_in_the_way_is_refused_where_none_may_be_replaced(checkpointer, tmp_path, facts):
     checkpointer.save(small_state(5), tmp_path / "step5", metadata=CheckpointMetadata(run_id="r", step=5))
     with pytest.raises(SaveError, match=r"another checkpoint is in the way.*step 5 of run r"):
-        checkpointer.save(small_state(6), tmp_path / "step5", metadata=facts)
+        checkpointer.save(small_state(6), tmp_path / "step5", metadata=facts, overwrite=False)
     assert same(dict(checkpointer.load(tmp_path / "step5")), small_state(5))
+
+
+def damage(path: Path) -> None:
+    (path / "rank0.json").write_bytes(b"other")
+
+
+def make_partial(path: Path) -> None:
+    (path / "manifest.json").unlink()
+
+
+def make_link(path: Path) -> None:
+    path.rename(path.parent / "target")
+    path.symlink_to("target")
+
+
+@pytest.mark.parametrize("change", [lambda path: None, damage, make_partial, make_link])
+@pytest.mark.parametrize("swaps", [True, False], ids=["swap", "two renames"])
+@pytest.mark.parametrize("kind", [SyncCheckpointer, Awaited])
+def test_a_path_that_is_saved_again_has_the_new_state(kind, tmp_path, monkeypatch, swaps, change):
+    if not swaps:
+        monkeypatch.setattr(Disk, "exchange", refuse_swap)
+    checkpointer = kind()
+    checkpointer.save(small_state(5), tmp_path / "last")
+    change(tmp_path / "last")
+    for step in (6, 7):
+        checkpointer.save(small_state(step), tmp_path / "last")
+        assert same(dict(make_sync_checkpointer().load(tmp_path / "last")), small_state(step))
+    checkpointer.close()
+    visible = {name for name in os.listdir(tmp_path) if not name.startswith(".aside.")}
+    assert visible == ({"last", "target"} if change is make_link else {"last"})
+    if change is make_link:
+        assert same(dict(make_sync_checkpointer().load(tmp_path / "target")), small_state(5))
+
+
+def refuse_swap(disk: Disk, first: Path, second: Path) -> None:
+    raise OSError(errno.EINVAL, "Invalid argument", str(first))
+
+
+def test_a_pinned_checkpoint_is_not_replaced(checkpointer, tmp_path):
+    checkpointer.save(small_state(5), tmp_path / "best")
+    LocalStorage(tmp_path).pin("best", pinned=True)
+    with pytest.raises(SaveError, match="is pinned, so it is not replaced"):
+        checkpointer.save(small_state(6), tmp_path / "best")
+    assert same(dict(checkpointer.load(tmp_path / "best")), small_state(5))
+
+
+@pytest.mark.parametrize("swaps", [True, False], ids=["swap", "two renames"])
+def test_who_loads_a_path_that_is_saved_again_gets_the_old_state_or_the_new(tmp_path, monkeypatch, swaps):
+    if not swaps:
+        monkeypatch.setattr(Disk, "exchange", refuse_swap)
+    writer, reader = make_async_checkpointer(), make_sync_checkpointer()
+    state = {"step": 0, "weights": torch.zeros(1000)}
+    writer.save(state, tmp_path / "last").raise_failure()
+    steps = [0]
+    for step in range(1, 15):
+        saving = writer.save({"step": step, "weights": torch.full((1000,), float(step))}, tmp_path / "last")
+        while not saving.written.done():
+            loaded = reader.load(tmp_path / "last")
+            assert torch.equal(loaded["weights"], torch.full((1000,), float(loaded["step"])))
+            steps.append(loaded["step"])
+    writer.close()
+    assert steps == sorted(steps)
+    assert os.listdir(tmp_path) == ["last"]
+
+
+def test_a_checkpoint_that_is_read_is_replaced_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_READERS_S", 0.05)
+    checkpointer = make_sync_checkpointer()
+    checkpointer.save({"step": 1}, tmp_path / "last")
+    with LocalStorage(tmp_path).reading("last"), pytest.raises(SaveError, match=r"being read.*It is in use: try again"):
+        checkpointer.save({"step": 2}, tmp_path / "last")
+    assert checkpointer.load(tmp_path / "last") == {"step": 1}
+    checkpointer.save({"step": 3}, tmp_path / "last")
+    assert checkpointer.load(tmp_path / "last") == {"step": 3}
+    assert os.listdir(tmp_path) == ["last"]
 
 
 def test_a_partial_folder_in_the_way_is_set_aside(checkpointer, tmp_path):
@@ -129,8 +210,10 @@ def test_what_cannot_be_saved_leaves_nothing(checkpointer, tmp_path):
 def test_no_checkpoint_is_reported_with_its_path(checkpointer, tmp_path, act):
     (tmp_path / "file").touch()
     for path in (tmp_path / "step9", tmp_path / "no" / "where", tmp_path / "file"):
-        with pytest.raises(CheckpointError, match=f"there is no checkpoint .{path}"):
+        with pytest.raises(CheckpointError, match=f"there is no checkpoint .{path}") as raised:
             getattr(checkpointer, act)(path)
+        assert isinstance(raised.value, FileNotFoundError)
+        assert (raised.value.errno, raised.value.filename) == (errno.ENOENT, str(path))
 
 
 def test_loading_into_a_state_fills_the_named_keys_alone_and_in_place(checkpointer, tmp_path):
@@ -152,8 +235,9 @@ def test_loading_into_a_state_fills_the_named_keys_alone_and_in_place(checkpoint
 def test_loading_strictly_refuses_what_is_missing_and_touches_nothing(checkpointer, tmp_path):
     checkpointer.save({"a": torch.ones(2)}, tmp_path / "step1")
     target = {"a": torch.zeros(2), "b": 1}
-    with pytest.raises(CheckpointError, match="the checkpoint lacks b"):
+    with pytest.raises(CheckpointError, match="the checkpoint lacks b") as raised:
         checkpointer.load(tmp_path / "step1", target, strict=True)
+    assert isinstance(raised.value, RuntimeError)
     assert target["a"].sum() == 0
     assert checkpointer.load(tmp_path / "step1", {"a": torch.zeros(2)}, strict=True).missing == []
 
@@ -188,6 +272,137 @@ def test_new_tensors_go_to_the_device_that_was_asked_for(checkpointer, tmp_path)
     assert loaded["model"]["weight"].is_meta
     assert loaded["model"]["weight"] is loaded["model"]["tied"]
     assert same(dict(checkpointer.load(tmp_path / "step1", default_map_location="cpu")), small_state())
+
+
+@pytest.mark.parametrize(
+    ("location", "device"),
+    [
+        (None, "cpu"), ("meta", "meta"), (torch.device("meta"), "meta"), ({"cpu": "meta"}, "meta"),
+        ({"cuda:0": "meta"}, "cpu"), ({}, "cpu"), (lambda storage, location: storage, "cpu"),
+        (lambda storage, location: None, "cpu"),
+        (lambda storage, location: torch.UntypedStorage(len(storage), device="meta"), "meta"),
+    ],
+)  # fmt: skip
+def test_new_tensors_go_where_a_map_location_of_torch_says(checkpointer, tmp_path, location, device):
+    checkpointer.save(small_state(), tmp_path / "step1")
+    loaded = checkpointer.load(tmp_path / "step1", default_map_location=location)
+    assert loaded["model"]["weight"].device.type == device
+    assert loaded["model"]["weight"] is loaded["model"]["tied"]
+    if device == "cpu":
+        assert same(dict(loaded), small_state())
+    else:
+        assert loaded["model"]["weight"].shape == small_state()["model"]["weight"].shape
+
+
+def test_the_function_of_a_map_location_gets_storage_and_device(checkpointer, tmp_path):
+    checkpointer.save({"a": torch.ones(2, 3), "b": torch.zeros(0)}, tmp_path / "step1")
+    calls: list[tuple[int, str]] = []
+    checkpointer.load(
+        tmp_path / "step1", default_map_location=lambda storage, location: calls.append((len(storage), location))
+    )
+    assert sorted(calls) == [(0, "cpu"), (24, "cpu")]
+
+
+def test_an_unknown_device_is_refused(checkpointer, tmp_path):
+    checkpointer.save({"a": torch.ones(2)}, tmp_path / "step1")
+    with pytest.raises(UserError, match="default_map_location is 'gpu'"):
+        checkpointer.load(tmp_path / "step1", default_map_location="gpu")
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        (torch.zeros(1, 2).expand(5, 2), "a/b is expanded here"),
+        (torch.zeros(2).expand(5, 2), "a/b is expanded here"),
+        (torch.zeros(5, 2).to_sparse(), "a/b is torch.sparse_coo here"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged), "a/b is a nested tensor"),
+    ],
+)
+def test_a_target_that_cannot_be_filled_is_refused_before_anything_is_touched(checkpointer, tmp_path, target, why):
+    checkpointer.save({"a": {"b": torch.ones(5, 2)}, "c": torch.ones(2)}, tmp_path / "step1")
+    state = {"c": torch.zeros(2), "a": {"b": target}}
+    with pytest.raises(CheckpointError, match=f"does not fit: {why}"):
+        checkpointer.load(tmp_path / "step1", state)
+    assert state["c"].sum() == 0
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_refused_with_its_owner_before_anything_is_written(checkpointer, tmp_path, layout):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about a prototype of torch
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    with pytest.raises(UnsavableState, match="model/x is a "):
+        checkpointer.save({"model": {"x": nested}}, tmp_path / "step1")
+    assert os.listdir(tmp_path) == []
+
+
+class Counting:
+    """A stager, writer and reader that count their calls and leave the work to the usual ones."""
+
+    def __init__(self) -> None:
+        self.stager, self.writer, self.reader = LiveStager(), CheckpointWriter(), CheckpointReader()
+        self.calls: list[str] = []
+        self.held_bytes = 0
+
+    def stage(self, *args: Any) -> Any:
+        self.calls.append("stage")
+        return self.stager.stage(*args)
+
+    def write(self, *args: Any, **named: Any) -> None:
+        self.calls.append("write")
+        self.writer.write(*args, **named)
+
+    def read(self, *args: Any, **named: Any) -> Any:
+        self.calls.append("read")
+        return self.reader.read(*args, **named)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class Talking(Counting):
+    """Takes arguments of its own."""
+
+    def stage(self, *args: Any, tag: str = "", **named: Any) -> Any:
+        self.calls.append(f"stage {tag}")
+        self.calls.append(f"staged with {sorted(named)}")
+        return self.stager.stage(*args)
+
+    def write(self, *args: Any, tag: str = "", level: int = 0, **named: Any) -> None:
+        self.calls.append(f"write {tag} {level} {sorted(named)}")
+        self.writer.write(*args, **{name: value for name, value in named.items() if name != "other"})
+
+    def read(self, *args: Any, depth: int = 0, **named: Any) -> Any:
+        self.calls.append(f"read {depth}")
+        return self.reader.read(*args, **named)
+
+
+@pytest.mark.parametrize("kind", [SyncCheckpointer, AsyncCheckpointer])
+def test_further_arguments_reach_the_parts_that_take_them(tmp_path: Path, kind: type[SyncCheckpointer]) -> None:
+    parts = Talking()
+    checkpointer = kind(stager=LiveStager(), writer=parts, reader=parts)
+    checkpointer.save({"x": 3}, tmp_path / "step1", level=2)
+    checkpointer.stager = parts
+    checkpointer.save({"x": 3}, tmp_path / "step2", tag="a", other=1)
+    assert checkpointer.load(tmp_path / "step1", depth=5) == {"x": 3}
+    checkpointer.close()
+    ours = "['before_commit', 'format', 'overwrite']"
+    theirs = "['before_commit', 'format', 'other', 'overwrite']"
+    staged = ["stage a", "staged with ['other']"]
+    assert parts.calls == [f"write  2 {ours}", *staged, f"write a 0 {theirs}", "read 5", "close"]
+
+
+@pytest.mark.parametrize("kind", [SyncCheckpointer, AsyncCheckpointer])
+def test_an_argument_that_no_part_takes_is_refused_before_anything_is_written(
+    tmp_path: Path, kind: type[SyncCheckpointer]
+) -> None:
+    checkpointer = kind()
+    with pytest.raises(TypeError, match="'overwrit', which is none of its stager and writer"):
+        checkpointer.save({"x": 3}, tmp_path / "step1", overwrit=False)
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(TypeError, match="'foo', which is none of its reader"):
+        checkpointer.load(tmp_path / "step1", foo=1)
+    checkpointer.close()
 
 
 def test_another_format_is_reported_apart(tmp_path):
@@ -292,35 +507,14 @@ def test_a_commit_hook_that_fails_fails_the_save(tmp_path: Path) -> None:
 def test_a_save_is_none_or_the_pair_of_its_futures(tmp_path: Path) -> None:
     assert make_sync_checkpointer().save({"x": 1}, tmp_path / "step1") is None
     checkpointer = make_async_checkpointer()
-    staged, written = checkpointer.save({"x": 1}, tmp_path / "step2")
+    saving = checkpointer.save({"x": 1}, tmp_path / "step2")
+    staged, written = saving
+    assert isinstance(saving, tuple)
+    assert (saving[0], saving[1], len(saving)) == (staged, written, 2)
     assert staged.done()
     assert written.result(timeout=60) is None
     assert (tmp_path / "step2/manifest.json").is_file()
     checkpointer.close()
-
-
-class Counting:
-    """A stager, writer and reader that count their calls and leave the work to the usual ones."""
-
-    def __init__(self) -> None:
-        self.stager, self.writer, self.reader = LiveStager(), CheckpointWriter(), CheckpointReader()
-        self.calls: list[str] = []
-        self.held_bytes = 0
-
-    def stage(self, *args: Any) -> Any:
-        self.calls.append("stage")
-        return self.stager.stage(*args)
-
-    def write(self, *args: Any, **named: Any) -> None:
-        self.calls.append("write")
-        self.writer.write(*args, **named)
-
-    def read(self, *args: Any, **named: Any) -> Any:
-        self.calls.append("read")
-        return self.reader.read(*args, **named)
-
-    def close(self) -> None:
-        self.calls.append("close")
 
 
 @pytest.mark.parametrize("kind", [SyncCheckpointer, AsyncCheckpointer])

@@ -34,7 +34,8 @@ def checkpointer_on(disk: Disk, attempt: int = 1) -> SyncCheckpointer:
 
 def save(root: Path, step: int, disk: Disk, attempt: int = 1) -> None:
     facts = CheckpointMetadata(run_id="run", attempt=attempt, step=step, files={"config.yaml": b"seed: 1\n"})
-    checkpointer_on(disk, attempt).save(small_state(step), root / f"step{step}", metadata=facts)
+    path = root / f"step{step}"
+    checkpointer_on(disk, attempt).save(small_state(step), path, metadata=facts, overwrite=False)
 
 
 def save_second(root: Path, disk: Disk) -> None:
@@ -59,13 +60,32 @@ def save_into_new_folder(root: Path, disk: Disk) -> None:
     save(root / "deep" / "down", 2, disk)
 
 
+def replace_second(root: Path, disk: Disk) -> None:
+    """A path that is given in Python has an older state."""
+    if not (root / "step2").exists():
+        checkpointer_on(Disk()).save(small_state(OLDER), root / "step2")
+    checkpointer_on(disk).save(small_state(2), root / "step2")
+
+
+def replace_second_by_two_renames(root: Path, disk: Disk) -> None:
+    """The file system swaps no names."""
+
+    def refuse(first: Path, second: Path) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(first))
+
+    disk.exchange = refuse  # type: ignore[method-assign]
+    replace_second(root, disk)
+
+
 def remove_second(root: Path, disk: Disk) -> None:
     if not (root / "step2").exists():
         save(root, 2, Disk())
     LocalStorage(root, disk=disk, run_id="run", attempt=1).remove("step2")
 
 
-ACTS = [save_second, save_over_partial, save_over_damaged, remove_second]
+OLDER = 7
+REPLACING = [replace_second, replace_second_by_two_renames]
+ACTS = [save_second, save_over_partial, save_over_damaged, remove_second, *REPLACING]
 
 
 def faulty(at: int | None = None, fault: Fault = Fault.error, **more: Any) -> FaultyDisk:
@@ -92,7 +112,13 @@ def check_all_is_well(root: Path, message: str) -> None:
     reader = checkpointer_on(Disk(), attempt=2)
     assert same(dict(reader.load(root / "step1")), small_state(1)), message
     second = entries.get("step2")
-    if second is not None and second.valid and "save_over_damaged" not in message:
+    if message.startswith("replace"):
+        assert second is not None, message
+        assert second.valid, message
+        loaded = dict(reader.load(root / "step2"))
+        assert same(loaded, small_state(2)) or same(loaded, small_state(OLDER)), message
+        LocalStorage(root).remove("step2")
+    elif second is not None and second.valid and "save_over_damaged" not in message:
         assert same(dict(reader.load(root / "step2")), small_state(2)), message
     LocalStorage(root, run_id="run", attempt=2).sweep()
     left = [hidden for name in os.listdir(root) if (hidden := parse_hidden(name)) is not None]
@@ -141,7 +167,7 @@ def test_a_kill_at_any_operation_loses_nothing(memory_path, act, fault):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what an open file holds is not reported")
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("act", [save_second, remove_second])
+@pytest.mark.parametrize("act", [save_second, remove_second, *REPLACING])
 def test_a_power_cut_at_any_operation_loses_nothing(memory_path, act, seed):
     planned = operations(act, memory_path / "planned")
     for at, operation in enumerate([*planned, "the end"], start=1):

@@ -50,13 +50,13 @@ def save(
         if not background:
             checkpointer = SyncCheckpointer(storage=storage)
             checkpointer.join(group)
-            checkpointer.save(state(group.rank), root / "step2", metadata=FACTS)
+            checkpointer.save(state(group.rank), root / "step2", metadata=FACTS, overwrite=False)
             return
         behind = AsyncCheckpointer(storage=storage)
         behind.join(group)
         live = state(group.rank)
         try:
-            saving = behind.save(live, root / "step2", metadata=FACTS)
+            saving = behind.save(live, root / "step2", metadata=FACTS, overwrite=False)
             live["model"]["a"].zero_()
             saving.raise_failure()
         finally:

@@ -23,7 +23,7 @@ from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimi
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.models.gpt import GPT
 from trainer_cli.parallel.fsdp import FSDP
-from trainer_cli.parallel.process_group import ProcessGroup, from_environment
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
 from trainer_cli.testing.faults import FaultyDisk
 
 MEGABYTE = 1 << 20
@@ -213,6 +213,29 @@ def failures(folder: Path, group: ProcessGroup) -> dict[str, Any]:
     return said
 
 
+def default_group(folder: Path, group: ProcessGroup) -> dict[str, Any]:
+    """Checkpointers that no group was given, in a program that has initialised torch's."""
+    loaded: dict[str, Any] = {}
+    for name, checkpointer in (("sync", SyncCheckpointer()), ("async", AsyncCheckpointer())):
+        path = folder / "default" / name
+        for number in range(2):
+            # The second replaces the first, which an asynchronous save commits then; `close` commits the second.
+            state = {"same": torch.full((3,), 5.0), "own": torch.full((2,), float(group.rank)), "number": number}
+            checkpointer.save({**state, "rank": group.rank}, path)
+        checkpointer.close()
+        target = {"own": torch.zeros(2), "rank": -1}
+        checkpointer.load(path, target, strict=True)
+        state = checkpointer.load(path)
+        loaded[name] = [state["rank"], state["own"].tolist(), state["same"].tolist(), state["number"], sorted(state)]
+        loaded[name] += [target["rank"], target["own"].tolist()]
+    alone = SyncCheckpointer(group=ALONE)
+    alone.save({"rank": group.rank}, folder / "default" / f"alone{group.rank}")
+    loaded["alone"] = alone.load(folder / "default" / f"alone{group.rank}")["rank"]
+    mixed = {"all": {"rank": group.rank, "weight": capture_model(Training(0).model)}}
+    loaded["mixed"] = failure(lambda: SyncCheckpointer().save(mixed, folder / "default" / "mixed"))
+    return loaded
+
+
 def memory(folder: Path, group: ProcessGroup) -> dict[str, int]:
     """What a save and a load add to the peak of this rank's memory, in bytes."""
     layer = nn.Linear(LARGE // 4 // 1024, 1024, bias=False)
@@ -246,6 +269,7 @@ def main(folder: Path) -> None:
     group = from_environment(os.environ, timeout_s=60)
     answers: dict[str, Any] = saves(folder, group)
     answers["layouts"] = layouts(folder, group)
+    answers["default group"] = default_group(folder, group)
     answers["memory"] = memory(folder, group)
     answers["failed"] = failures(folder, group)
     (folder / f"{group.rank}.json").write_text(json.dumps(answers))

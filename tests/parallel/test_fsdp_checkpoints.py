@@ -67,6 +67,29 @@ def test_divided_layers_come_back_in_any_layout(folder: Path, answers: list[dict
     assert compared == 5 * 3 * 20
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_without_a_group_given_the_ranks_of_torchs_own_save_together(
+    folder: Path, answers: list[dict[str, Any]], kind: str
+) -> None:
+    names = ["number", "own", "rank", "same"]
+    for rank in range(2):
+        own = [float(rank)] * 2
+        assert answers[rank]["default group"][kind] == [rank, own, [5.0] * 3, 1, names, rank, own]
+    state = make_sync_checkpointer().load(folder / "default" / kind)
+    assert [of_rank["rank"] for of_rank in state["ranks"]] == [0, 1]
+    manifest = make_sync_checkpointer().verify(folder / "default" / kind)
+    assert [name for of_file in manifest.shards.values() for name in of_file] == ["same"]
+
+
+def test_a_rank_can_save_alone_beside_torchs_group(answers: list[dict[str, Any]]) -> None:
+    assert [one["default group"]["alone"] for one in answers] == [0, 1]
+
+
+def test_other_values_beside_shared_tensors_are_refused(answers: list[dict[str, Any]]) -> None:
+    for one in answers:
+        assert "the ranks have different values under 'all', which also holds tensors" in one["default group"]["mixed"]
+
+
 def test_what_a_tensor_group_does_not_divide_is_written_once(folder: Path) -> None:
     manifest = make_sync_checkpointer().verify(folder / "layouts" / "0")
     assert (manifest.world_size, manifest.tensor_size) == (2, 2)

@@ -16,6 +16,7 @@ from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.schema import check_duration
 from trainer_cli.errors import ConfigError, SaveError, UserError
+from trainer_cli.parallel.process_group import ALONE
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.intervals import Interval
 from trainer_cli.trainer.progress import Progress
@@ -83,6 +84,7 @@ class SaveCheckpointState(Callback):
             return
         target = (self.folder if trainer.run_dir is None else trainer.run_dir / self.folder) / path.name
         metadata = CheckpointMetadata(
+            run_id=manifest.run_id,
             step=manifest.step,
             epoch=manifest.epoch,
             reason=f"{', '.join(self._options.states)} of {path}"[:500],
@@ -94,7 +96,7 @@ class SaveCheckpointState(Callback):
         )
         try:
             state = trainer.checkpointer.read(path, self._options.keys())
-            make_sync_checkpointer().save(state, target, metadata=metadata)
+            make_sync_checkpointer(group=ALONE).save(state, target, metadata=metadata, overwrite=False)
         except SaveError as error:
             log.error("%s; the training continues", error)
             return

@@ -27,7 +27,7 @@ from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.config.schema import CheckpointConfig
 from trainer_cli.errors import ConfigError, SaveError
 from trainer_cli.loggers.base import SAVES
-from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -268,6 +268,7 @@ class StateSaver:
                 trainer.checkpoint_state,
                 path,
                 metadata=metadata,
+                overwrite=False,
                 trained=_trained(trainer),
                 before_commit=trainer.metric_logger.make_durable,
                 # In the writer thread, before the save is done: nothing else reads the disk meanwhile.
@@ -282,12 +283,13 @@ class StateSaver:
             self.in_flight.written.add_done_callback(request_poll)
 
     def _write(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata, *, alone: bool = False) -> None:
-        checkpointer = make_sync_checkpointer(storage=self._storage_at) if alone else self.checkpointer
+        checkpointer = make_sync_checkpointer(storage=self._storage_at, group=ALONE) if alone else self.checkpointer
         with errors_of_save(metadata.step, path):
             checkpointer.save(
                 trainer.checkpoint_state,
                 path,
                 metadata=metadata,
+                overwrite=False,
                 trained=_trained(trainer),
                 before_commit=trainer.metric_logger.make_durable,
             )

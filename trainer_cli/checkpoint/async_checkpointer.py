@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, InFlightSave, Reader, State
+from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, InFlightSave, Reader, State, arguments_of_parts
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.group_save import GroupSave
 from trainer_cli.checkpoint.save import CheckpointMetadata, CommitHook, Writer, metadata_of, nothing
@@ -29,6 +29,7 @@ from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.checkpoint.writer_thread import WriterThread, run_now
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.errors import SaveError
+from trainer_cli.parallel.process_group import ProcessGroup
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         reader: Reader | None = None,
         commit_hook: CommitHook | None = None,
         thread: WriterThread | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(
             format=format,
@@ -71,6 +73,7 @@ class AsyncCheckpointer(FolderCheckpointer):
             writer=writer,
             reader=reader,
             commit_hook=commit_hook,
+            group=group,
         )
         self.thread = thread or WriterThread("checkpoint-writer")
         self._reports = thread is None
@@ -78,6 +81,8 @@ class AsyncCheckpointer(FolderCheckpointer):
             # The owner of a given thread ends it, and reports failures.
             atexit.register(_close_at_exit, weakref.ref(self))
         self._interrupted = False
+        self._last_save: InFlightSave | None = None
+        """The last save of a checkpointer that has no owner who ends it."""
 
     @property
     def timeout_s(self) -> float:
@@ -91,15 +96,20 @@ class AsyncCheckpointer(FolderCheckpointer):
         path: str | Path,
         *,
         metadata: CheckpointMetadata | None = None,
+        overwrite: bool = True,
         trained: Iterable[torch.Tensor] = (),
         before_commit: Callable[[], object] = nothing,
         after_commit: Callable[[], object] = nothing,
         after_write: Callable[[], object] = nothing,
+        **kwargs: Any,
     ) -> InFlightSave:
         """Save a tree as the checkpoint at `path`; all of it may change as soon as this returns.
 
+        The save before is ended first; if it failed and nothing has raised that yet, its failure is raised, and nothing
+        is saved.
+
         Args:
-            state_dict: as of `Checkpointer.save`.
+            state_dict, overwrite, kwargs: as of `Checkpointer.save`.
             trained: tensors of the state that must hold neither NaN nor infinity for the checkpoint to be finite.
             before_commit: called in the writing thread before the manifest is made; an OSError fails the save.
             after_commit: called in the writing thread after the commit; it raises nothing.
@@ -107,26 +117,54 @@ class AsyncCheckpointer(FolderCheckpointer):
                 not be. The other two are called by rank 0 in its main thread then.
 
         Raises:
+            SaveError: the save before failed.
             UnsavableState: naming the owner of what cannot be saved.
         """
+        stage, arguments = arguments_of_parts("save", kwargs, stager=self.stager.stage, writer=self.writer.write)
+        self._join_default_group()
         storage, name = self._place(path)
         metadata = metadata or metadata_of(name)
         self._interrupted = False
         self.drain()
-        stage = partial(self._stage, state_dict, trained)
+        self._end_last_save()
+        staging = partial(self._stage, state_dict, trained, stage)
         if self.group.world_size > 1:
-            together = self._group_save(storage, name, metadata, before_commit, after_commit, after_write)
-            return self._save_together(together, stage, path)
-        snapshot = stage()
+            together = self._group_save(
+                storage, name, metadata, before_commit, after_commit, after_write, overwrite=overwrite
+            )
+            saving = self._save_together(together, staging, path)
+        else:
+            snapshot = staging()
 
-        def write() -> None:
-            self.writer.write(storage, name, snapshot, metadata, format=self.format.name, before_commit=before_commit)
-            after_commit()
+            def write() -> None:
+                self.writer.write(
+                    storage,
+                    name,
+                    snapshot,
+                    metadata,
+                    format=self.format.name,
+                    overwrite=overwrite,
+                    before_commit=before_commit,
+                    **arguments,
+                )
+                after_commit()
 
-        written = run_now(write) if snapshot.image is None else self.thread.submit(write)
+            written = run_now(write) if snapshot.image is None else self.thread.submit(write)
+            saving = InFlightSave(as_path(path), metadata, written)
         if self._reports:
-            written.add_done_callback(partial(_report_failure, storage.location(name)))
-        return InFlightSave(as_path(path), metadata, written)
+            self._last_save = saving
+            saving.written.add_done_callback(partial(_report_failure, storage.location(name)))
+        return saving
+
+    def _end_last_save(self) -> None:
+        """Commit the save before with all ranks, or raise its failure, unless its owner has done so.
+
+        Raises:
+            SaveError: it failed.
+        """
+        saving, self._last_save = self._last_save, None
+        if saving is not None and not saving.ended:
+            saving.raise_failure()
 
     def _save_together(self, save: GroupSave, stage: Callable[[], Snapshot], path: str | Path) -> InFlightSave:
         """Begin a save with all ranks, and write this rank's files; `finish` of the result commits it."""
@@ -176,10 +214,17 @@ class AsyncCheckpointer(FolderCheckpointer):
         self._interrupted = True
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Finish the save in flight and free the memory."""
+        """Finish the save in flight and free the memory.
+
+        Raises:
+            SaveError: the save has failed, and nothing has raised that yet.
+        """
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         if self.thread.close(timeout_s):
-            super().close()
+            try:
+                self._end_last_save()
+            finally:
+                super().close()
         else:
             # The thread still reads the copy.
             log.warning("a checkpoint is still being written or deleted after %.0f s; no resume takes it", timeout_s)
@@ -189,7 +234,11 @@ def _close_at_exit(reference: weakref.ref[AsyncCheckpointer]) -> None:
     """Finish the save in flight before the process ends."""
     checkpointer = reference()
     if checkpointer is not None:
+        saving, checkpointer._last_save = checkpointer._last_save, None  # Its failure was logged.
         checkpointer.close()
+        if saving is not None and saving.finish is not None and not saving.ended:
+            # Other ranks may be gone, so that no collective commits it now.
+            log.error("%s is not committed, since close() was not called on all ranks", saving.path)
 
 
 def _report_failure(where: str, written: Future[None]) -> None:
@@ -203,6 +252,9 @@ def make_async_checkpointer(
     storage: Callable[[Path], Storage] | None = None,
     digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
     commit_hook: CommitHook | None = None,
+    group: ProcessGroup | None = None,
 ) -> AsyncCheckpointer:
-    """A checkpointer for use without a Trainer that writes in the background."""
-    return AsyncCheckpointer(format=format, storage=storage, digest=DigestAlgorithm(digest), commit_hook=commit_hook)
+    """A checkpointer for use without a Trainer that writes in the background; `group` as of `FolderCheckpointer`."""
+    return AsyncCheckpointer(
+        format=format, storage=storage, digest=DigestAlgorithm(digest), commit_hook=commit_hook, group=group
+    )

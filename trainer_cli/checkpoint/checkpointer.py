@@ -8,24 +8,26 @@ A save commits a complete checkpoint or nothing; a load returns what was saved o
 
 from __future__ import annotations
 
+import inspect
 import logging
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
 from trainer_cli.checkpoint.catalog import examine
-from trainer_cli.checkpoint.format.dtensor import Targets, distributed, local_of
+from trainer_cli.checkpoint.fill_state import MapLocation, compare, fill, move_tensors, new_values
+from trainer_cli.checkpoint.format.codec import encode
+from trainer_cli.checkpoint.format.dtensor import Targets, distributed, is_dtensor, local_of
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.format.registry import new_format
-from trainer_cli.checkpoint.format.sharded import ShardedFormat
+from trainer_cli.checkpoint.format.sharded import RANKS, ShardedFormat, digest_parts, keys_of_each
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_save import GroupSave
@@ -38,36 +40,47 @@ from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.schema import DigestAlgorithm
-from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.errors import CheckpointError, MissingStateError, NoCheckpointError, UserError
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup, default_group, default_ranks
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class InFlightSave:
-    """A save that a thread writes from a copy."""
+class InFlightSave(tuple[Future[None], Future[None]]):
+    """A save that a thread writes from a copy: the pair of its futures, staged and written.
+
+    Args:
+        path, metadata: of the checkpoint.
+        written: done once the checkpoint is committed, or the save has failed, with the exception. With several ranks:
+            once this rank's files are written, or could not be.
+        finish: with several ranks: commits what all have written, or raises what failed; each rank calls it in its main
+            thread.
+    """
+
+    def __new__(
+        cls,
+        path: Path,
+        metadata: CheckpointMetadata,
+        written: Future[None],
+        finish: Callable[[], None] | None = None,
+    ) -> Self:
+        # The state is copied before `save` returns, and may change.
+        staged: Future[None] = Future()
+        staged.set_result(None)
+        save = super().__new__(cls, (staged, written))
+        save.path, save.metadata, save.staged, save.written, save.finish = path, metadata, staged, written, finish
+        save.ended = False
+        return save
 
     path: Path
     metadata: CheckpointMetadata
+    staged: Future[None]
     written: Future[None]
-    """Done once the checkpoint is committed, or the save has failed, with the exception. With several ranks: once this
-    rank's files are written, or could not be."""
-    finish: Callable[[], None] | None = None
-    """With several ranks: commits what all have written, or raises what failed; each calls it in its main thread."""
-
-    @property
-    def staged(self) -> Future[None]:
-        """Done: the state is copied before `save` returns, and may change."""
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def __iter__(self) -> Iterator[Future[None]]:
-        """`staged, written = checkpointer.save(…)`."""
-        return iter((self.staged, self.written))
+    finish: Callable[[], None] | None
+    ended: bool
+    """Whether `raise_failure` was called: the save is committed, or its failure was raised."""
 
     def raise_failure(self) -> None:
         """Wait until the save has ended. With several ranks, every rank calls this.
@@ -75,9 +88,10 @@ class InFlightSave:
         Raises:
             SaveError: it failed.
         """
+        first, self.ended = not self.ended, True
         with errors_of_save(self.metadata.step, self.path):
             self.written.result()
-            if self.finish is not None:
+            if first and self.finish is not None:
                 self.finish()
 
 
@@ -94,12 +108,21 @@ class Checkpointer(ABC):
 
     @abstractmethod
     def save(
-        self, state_dict: State, path: str | Path, *, metadata: CheckpointMetadata | None = None
+        self,
+        state_dict: State,
+        path: str | Path,
+        *,
+        metadata: CheckpointMetadata | None = None,
+        overwrite: bool = True,
+        **kwargs: Any,
     ) -> InFlightSave | None:
-        """Save a tree as the checkpoint at `path`. A complete checkpoint that exists is not written again.
+        """Save a tree as the checkpoint at `path`.
 
         Args:
             state_dict: the tree, or a function that makes it; if that fails on one rank, no rank waits for it.
+            overwrite: True: a checkpoint that exists is replaced; it stays until the new one is committed. False: one
+                that exists is refused, except an intact one of the same run and step, which is left as it is.
+            kwargs: further arguments of the parts that save.
 
         None if the checkpoint is committed when this returns; else its futures, staged and written.
 
@@ -113,17 +136,25 @@ class Checkpointer(ABC):
         self,
         path: str | Path,
         state_dict: MutableMapping[str, Any] | None = None,
-        default_map_location: str | torch.device | None = None,
+        default_map_location: MapLocation = None,
         strict: bool = False,
+        **kwargs: Any,
     ) -> LoadedState:
         """Load the checkpoint at `path`: all of it, or into `state_dict` only the keys that it names.
 
         Tensors in `state_dict` are filled in place, other values replaced; names that the checkpoint lacks
-        are listed in the result's `missing`, or refused if `strict`. New tensors are on the CPU, or on
-        `default_map_location`. Damage, and what does not fit, is refused before anything is touched.
+        are listed in the result's `missing`, or refused if `strict`. Damage, and what does not fit, is refused before
+        anything is touched.
+
+        Args:
+            default_map_location: where new tensors go: a device, its name, or a mapping or function as `torch.load`
+                takes them. A checkpoint holds no devices: all its tensors are at "cpu". None: they stay there.
+            kwargs: further arguments of the part that reads.
 
         Raises:
-            CheckpointError: there is none, or it is damaged, or does not fit `state_dict`.
+            NoCheckpointError: there is none; a FileNotFoundError too.
+            MissingStateError: it lacks a name, and `strict`; a RuntimeError too.
+            CheckpointError: it is damaged, or does not fit `state_dict`. The other two are such errors too.
         """
 
     def join(self, group: ProcessGroup) -> None:
@@ -214,6 +245,8 @@ class FolderCheckpointer(Checkpointer):
         stager: makes what is written of a state.
         writer, reader: write and read checkpoints in a storage.
         commit_hook: is called around each commit.
+        group: the ranks that save together, each its part. By default those of torch's default group, if one is
+            initialised at the first save; what differs between them, each saves for itself. `ALONE`: this one alone.
     """
 
     def __init__(
@@ -226,6 +259,7 @@ class FolderCheckpointer(Checkpointer):
         writer: Writer | None = None,
         reader: Reader | None = None,
         commit_hook: CommitHook | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         self.format = new_format(format) if isinstance(format, str) else format
         self.stager = stager or LiveStager()
@@ -235,6 +269,9 @@ class FolderCheckpointer(Checkpointer):
         self._new_storage = storage or partial(open_storage, run_id=run_id)
         self._storages: dict[Path, Storage] = {}
         self.group: ProcessGroup = ALONE
+        self._joined = self._compares_ranks = False
+        if group is not None:
+            self.join(group)
 
     def storage(self, root: str | Path) -> Storage:
         """The storage of a folder of checkpoints, made once."""
@@ -247,26 +284,41 @@ class FolderCheckpointer(Checkpointer):
         self,
         path: str | Path,
         state_dict: MutableMapping[str, Any] | None = None,
-        default_map_location: str | torch.device | None = None,
+        default_map_location: MapLocation = None,
         strict: bool = False,
+        **kwargs: Any,
     ) -> LoadedState:
-        device = torch.device(default_map_location or "cpu")
-        tree = self.read(path, None if state_dict is None else list(state_dict))
+        (arguments,) = arguments_of_parts("load", kwargs, reader=self.reader.read)
+        tree = self._read_as_rank(path, None if state_dict is None else list(state_dict), arguments)
         if state_dict is None:
-            return LoadedState(_moved(tree, device, {}))
-        missing, faults = _compared(state_dict, tree, "")
+            return LoadedState(move_tensors(tree, default_map_location))
+        missing, faults = compare(state_dict, tree, "")
         where = str(as_path(path).absolute())
         if faults:
             raise CheckpointError(f"the checkpoint does not fit: {'; '.join(faults[:20])}", where=where)
         if missing:
             listed = ", ".join(missing[:20]) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
             if strict:
-                raise CheckpointError(f"the checkpoint lacks {listed}", where=where)
+                raise MissingStateError(f"the checkpoint lacks {listed}", where=where)
             logger.warning("%s lacks %s", where, listed)
-        _fill(state_dict, tree, device, {})
+        fill(state_dict, tree, move_tensors(new_values(state_dict, tree), default_map_location))
         return LoadedState(state_dict, missing)
 
+    def _read_as_rank(
+        self, path: str | Path, only: Collection[str] | None, arguments: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Read what this rank saved; without a group given, as a rank of torch's default group."""
+        ranks = default_ranks()
+        if not self._joined and ranks.world_size > 1 and isinstance(self.reader, CheckpointReader):
+            self.reader.format = ShardedFormat(ranks.rank, ranks.world_size)
+        storage, name = self._place(path)
+        tree = self._reading(storage, name, partial(self.reader.read, only=only, **arguments))
+        if not tree.get(RANKS, True):
+            del tree[RANKS]  # One process saved it.
+        return tree
+
     def join(self, group: ProcessGroup) -> None:
+        self._joined, self._compares_ranks = True, False
         if group.world_size == 1:
             return
         if not isinstance(self.format, TensorsFormat | ShardedFormat):
@@ -289,9 +341,41 @@ class FolderCheckpointer(Checkpointer):
             return self._reading(storage, name, partial(self.reader.read, only=only))
         return self._reading(storage, name, partial(self.reader.read, only=only, targets=targets))
 
-    def _stage(self, state: State, trained: Iterable[torch.Tensor]) -> Snapshot:
+    def _join_default_group(self) -> None:
+        """Save with torch's default group if no group was given. Collective."""
+        if not self._joined:
+            self.join(group := default_group())
+            self._compares_ranks = group.world_size > 1
+
+    def _stage(self, state: State, trained: Iterable[torch.Tensor], arguments: Mapping[str, Any]) -> Snapshot:
+        if self._compares_ranks:
+            state = self._compare_ranks(state)
         state = state() if callable(state) else state
-        return self.stager.stage(self.format, state, [local_of(one) for one in trained])
+        return self.stager.stage(self.format, state, [local_of(one) for one in trained], **arguments)
+
+    def _compare_ranks(self, state: State) -> Mapping[str, Any]:
+        """Have each rank save for itself what differs among them; the state. Collective."""
+        assert isinstance(self.format, ShardedFormat)
+        error: Exception | None = None
+        digests: dict[str, str] | None = None
+        try:
+            state = state() if callable(state) else state
+            digests = digest_parts(state)
+        except Exception as raised:
+            error = raised
+        reports = self.group.gather(digests)
+        if error is not None:
+            raise error
+        assert not callable(state)
+        # Where a rank has failed, the save fails on all of them.
+        self.format.per_rank = keys_of_each([report for report in reports if report is not None])
+        for key in self.format.per_rank:
+            if key in state and any(map(is_dtensor, encode({key: state[key]})[1].values())):
+                raise UserError(
+                    f"the ranks have different values under {key!r}, which also holds tensors that they share",
+                    cure="Give what differs a top-level key of its own.",
+                )
+        return state
 
     def _group_save(
         self,
@@ -301,6 +385,8 @@ class FolderCheckpointer(Checkpointer):
         before_commit: Callable[[], object],
         after_commit: Callable[[], object] = nothing,
         after_write: Callable[[], object] = nothing,
+        *,
+        overwrite: bool,
     ) -> GroupSave:
         assert isinstance(self.writer, CheckpointWriter)
         return GroupSave(
@@ -309,6 +395,7 @@ class FolderCheckpointer(Checkpointer):
             name,
             metadata,
             self.writer,
+            overwrite=overwrite,
             after_write=after_write,
             before_commit=before_commit,
             after_commit=after_commit,
@@ -363,7 +450,7 @@ class FolderCheckpointer(Checkpointer):
         except (FileNotFoundError, NotADirectoryError):
             if name in storage.names():
                 raise DamagedCheckpoint("the checkpoint has no manifest, so it is partial", where=where) from None
-            raise CheckpointError("there is no checkpoint", where=where) from None
+            raise NoCheckpointError("there is no checkpoint", where=where) from None
         except OSError as error:
             raise DamagedCheckpoint(f"the checkpoint cannot be read: {error}", where=where) from error
 
@@ -377,21 +464,33 @@ class SyncCheckpointer(FolderCheckpointer):
         path: str | Path,
         *,
         metadata: CheckpointMetadata | None = None,
+        overwrite: bool = True,
         trained: Iterable[torch.Tensor] = (),
         before_commit: Callable[[], object] = nothing,
+        **kwargs: Any,
     ) -> None:
         """As `Checkpointer.save`; `trained` is that of `Stager.stage`, `before_commit` that of `Writer.write`."""
+        stage, write = arguments_of_parts("save", kwargs, stager=self.stager.stage, writer=self.writer.write)
+        self._join_default_group()
         storage, name = self._place(path)
         metadata = metadata or metadata_of(name)
-        stage = partial(self._stage, state_dict, trained)
+        staging = partial(self._stage, state_dict, trained, stage)
         if self.group.world_size > 1:
-            together = self._group_save(storage, name, metadata, before_commit)
-            if together.begin(stage):
+            together = self._group_save(storage, name, metadata, before_commit, overwrite=overwrite)
+            if together.begin(staging):
                 together.write()
                 together.finish()
             return
-        snapshot = stage()
-        self.writer.write(storage, name, snapshot, metadata, format=self.format.name, before_commit=before_commit)
+        self.writer.write(
+            storage,
+            name,
+            staging(),
+            metadata,
+            format=self.format.name,
+            overwrite=overwrite,
+            before_commit=before_commit,
+            **write,
+        )
 
 
 def make_sync_checkpointer(
@@ -400,9 +499,34 @@ def make_sync_checkpointer(
     storage: Callable[[Path], Storage] | None = None,
     digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
     commit_hook: CommitHook | None = None,
+    group: ProcessGroup | None = None,
 ) -> SyncCheckpointer:
-    """A checkpointer for use without a Trainer."""
-    return SyncCheckpointer(format=format, storage=storage, digest=DigestAlgorithm(digest), commit_hook=commit_hook)
+    """A checkpointer for use without a Trainer; `group` as of `FolderCheckpointer`."""
+    return SyncCheckpointer(
+        format=format, storage=storage, digest=DigestAlgorithm(digest), commit_hook=commit_hook, group=group
+    )
+
+
+def arguments_of_parts(
+    method: str, kwargs: Mapping[str, Any], **parts: Callable[..., object]
+) -> tuple[dict[str, Any], ...]:
+    """The further arguments of a method that each of these methods of its parts takes.
+
+    Raises:
+        TypeError: none of them takes one.
+    """
+    if not kwargs:
+        return tuple({} for _ in parts)
+    parameters = [inspect.signature(part).parameters for part in parts.values()]
+    takes_all = [any(one.kind is one.VAR_KEYWORD for one in taken.values()) for taken in parameters]
+    arguments = tuple(
+        {name: value for name, value in kwargs.items() if takes_any or name in taken}
+        for takes_any, taken in zip(takes_all, parameters, strict=True)
+    )
+    if unknown := [name for name in kwargs if not any(name in taken for taken in arguments)]:
+        what = f"{method}() got an unexpected argument {unknown[0]!r}"
+        raise TypeError(f"{what}, which is none of its {' and '.join(parts)}")
+    return arguments
 
 
 def _examined(storage: Storage, name: str) -> Manifest:
@@ -410,57 +534,3 @@ def _examined(storage: Storage, name: str) -> Manifest:
     if manifest is None or problem is not None:
         raise DamagedCheckpoint(f"the checkpoint is not valid: {problem}", where=storage.location(name))
     return manifest
-
-
-def _moved(value: Any, device: torch.device, done: dict[int, torch.Tensor]) -> Any:
-    """The tree with its tensors on a device; tied ones stay tied. `done` maps ids of moved tensors to the results."""
-    if isinstance(value, torch.Tensor):
-        return done.setdefault(id(value), value.to(device))
-    if isinstance(value, dict):
-        moved = type(value)()
-        moved |= {key: _moved(one, device, done) for key, one in value.items()}
-        return moved
-    if type(value) in (list, tuple):
-        return type(value)(_moved(one, device, done) for one in value)
-    return value
-
-
-def _compared(target: Mapping[Any, Any], tree: Mapping[Any, Any], path: str) -> tuple[list[str], list[str]]:
-    """The names that the tree lacks, and the tensors that do not fit the target."""
-    missing: list[str] = []
-    faults: list[str] = []
-    for key, value in target.items():
-        place = f"{path}{key}"
-        if key not in tree:
-            missing.append(place)
-            continue
-        found = tree[key]
-        if isinstance(value, Mapping) and isinstance(found, Mapping):
-            more_missing, more_faults = _compared(value, found, f"{place}/")
-            missing += more_missing
-            faults += more_faults
-        elif isinstance(value, torch.Tensor) and (fault := _misfit(value, found)):
-            faults.append(f"{place} {fault}")
-    return missing, faults
-
-
-def _misfit(wanted: torch.Tensor, found: Any) -> str | None:
-    if not isinstance(found, torch.Tensor):
-        return f"is a tensor here, but a {type(found).__name__} there"
-    here, there = (wanted.dtype, tuple(wanted.shape)), (found.dtype, tuple(found.shape))
-    return None if here == there else f"is {here[0]} of shape {here[1]} here, but {there[0]} of {there[1]} there"
-
-
-def _fill(
-    target: MutableMapping[Any, Any], tree: Mapping[Any, Any], device: torch.device, done: dict[int, torch.Tensor]
-) -> None:
-    for key, value in target.items():
-        if key not in tree:
-            continue
-        if isinstance(value, torch.Tensor):
-            with torch.no_grad():
-                value.copy_(tree[key])
-        elif isinstance(value, MutableMapping) and isinstance(tree[key], Mapping):
-            _fill(value, tree[key], device, done)
-        else:
-            target[key] = _moved(tree[key], device, done)

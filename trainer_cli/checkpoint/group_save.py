@@ -36,6 +36,7 @@ class GroupSave:
     """The save of one step. Every rank makes one and calls `begin`, then `write` if that says so, then `finish`.
 
     Args:
+        overwrite: as of `Checkpointer.save`.
         after_write: called by every rank, in the thread that writes, when its files are written or could not be.
         before_commit: called by rank 0 when all files are there; an OSError fails the save.
         after_commit: called by rank 0 after the commit; it raises nothing.
@@ -49,6 +50,7 @@ class GroupSave:
         metadata: CheckpointMetadata,
         writer: CheckpointWriter,
         *,
+        overwrite: bool,
         after_write: Callable[[], object],
         before_commit: Callable[[], object],
         after_commit: Callable[[], object],
@@ -56,7 +58,7 @@ class GroupSave:
         self.group, self.storage, self.name = group, storage, name
         self.metadata = replace(metadata, world_size=group.world_size, tensor_size=group.tensor_size)
         self.where = storage.location(name)
-        self._writer = writer
+        self._writer, self._overwrite = writer, overwrite
         self._after_write, self._before_commit, self._after_commit = after_write, before_commit, after_commit
         self._stack = ExitStack()
         """Of rank 0: removes the hidden folder unless it was published."""
@@ -81,9 +83,9 @@ class GroupSave:
             # First, since it may have collectives of callbacks.
             self._snapshot = stage()
             if self.group.is_main:
-                there = is_saved(self.storage, self.name, self.metadata)
+                there = is_saved(self.storage, self.name, self.metadata, overwrite=self._overwrite)
                 if not there:
-                    staged = self.storage.writing(self.name, digest=self._writer.digest)
+                    staged = self.storage.writing(self.name, digest=self._writer.digest, replace=self._overwrite)
                     self._folder = self._stack.enter_context(staged)
         except Exception as raised:
             error = raised

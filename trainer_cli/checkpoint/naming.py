@@ -17,6 +17,8 @@ MODEL_CONFIG_FILE = "config.json"
 """What from_pretrained of transformers needs beside the weights."""
 REMOVED_PREFIX = ".removed."
 """Prefix of the manifest's name after the removal of its folder has begun."""
+REPLACED_PREFIX = ".replaced."
+"""Prefix of the name of a checkpoint that another one is about to replace, where names cannot be swapped."""
 SUPERSEDED_PREFIX = ".superseded."
 """Prefix of a replaced manifest: readers that opened it before hold a lock on it."""
 

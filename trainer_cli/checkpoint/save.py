@@ -143,13 +143,14 @@ class Writer(Protocol):
         metadata: CheckpointMetadata,
         *,
         format: str,
+        overwrite: bool = True,
         before_commit: Callable[[], object] = nothing,
     ) -> None:
-        """Write a snapshot as the checkpoint of this name, and commit it. An intact checkpoint of the same run and
-        step is left as it is.
+        """Write a snapshot as the checkpoint of this name, and commit it.
 
         Args:
             format: the name of the snapshot's format, for the manifest.
+            overwrite: as of `Checkpointer.save`.
             before_commit: called when the files are written, before the manifest is made; an OSError fails the save.
 
         Raises:
@@ -180,15 +181,16 @@ class CheckpointWriter:
         metadata: CheckpointMetadata,
         *,
         format: str,
+        overwrite: bool = True,
         before_commit: Callable[[], object] = nothing,
     ) -> None:
         where = storage.location(name)
         try:
-            if is_saved(storage, name, metadata):
+            if is_saved(storage, name, metadata, overwrite=overwrite):
                 storage.fsync_names()
                 logger.info("%s is there already, and is not written again", where)
                 return
-            with storage.writing(name, digest=self.digest) as folder:
+            with storage.writing(name, digest=self.digest, replace=overwrite) as folder:
                 own = write(folder, snapshot, metadata.files)
                 before_commit()
                 if self.commit_hook is not None:
@@ -205,9 +207,24 @@ class CheckpointWriter:
         logger.debug("saved %s (%s)", where, metadata.reason)
 
 
-def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata) -> bool:
-    """Whether an intact checkpoint of the same run and step is there; a damaged one is quarantined."""
+def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata, *, overwrite: bool) -> bool:
+    """Whether nothing is to be written, since an intact checkpoint of the same run and step is there.
+
+    Args:
+        overwrite: False: what is there is not replaced. A damaged one is quarantined.
+
+    Raises:
+        SaveError: a checkpoint is there that may not be replaced.
+    """
     if storage.peek(name, MANIFEST_FILE) is None:
+        return False
+    if overwrite:
+        if storage.is_pinned(name):
+            raise SaveError(
+                "the checkpoint that is there is pinned, so it is not replaced",
+                where=storage.location(name),
+                cure="Unpin it (train ckpt unpin), or save to another path.",
+            )
         return False
     manifest, problem = examine(storage, name)
     if manifest is not None and problem is None:
@@ -219,7 +236,7 @@ def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata) -> bool:
     if manifest is None or problem is not None:
         storage.quarantine(name, problem or "it has no manifest")
         return False
-    if (manifest.run_id, manifest.step) == (metadata.run_id, metadata.step):
+    if metadata.run_id and (manifest.run_id, manifest.step) == (metadata.run_id, metadata.step):
         return True
     raise SaveError(
         "another checkpoint is in the way: it is valid, so it is not replaced. "

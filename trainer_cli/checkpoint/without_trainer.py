@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -20,6 +19,7 @@ from trainer_cli.checkpoint.naming import step_within
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.parallel.process_group import ALONE
 
 _OWN = ("model", "optimizer", "lr_scheduler", "epoch")
 
@@ -32,7 +32,8 @@ def save_checkpoint(
     lr_scheduler: Any = None,
     **kwargs: Any,
 ) -> None:
-    """Save a training as the checkpoint at `path`, durably: a folder, or a URL of an object store.
+    """Save a training as the checkpoint at `path`, durably: a folder, or a URL of an object store. A checkpoint that is
+    there is replaced, and stays until the new one is committed; in a store it is refused.
 
     Args:
         path: `step100` and the like are found by `latest_checkpoint`.
@@ -41,7 +42,7 @@ def save_checkpoint(
         kwargs: more to save: numbers, texts, tensors, and containers of them.
 
     Raises:
-        SaveError: nothing was saved, or another checkpoint is there.
+        SaveError: nothing was saved; what was there before still is.
         UserError: something cannot be saved; it is named.
     """
     if taken := sorted(set(_OWN) & set(kwargs)):
@@ -55,10 +56,9 @@ def save_checkpoint(
     }
     if lr_scheduler is not None:
         state["lr_scheduler"] = lr_scheduler.state_dict()
-    # An id of its own: another save is never taken for this one.
-    metadata = CheckpointMetadata(run_id=uuid.uuid4().hex[:12], step=step_within(path.name) or 0, epoch=epoch)
+    metadata = CheckpointMetadata(step=step_within(path.name) or 0, epoch=epoch)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    make_sync_checkpointer().save(state, path, metadata=metadata, trained=trained)
+    make_sync_checkpointer(group=ALONE).save(state, path, metadata=metadata, trained=trained)
 
 
 def load_checkpoint(

@@ -5,6 +5,7 @@ torchrun or Slurm's srun starts them (`parallel/ranks.py`). One process alone (`
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +27,8 @@ _TOGETHER, _DONE = "together", "done"
 _FAILURES = "trainer_cli/failures"
 _COMES_IN_S = 5.0
 """How long a rank may take to report a failure after another."""
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+"""As torch's own."""
 _LONGEST = 2000
 """Characters of an error for other ranks."""
 
@@ -132,6 +135,21 @@ class ProcessGroup:
 
 
 ALONE = ProcessGroup()
+
+
+def default_ranks() -> Ranks:
+    """Which rank of torch's default group this is; that of one process where no such group is initialised."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return Ranks()
+    return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def default_group() -> ProcessGroup:
+    """The ranks of torch's default group, which another program has initialised; `ALONE` without one. Collective."""
+    ranks = default_ranks()
+    # The store serves reports of lost ranks, which are those of `train` alone.
+    return ALONE if ranks.world_size == 1 else _Several(ranks, None, _DEFAULT_TIMEOUT)
 
 
 def _in_short(error: BaseException) -> str:

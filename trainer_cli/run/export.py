@@ -19,6 +19,7 @@ from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.naming import CONFIG_FILE, MODEL_CONFIG_FILE
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.parallel.process_group import ALONE
 from trainer_cli.run.recover import config_of, small_file
 from trainer_cli.run.select import run_holding
 
@@ -158,7 +159,8 @@ def _save(weights: Weights, source: Path, output: Path, reason: str) -> Written:
     state: dict[str, Any] = {"model": dict(weights)}
     if manifest is not None and manifest.progress:
         state["progress"] = dict(manifest.progress)
-    make_sync_checkpointer().save(state, output, metadata=_metadata(source, manifest, reason))
+    metadata = _metadata(source, manifest, reason)
+    make_sync_checkpointer(group=ALONE).save(state, output, metadata=metadata, overwrite=False)
     size_bytes = sum(file.stat().st_size for file in output.iterdir())
     return Written(output, len(weights), size_bytes)
 

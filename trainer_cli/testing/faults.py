@@ -66,6 +66,9 @@ class FaultyDisk(Disk):
 
         return self._do("write", fd, lambda: super(FaultyDisk, self).write(fd, data, offset), half)
 
+    def exchange(self, first: Path, second: Path) -> None:
+        self._do("exchange", second, lambda: super(FaultyDisk, self).exchange(first, second))
+
     def link(self, old: Path, new: Path) -> None:
         self._do("link", new, lambda: super(FaultyDisk, self).link(old, new))
 

@@ -471,12 +471,11 @@ class Trainer(Recording, Requests):
         return state
 
     def save_checkpoint(self, path: str | Path) -> Path:
-        """Save the present state as the checkpoint at `path`, durably. Not for this run's own folder of checkpoints,
-        where the CheckpointerCallback saves and removes.
+        """Save the present state as the checkpoint at `path`, durably; one that is there is replaced. Not for this
+        run's own folder of checkpoints, where the CheckpointerCallback saves and removes.
 
         Raises:
-            SaveError: nothing was committed.
-            UserError: there is a checkpoint of another state.
+            SaveError: nothing was committed; what was there before still is.
         """
         path = as_path(path)
         metadata = CheckpointMetadata(

@@ -176,8 +176,9 @@ def _code_of(name: str, leaf: Leaf, shapes_only: bool) -> tuple[str, int]:
         raise UnsavableState(f"{name} is a {kind}, which cannot be saved in a checkpoint")
     absent = leaf.is_meta and not shapes_only
     found = _CODES.get(leaf.dtype)
-    if leaf.layout is not torch.strided or leaf.is_quantized or absent or found is None:
-        place = "a tensor without memory" if absent else f"a tensor of {leaf.dtype}, {leaf.layout}"
+    if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized or absent or found is None:
+        place = f"a tensor of {leaf.dtype}, {'nested' if leaf.is_nested else leaf.layout}"
+        place = "a tensor without memory" if absent else place
         raise UnsavableState(f"{name} is {place}, which cannot be saved in a checkpoint")
     return found
 

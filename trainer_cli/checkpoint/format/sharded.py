@@ -15,7 +15,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +42,9 @@ from trainer_cli.checkpoint.format.header import (
     tensor_file,
 )
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest, new_digest
 from trainer_cli.checkpoint.shards import PER_RANK, Shard, runs, spread, why_incomplete
+from trainer_cli.config.schema import DigestAlgorithm
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.interfaces import ReadableFolder
@@ -67,10 +68,12 @@ class ShardedFormat:
 
     def __init__(self, rank: int, world_size: int, tensor_size: int = 1) -> None:
         self.rank, self.world_size, self.tensor_size = rank, world_size, tensor_size
+        self.per_rank: Collection[str] = PER_RANK
+        """The top-level keys of a state that every rank saves for itself, the same on all ranks."""
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
-        own = encode_own({key: tree[key] for key in PER_RANK if key in tree})
-        text, tensors = codec.encode({key: value for key, value in tree.items() if key not in PER_RANK})
+        own = encode_own({key: value for key, value in tree.items() if key in self.per_rank})
+        text, tensors = codec.encode({key: value for key, value in tree.items() if key not in self.per_rank})
         text = text if self.rank == 0 else b""
         layout = lay_out_rank(
             text, tensors, self.rank, self.world_size, tensor_size=self.tensor_size, shapes_only=shapes_only
@@ -139,6 +142,33 @@ def lay_out_rank(
                 own[name], shards[name] = part.leaf, part.shard
     written = {alias: name for alias, name in aliases.items() if name in shards}
     return replace(lay_out(text, own, shapes_only=shapes_only), rank=rank, parts=shards, aliases=written)
+
+
+def digest_parts(state: Mapping[str, Any]) -> dict[str, str]:
+    """For each top-level key of a state a digest of its values, by which ranks learn whether theirs are equal.
+    DTensors, of which each rank has a part, are left out.
+
+    Raises:
+        UnsavableState: naming the owner of what cannot be saved.
+    """
+    digests = {}
+    for key, value in state.items():
+        text, leaves = codec.encode({key: value})
+        digest = new_digest(DigestAlgorithm.xxh3_128)
+        digest.update(text)
+        for name, leaf in leaves.items():
+            if not is_dtensor(leaf):
+                lay_out(b"", {name: leaf})  # Refuses what has no bytes.
+                digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+                digest.update(bytes_of(leaf).data)
+        digests[key] = digest.hexdigest()
+    return digests
+
+
+def keys_of_each(digests: Sequence[Mapping[str, str]]) -> list[str]:
+    """The top-level keys whose values differ among ranks, by the `digest_parts` of each."""
+    keys = dict.fromkeys(key for of_rank in digests for key in of_rank)
+    return [key for key in keys if len({of_rank.get(key) for of_rank in digests}) > 1]
 
 
 def why_uncovered(
@@ -245,7 +275,7 @@ def read_sharded(
                 _read_parts(folder, manifest, file, here)
         found = {name: _finished(folder, manifest, name, one) for name, one in wanted.items()}
         tree = decoder.tree({name: found[stored[name]] for name in decoder.wanted})
-        if only is None or any(key in PER_RANK for key in only):
+        if only is None or any(key not in tree for key in only):
             tree |= _own_states(folder, manifest, only, rank, group)
         return tree
     except codec.Undecodable as error:

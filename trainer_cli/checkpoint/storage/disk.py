@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from os import stat_result
 from pathlib import Path
 
@@ -16,6 +18,10 @@ StrPath = str | Path
 REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 """Errors of a file system that does not offer an operation."""
 _NOT_OFFERED = (*REFUSED, errno.ENOLCK)
+_AT_FDCWD = -100
+"""Paths are relative to the current directory."""
+_SWAP = 2
+"""RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS."""
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _NO_CACHE = getattr(fcntl, "F_NOCACHE", None)
 
@@ -109,6 +115,16 @@ class Disk:
         """Give a file or folder another name, all at once."""
         os.rename(old, new)
 
+    def exchange(self, first: Path, second: Path) -> None:
+        """Swap the names of two files or folders, all at once. An errno of `REFUSED` where that is not offered."""
+        swap = _swap()
+        if swap is None:
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), str(first))
+        if swap(os.fsencode(first), os.fsencode(second)):
+            number = ctypes.get_errno()
+            # A kernel without the call offers it on no file system.
+            raise OSError(errno.ENOTSUP if number == errno.ENOSYS else number, os.strerror(number), str(first))
+
     def link(self, old: Path, new: Path) -> None:
         """Give a file a second name, where the file system offers that."""
         try:
@@ -151,3 +167,18 @@ class Disk:
         """How many bytes this user can still write there."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+
+@cache
+def _swap() -> Callable[[bytes, bytes], int] | None:
+    """The system's call that swaps two names, which Python does not offer; None where the C library has none."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if hasattr(library, "renameat2"):
+        call = library.renameat2
+        call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+        return lambda first, second: int(call(_AT_FDCWD, first, _AT_FDCWD, second, _SWAP))
+    if hasattr(library, "renamex_np"):
+        call = library.renamex_np
+        call.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint]
+        return lambda first, second: int(call(first, second, _SWAP))
+    return None

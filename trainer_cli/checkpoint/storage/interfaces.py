@@ -89,12 +89,12 @@ class Storage(Protocol):
         ...
 
     def writing(
-        self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
+        self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128, replace: bool = False
     ) -> AbstractContextManager[StagedFolder]:
         """A new hidden folder, which is removed on exit unless it was published.
 
-        A folder of that name with a manifest is never replaced (FileExistsError); one without is partial, and
-        quarantined.
+        A folder of that name with a manifest is in the way (FileExistsError), or is replaced if `replace`: it stays,
+        whole, until the new one has its name. One without a manifest is partial, and quarantined.
         """
         ...
 

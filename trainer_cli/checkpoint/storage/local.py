@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from pathlib import Path
 from trainer_cli.checkpoint.naming import (
     MANIFEST_FILE,
     PINNED_FILE,
+    REPLACED_PREFIX,
     SUPERSEDED_PREFIX,
     Hidden,
     HiddenName,
@@ -24,7 +26,7 @@ from trainer_cli.checkpoint.naming import (
     parse_hidden,
     removed_marker,
 )
-from trainer_cli.checkpoint.storage.disk import Disk, StrPath
+from trainer_cli.checkpoint.storage.disk import REFUSED, Disk, StrPath
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
 from trainer_cli.checkpoint.storage.interfaces import UnsyncedError
 from trainer_cli.config.schema import DigestAlgorithm
@@ -32,6 +34,11 @@ from trainer_cli.config.schema import DigestAlgorithm
 logger = logging.getLogger(__name__)
 
 _LARGEST_PEEK = 64 * 1024 * 1024
+_LOOK_AGAIN_S = 0.005
+_REMOVAL_S = 2.0
+"""How long a reader waits for a removal or a replacement, which are a few operations of the disk."""
+_READERS_S = 60.0
+"""How long a replacement waits for those who read what it replaces."""
 
 
 class LocalStorage:
@@ -72,6 +79,8 @@ class LocalStorage:
             found = self.disk.listdir(self.root)
         except FileNotFoundError:
             return []
+        replaced = [name.removeprefix(REPLACED_PREFIX) for name in found if name.startswith(REPLACED_PREFIX)]
+        found += [name for name in replaced if is_plain(name) and self._finish_replacement(name) and name not in found]
         return [name for name in found if is_plain(name) and self._is_folder(f"{self.root}/{name}")]
 
     def location(self, name: str) -> str:
@@ -79,16 +88,19 @@ class LocalStorage:
 
     @contextmanager
     def writing(
-        self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
+        self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128, replace: bool = False
     ) -> Iterator[LocalWritableFolder]:
         final = self._path(name)
         self._fsync_root()
-        self._refuse_existing(final)
+        self._finish_replacement(name)
+        if not replace:
+            self._refuse_existing(final)
         staging = self._hidden(Hidden.tmp, name)
         self._staged.add(staging.name)
         try:
             self.disk.mkdir(staging)
-            yield LocalWritableFolder(staging, self.disk, digest, partial(self._publish, staging, name))
+            publish = partial(self._replace if replace else self._publish, staging, name)
+            yield LocalWritableFolder(staging, self.disk, digest, publish)
         finally:
             if staging.name in self._staged:
                 self._discard_quietly(staging)
@@ -103,16 +115,25 @@ class LocalStorage:
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
         path = self._path(name)
+        until = time.monotonic() + _REMOVAL_S
         while True:
-            fd = self.disk.open(path / MANIFEST_FILE)
+            try:
+                fd = self.disk.open(path / MANIFEST_FILE)
+            except FileNotFoundError:
+                if not self._finish_replacement(name):
+                    raise
+                time.sleep(_LOOK_AGAIN_S)
+                continue
             try:
                 locked = self.disk.lock(fd, exclusive=False)
                 if not self._is_same(fd, path / MANIFEST_FILE):
-                    continue  # It was amended or removed since it was opened.
-                if not locked:
+                    continue  # It was amended, replaced or removed since it was opened.
+                if locked:
+                    yield LocalReadableFolder(path, self.disk)
+                    return
+                if time.monotonic() > until:
                     raise FileNotFoundError(errno.ENOENT, "The checkpoint is just being removed", str(path))
-                yield LocalReadableFolder(path, self.disk)
-                return
+                time.sleep(_LOOK_AGAIN_S)
             finally:
                 self.disk.close(fd)
 
@@ -158,6 +179,7 @@ class LocalStorage:
                     self._told_links.add(name)
                     logger.warning("%s is a symbolic link, so it is not removed", path)
                 return False
+            self._finish_replacement(name)
             with ExitStack() as stack:
                 if not self._keep_readers_out(path, stack):
                     return False
@@ -203,6 +225,7 @@ class LocalStorage:
 
     def quarantine(self, name: str, why: str) -> str:
         path = self._path(name)
+        self._finish_replacement(name)
         hidden = self._hidden(Hidden.quarantined, name)
         self.disk.rename(path, hidden)
         self.disk.fsync_dir(self.root)
@@ -254,6 +277,79 @@ class LocalStorage:
         self.disk.rename(staging, self._path(name))
         self._staged.discard(staging.name)
         self.fsync_names()
+
+    def _replace(self, staging: Path, name: str) -> None:
+        """Publish a folder in the place of the checkpoint of that name, if there is one, which is deleted then."""
+        final = self._path(name)
+        if not self._is_there(final / MANIFEST_FILE):
+            self._publish(staging, name)
+            return
+        self.disk.fsync_dir(staging)
+        with ExitStack() as stack:
+            self._wait_for_readers(final, stack)
+            old = self._swap(staging, name)
+            self._staged.discard(staging.name)
+            # Before the old one is deleted: a power cut may take the swap back.
+            self.fsync_names()
+            self._later(partial(self._discard_in_time, old))
+
+    def _wait_for_readers(self, path: Path, stack: ExitStack) -> None:
+        """Lock a checkpoint against readers until the end of `stack`.
+
+        Raises:
+            OSError: EBUSY, it is read for too long.
+        """
+        until = time.monotonic() + _READERS_S
+        while True:
+            with ExitStack() as locks:
+                if self._keep_readers_out(path, locks):
+                    stack.enter_context(locks.pop_all())
+                    return
+            if time.monotonic() > until:
+                raise OSError(errno.EBUSY, "The checkpoint that is there is being read", str(path))
+            time.sleep(_LOOK_AGAIN_S)
+
+    def _swap(self, staging: Path, name: str) -> Path:
+        """Give a staged folder the name of a checkpoint; the path of the old one then.
+
+        Where names cannot be swapped, the old one has a hidden name for a moment, from which
+        `_finish_replacement` gives it its name back if the process dies then.
+        """
+        final = self._path(name)
+        try:
+            self.disk.exchange(staging, final)
+            return staging
+        except OSError as error:
+            if error.errno not in REFUSED:
+                raise
+        old = self.root / f"{REPLACED_PREFIX}{name}"
+        self._discard(old)
+        self.disk.rename(final, old)
+        try:
+            self.disk.rename(staging, final)
+        except OSError:
+            self.disk.rename(old, final)
+            raise
+        return old
+
+    def _finish_replacement(self, name: str) -> bool:
+        """Finish the replacement of a checkpoint that a process began by two renames; whether there was one.
+
+        The old one gets its name back, or is deleted if the new one has the name already.
+        """
+        old, final = self.root / f"{REPLACED_PREFIX}{name}", self._path(name)
+        if not self._is_there(old):
+            return False
+        with ExitStack() as stack:
+            complete = self._is_there(old / MANIFEST_FILE)
+            if complete and not self._keep_readers_out(old, stack):
+                return True  # A living process holds the lock.
+            if complete and not self._is_there(final):
+                self.disk.rename(old, final)
+                self.disk.fsync_dir(self.root)
+            else:
+                self._discard_quietly(old)
+        return True
 
     def _path(self, name: str) -> Path:
         return Path(self._text(name))

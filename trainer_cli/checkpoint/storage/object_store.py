@@ -94,11 +94,18 @@ class ObjectStorage:
 
     @contextmanager
     def writing(
-        self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
+        self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128, replace: bool = False
     ) -> Iterator[LocalWritableFolder]:
         if self.client.read_only:
             raise UserError(f"{self.url} can only be read", cure="Save to a local folder, or to an object store.")
-        if (found := self._folder(name)) is not None and found.manifest is not None:
+        there = self._is_unsent(name) or ((found := self._folder(name)) is not None and found.manifest is not None)
+        if there and replace:
+            # A store cannot replace several objects at once, so that the old one would be lost before the new one is.
+            raise UserError(
+                f"{self.location(name)} exists, and a checkpoint in an object store cannot be replaced at once",
+                cure="Save under another name.",
+            )
+        if there:
             raise FileExistsError(errno.EEXIST, "A checkpoint of that name exists", self.location(name))
         if name in self.local.names() and not self._is_unsent(name):
             self.local.remove(name)  # The copy of one that is no longer in the store.

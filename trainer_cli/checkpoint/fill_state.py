@@ -1,0 +1,129 @@
+"""Fills a live state from a loaded one, and moves new tensors to other devices as `map_location` of `torch.load`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+from trainer_cli.errors import UserError
+
+MapLocation = (
+    torch.device | str | Mapping[str, str] | Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None] | None
+)
+"""A device, its name, a mapping of names of devices, or a function of a storage and the name of its device."""
+_SAVED_AT = "cpu"
+"""The device of all tensors of a checkpoint: it does not hold where they were."""
+
+
+def move_tensors(tree: dict[str, Any], location: MapLocation) -> dict[str, Any]:
+    """The tree with its tensors where `location` says; tied ones stay tied.
+
+    Raises:
+        UserError: there is no such device.
+    """
+    if isinstance(location, Mapping):
+        location = location.get(_SAVED_AT, _SAVED_AT)
+    move = _by_function(location) if callable(location) else _to_device(location or _SAVED_AT)
+    done: dict[int, torch.Tensor] = {}
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in done:
+                done[id(value)] = move(value)
+            return done[id(value)]
+        if isinstance(value, dict):
+            moved = type(value)()
+            moved |= {key: walk(entry) for key, entry in value.items()}
+            return moved
+        if type(value) in (list, tuple):
+            return type(value)(walk(entry) for entry in value)
+        return value
+
+    moved: dict[str, Any] = walk(tree)
+    return moved
+
+
+def _to_device(location: torch.device | str) -> Callable[[torch.Tensor], torch.Tensor]:
+    try:
+        device = torch.device(location)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(f"default_map_location is {location!r}: {str(error).splitlines()[0]}") from None
+    return lambda tensor: tensor.to(device)
+
+
+def _by_function(
+    function: Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None],
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What the function makes of a tensor's storage, with the tensor's shape; None leaves it as it is."""
+    storages: dict[int, torch.UntypedStorage | None] = {}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in storages:
+            storages[storage.data_ptr()] = function(storage, _SAVED_AT)
+        there = storages[storage.data_ptr()]
+        if there is None:
+            return tensor
+        empty = torch.empty(0, dtype=tensor.dtype, device=there.device)
+        return empty.set_(there, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    return move
+
+
+def compare(target: Mapping[Any, Any], tree: Mapping[Any, Any], path: str) -> tuple[list[str], list[str]]:
+    """The names below `path` that the tree lacks, and the tensors of the target that cannot be filled from it."""
+    missing: list[str] = []
+    faults: list[str] = []
+    for key, value in target.items():
+        place = f"{path}{key}"
+        if key not in tree:
+            missing.append(place)
+            continue
+        found = tree[key]
+        if isinstance(value, Mapping) and isinstance(found, Mapping):
+            more_missing, more_faults = compare(value, found, f"{place}/")
+            missing += more_missing
+            faults += more_faults
+        elif isinstance(value, torch.Tensor) and (fault := _misfit(value, found)):
+            faults.append(f"{place} {fault}")
+    return missing, faults
+
+
+def _misfit(wanted: torch.Tensor, found: Any) -> str | None:
+    if not isinstance(found, torch.Tensor):
+        return f"is a tensor here, but a {type(found).__name__} there"
+    if wanted.layout is not torch.strided or wanted.is_nested:
+        return f"is {'a nested tensor' if wanted.is_nested else wanted.layout} here, which cannot be filled"
+    here, there = (wanted.dtype, tuple(wanted.shape)), (found.dtype, tuple(found.shape))
+    if here != there:
+        return f"is {here[0]} of shape {here[1]} here, but {there[0]} of {there[1]} there"
+    if any(stride == 0 and size > 1 for stride, size in zip(wanted.stride(), wanted.shape, strict=True)):
+        return "is expanded here: several of its elements are one in memory, so it cannot be filled"
+    return None
+
+
+def new_values(target: Mapping[Any, Any], tree: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The values of a tree that are not copied into tensors of the target, but replace what is there."""
+    values: dict[Any, Any] = {}
+    for key, value in target.items():
+        if key not in tree or isinstance(value, torch.Tensor):
+            continue
+        both = isinstance(value, MutableMapping) and isinstance(tree[key], Mapping)
+        values[key] = new_values(value, tree[key]) if both else tree[key]
+    return values
+
+
+def fill(target: MutableMapping[Any, Any], tree: Mapping[Any, Any], new: Mapping[Any, Any]) -> None:
+    """Copy the tensors of a tree into those of the target, and put `new` in the place of other values."""
+    for key, value in target.items():
+        if key not in tree:
+            continue
+        if isinstance(value, torch.Tensor):
+            with torch.no_grad():
+                value.copy_(tree[key])
+        elif isinstance(value, MutableMapping) and isinstance(tree[key], Mapping):
+            fill(value, tree[key], new[key])
+        else:
+            target[key] = new[key]
