@@ -121,7 +121,7 @@ def test_the_names_of_other_trainers_are_those_of_their_present_versions(title: 
     assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", sources)] == []
 
 
-@pytest.mark.parametrize("title", [*LIBRARIES, "Composer", "torchtune"])
+@pytest.mark.parametrize("title", [*LIBRARIES, "Composer", "torchtune", "ModelZoo of Cerebras"])
 def test_the_equivalents_of_other_trainers_are_keys_hooks_and_commands_of_ours(title: str) -> None:
     keys = {one.key for one in fields()}
     others = {

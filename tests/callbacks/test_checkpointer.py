@@ -679,6 +679,32 @@ def test_what_was_asked_for_is_made_up_for_at_the_very_next_step(tmp_path: Path,
     assert steps(tmp_path) == ([0, 2, 8] if type(callback.storage.disk) is Disk else [0, 3, 8])
 
 
+@pytest.mark.parametrize(
+    ("ephemeral", "permanent", "refused"),
+    [
+        ("50st", "1ep", True),
+        (3, "1ep", True),
+        ("1ep", 3, True),
+        (2, "1ep", False),
+        ("1ep", 50, False),
+        ("50s", "1ep", False),
+    ],
+)
+def test_ephemeral_saves_are_more_frequent_in_whatever_units(
+    ephemeral: int | str, permanent: int | str, refused: bool, tmp_path: Path
+) -> None:
+    saver = CheckpointerCallback(tmp_path, save_interval=permanent, ephemeral_save_interval=ephemeral)
+    made = trainer(settings={"max_duration": 1}, checkpoint=saver)
+    if refused:
+        with pytest.raises(
+            ConfigError, match=r"ephemeral_save_interval \(.*\) must be shorter than .*save_interval \("
+        ):
+            made.fit(loader(12, 4))
+        assert not steps(tmp_path)
+    else:
+        assert made.fit(loader(12, 4)).step == 1
+
+
 def test_choices_are_strings_in_python_too(tmp_path: Path) -> None:
     saver = CheckpointerCallback(tmp_path, remove="never", newer="trash", digest="sha256", fixed_steps=(2,))
     assert (saver.settings.remove, saver.settings.newer, saver.settings.digest) == ("never", "trash", "sha256")

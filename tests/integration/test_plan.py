@@ -318,6 +318,15 @@ def test_rules_in_time_are_estimates_and_left_out_where_nothing_is_given(forks: 
     assert len(given["estimates"]) == 2
 
 
+def test_rules_in_tokens_are_estimates(forks: Forks, place: Path) -> None:
+    plan = planned(forks, place, *BASE, "checkpoint.save_interval=640tok", "--step-tokens", "64")
+    (estimate,) = plan["estimates"]
+    assert estimate == (
+        "checkpoint.save_interval (640 tokens): estimated from --step-tokens, 64 tokens a step; "
+        "the steps differ where samples do"
+    )
+
+
 def test_people_get_a_chart_and_a_table(forks: Forks, place: Path) -> None:
     done = forks.run(place, "plan", *BASE, "checkpoint.ephemeral_save_interval=5", "checkpoint.fixed_steps=[7]")
     assert (done.code, done.err) == (0, "")

@@ -185,6 +185,45 @@ def test_an_error_in_an_evaluation_is_an_exception_of_it() -> None:
     assert [hook for hook in book if hook.endswith("_exception")] == ["on_validate_exception", "on_fit_exception"]
 
 
+_OF_TRAINING = ("on_enter_train", "on_train_start", "on_before_forward", "on_before_optimizer_step", "on_log")
+_OF_EVALUATION = (
+    "on_enter_validate_all", "on_enter_validate", "on_validate_start", "on_validate_step_start", "on_validate_end",
+    "run_validation",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [
+        *((hook, ["on_train_exception", "on_fit_exception"]) for hook in _OF_TRAINING),
+        *((hook, ["on_validate_exception", "on_fit_exception"]) for hook in _OF_EVALUATION),
+    ],
+)
+def test_an_exception_is_reported_once_to_the_hook_of_its_part(
+    hook: str, expected: list[str], error: type[BaseException]
+) -> None:
+    book: list[str] = []
+    with pytest.raises(error):
+        trainer(callbacks=[recorder(book, fail_in=(hook,), error=error)], settings={"max_duration": 1}).fit(
+            loader(), loader(4, shuffle=False)
+        )
+    assert [each for each in book if each.endswith("_exception")] == expected
+    assert book[-1] == "finalize"
+
+
+@pytest.mark.parametrize("steps", [None, 1])
+@pytest.mark.parametrize("hook", _OF_EVALUATION)
+def test_an_exception_outside_of_a_training_is_reported_too(hook: str, steps: int | None) -> None:
+    book: list[str] = []
+    made = trainer(callbacks=[recorder(book, fail_in=(hook,))], settings={"eval_sanity_steps": steps})
+    with pytest.raises(RuntimeError, match=f"{hook} failed"):
+        made.validate_all({"val": loader(4, shuffle=False)}, [None]) if steps is None else made.fit(loader(), loader(4))
+    ended = ["on_validate_exception"] if steps is None else ["on_validate_exception", "on_fit_exception"]
+    assert [each for each in book if each.endswith("_exception")] == ended
+    assert book[-1] == "finalize"
+
+
 def test_every_teardown_runs_whatever_the_others_do() -> None:
     book: list[str] = []
     failing = ("on_train_exception", "on_fit_exception", "finalize")

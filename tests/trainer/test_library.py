@@ -112,7 +112,7 @@ def test_names_begin_with_the_scope_they_are_logged_in() -> None:
         def on_validate_end(self, trainer: Trainer, model: Any, loop: Any) -> None:
             trainer.log_metrics({"extra": 1.0, "near/named": 2.0})
             with trainer.name_scope("deep"):
-                assert trainer.name_scope_path == "near/deep"
+                assert trainer.name_scope_path == "near/deep/"
                 trainer.log_metrics(depth=3.0)
 
         def run_validation(self, trainer: Trainer, is_last: bool) -> None:
@@ -260,7 +260,7 @@ def test_a_list_of_loaders_is_named_by_number_and_a_loop_may_be_given() -> None:
     made = trainer(callbacks=[Probe()])
     found = made.validate([loader(8), loader(4)], loop=ValidationLoop(1, hook="probe"))
     assert list(found) == ["validate_0", "validate_1"]
-    assert book == ["validate_0", "validate_1"]
+    assert book == ["validate_0/", "validate_1/"]
     assert set(made.validate([loader(4)], loop=ValidationLoop(hook="quiet"))) == {"validate_0"}
     with pytest.raises(UserError, match="loop: expected ValidationLoop, got int"):
         made.validate(loader(), loop=3)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from trainer_cli.checkpoint.policy import BestRule, RetentionRules, SaveRules
-from trainer_cli.config.schema import CheckpointConfig
+from trainer_cli.config.schema import CheckpointConfig, ephemeral_too_rare
 from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.intervals import Interval
 
@@ -22,11 +22,22 @@ def settings_of(checkpoint: CheckpointConfig, node: Mapping[str, Any] | None) ->
 
 
 def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
-    """The rules of saving."""
+    """The rules of saving.
+
+    Raises:
+        ConfigError: ephemeral saves are not more frequent than permanent ones. Where the units differ, this is known
+            only with the length of an epoch.
+    """
     cooldown = settings.ephemeral_cooldown
+    permanent = interval("save_interval", settings.save_interval)
+    ephemeral = interval("ephemeral_save_interval", settings.ephemeral_save_interval)
+    if permanent is not None and ephemeral is not None:
+        seldom, often = permanent.steps, ephemeral.steps
+        if seldom is not None and often is not None and often >= seldom:
+            raise ephemeral_too_rare(ephemeral.duration, permanent.duration)
     return SaveRules(
-        save_interval=interval("save_interval", settings.save_interval),
-        ephemeral_save_interval=interval("ephemeral_save_interval", settings.ephemeral_save_interval),
+        save_interval=permanent,
+        ephemeral_save_interval=ephemeral,
         ephemeral_cooldown=None if cooldown is None else Duration.parse(cooldown),
         fixed_steps=frozenset(settings.fixed_steps),
         pre_train=settings.pre_train_checkpoint,

@@ -482,10 +482,17 @@ class CheckpointConfig:
                 hint="Set checkpoint.format=archive.",
             )
         if save and often and save.unit is often.unit and often.value >= save.value:
-            raise ConfigError(
-                f"checkpoint.ephemeral_save_interval ({often}) must be shorter than checkpoint.save_interval ({save})",
-                location="checkpoint.ephemeral_save_interval",
-            )
+            raise ephemeral_too_rare(often, save)
+
+
+def ephemeral_too_rare(ephemeral: Duration, permanent: Duration) -> ConfigError:
+    """The error for ephemeral saves that are not more frequent than the permanent ones."""
+    key = "checkpoint.ephemeral_save_interval"
+    return ConfigError(
+        f"{key} ({ephemeral}) must be shorter than checkpoint.save_interval ({permanent})",
+        location=key,
+        hint="Make it shorter, or set checkpoint.save_interval=null.",
+    )
 
 
 @dataclass(kw_only=True, slots=True)

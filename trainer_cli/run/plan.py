@@ -297,12 +297,15 @@ def _rules(setting: Simulation) -> Iterator[tuple[str, Any]]:
 
 
 def _estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
-    flags = {"s": ("step_time_s", "--step-time", "s"), "tok": ("step_tokens", "--step-tokens", " tokens")}
+    flags = {
+        "s": ("step_time_s", "--step-time", "s a step"),
+        "tok": ("step_tokens", "--step-tokens", " tokens a step; the steps differ where samples do"),
+    }
     for key, interval in _rules(setting):
         if interval is not None and interval.duration.unit in flags:
             field, flag, unit = flags[interval.duration.unit]
             if (value := getattr(step_counts, field)) is not None:
-                yield f"{key} ({interval.duration}): estimated from {flag}, {value:g}{unit} a step"
+                yield f"{key} ({interval.duration}): estimated from {flag}, {value:g}{unit}"
     if setting.limits.max_time_s is not None and step_counts.step_time_s is not None:
         limit = setting.limits.max_time_s
         yield f"loop.max_time ({limit:g}s): estimated from --step-time, {step_counts.step_time_s:g}s a step"

@@ -14,7 +14,7 @@ from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.config.schema import SchedulerInterval
 from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in
 from trainer_cli.trainer.state import load_for_evaluation
-from trainer_cli.trainer.validation_loop import Due, EvaluationInterruptedError, ValidationLoop
+from trainer_cli.trainer.validation_loop import Due, EvaluationInterruptedError, ValidationLoop, exceptions_reported
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -93,7 +93,7 @@ def _run(trainer: Trainer, due: Due, *, is_last: bool, loop: ValidationLoop | No
         # A pending evaluation of an earlier attempt: use the random state that it would have had.
         model_state.restore_rng(trainer.rng)
     try:
-        with ExitStack() as stack:
+        with exceptions_reported(trainer), ExitStack() as stack:
             trainer.hooks.call("on_enter_validate_all", trainer, stack, due.loaders)
             for name, loader in due.loaders.items():
                 trainer.evaluating = loop or trainer.loop.validation_of(name)

@@ -34,7 +34,7 @@ The loop in pseudo-code, each hook at its place:
             on_after_evaluation(metrics)
             on_save_opportunity(step | final | stop)
         on_fit_end
-    finalize
+    finalize                                         after `validate` and `validate_all`, too
 
 The hooks from on_before_forward to on_after_scheduler_step are called by the methods of `TrainStep`; a subclass may
 call these in another order, and for each of several optimizers.
@@ -119,7 +119,7 @@ class Callback(CheckedArguments):
         """Every callback's `setup` has run."""
 
     def finalize(self) -> None:
-        """The end of a fit, also after an error."""
+        """The end of a fit, or of an evaluation outside of one, also after an error."""
 
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
@@ -151,7 +151,7 @@ class Callback(CheckedArguments):
         """Training pauses for an evaluation, or ends."""
 
     def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        """An exception ends the training."""
+        """An exception ends the training, also in `on_enter_train`; KeyboardInterrupt too."""
 
     def on_train_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
         """A batch is on the device. `batch_idx` counts from the start of the epoch."""
@@ -215,7 +215,8 @@ class Callback(CheckedArguments):
         """The evaluation on one loader is complete; `loop.metrics` holds its means. Not called if the run stops."""
 
     def on_validate_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        """An exception ends an evaluation. Not called if the run stops, as by a signal."""
+        """An exception ends an evaluation of the loaders or of a callback, also in the hooks that enter contexts;
+        KeyboardInterrupt too. Not called if the run stops, as by a signal."""
 
     def on_validate_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
         """A validation batch is on the device."""

@@ -37,19 +37,19 @@ class Recording:
         self.metric_logger.add({self._scoped(name): value for name, value in {**(metrics or {}), **named}.items()})
 
     @contextmanager
-    def name_scope(self, name: str) -> Iterator[None]:
+    def name_scope(self, name: str) -> Iterator[str]:
         """Put `name/` before the names of what is logged inside the block, but where a name begins with it already. An
         evaluation of a loader runs in a scope of its name."""
         self._scopes.append(name)
         try:
-            yield
+            yield name
         finally:
             self._scopes.pop()
 
     @property
     def name_scope_path(self) -> str:
-        """The scopes that hold now, joined by `/`; empty outside of any."""
-        return "/".join(self._scopes)
+        """What names begin with now: each scope with a `/` behind it; empty outside of any."""
+        return "".join(f"{scope}/" for scope in self._scopes)
 
     def log_text(self, name: str, text: str) -> None:
         """Add a text, which may be Markdown, to the record of the current step. Of one name and step the last counts,
@@ -80,6 +80,5 @@ class Recording:
         self.metric_logger.add_medium(media.table(self._scoped(name), columns, rows))
 
     def _scoped(self, name: str) -> str:
-        if not self._scopes or name.startswith(scope := f"{self.name_scope_path}/"):
-            return name
-        return f"{scope}{name}"
+        scope = self.name_scope_path
+        return name if name.startswith(scope) else f"{scope}{name}"

@@ -12,7 +12,7 @@ from trainer_cli.checkpoint import model_state
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.validation_loop import EvaluationInterruptedError, ValidationLoop
+from trainer_cli.trainer.validation_loop import EvaluationInterruptedError, ValidationLoop, exceptions_reported
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -61,7 +61,7 @@ def _wanted(trainer: Trainer) -> dict[str, str]:
 def _reported(trainer: Trainer, val_loaders: Mapping[str, Any], wanted: set[str]) -> set[str]:
     hooks, steps = trainer.hooks, trainer.loop.settings.eval_sanity_steps
     reported = set()
-    with ExitStack() as stack:
+    with exceptions_reported(trainer), ExitStack() as stack:
         hooks.call("on_enter_validate_all", trainer, stack, val_loaders)
         for name, loader in val_loaders.items():
             loop = ValidationLoop(steps or 1, hook=trainer.loop.validation_of(name).hook)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,8 @@ import torch
 from trainer_cli.data.order import sample_seed
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.torch_compat import compile_deterministically
+
+log = logging.getLogger(__name__)
 
 
 def seed_everything(seed: int) -> None:
@@ -89,6 +92,11 @@ def named(slot: str, given: Any, kind: type) -> dict[str, Any]:
                 raise UserError(f"{slot}: two are called '{name}'", cure="Name each of them in a mapping.")
     else:
         add_by_class(found, given)
+    for name, value in [*found.items()]:
+        first = next(other for other, earlier in found.items() if earlier is value)
+        if first != name:
+            log.warning("%s: '%s' is the same object as '%s', and is used once", slot, name, first)
+            del found[name]
     return {name: typed(f"{slot}.{name}", value, kind) for name, value in found.items()}
 
 

@@ -87,12 +87,14 @@ def _part(slot: str, value: Any, kind: type[P]) -> P:
     return part
 
 
-def _with_sparsity(callbacks: dict[str, Callback], sparsity: Callback | None) -> dict[str, Callback]:
+def _with_sparsity(
+    callbacks: dict[str, Callback], sparsity: Callback | Callable[[], Callback] | None
+) -> dict[str, Callback]:
     if sparsity is None:
         return callbacks
     if "sparsity" in callbacks:
         raise UserError("two callbacks are called 'sparsity'", cure="Give it once, as sparsity=.")
-    return {"sparsity": typed("sparsity", sparsity, Callback), **callbacks}
+    return {"sparsity": typed("sparsity", made(sparsity, Callback), Callback), **callbacks}
 
 
 def _checked_saver(checkpoint: CheckpointSaver | None, callbacks: Mapping[str, Callback]) -> CheckpointSaver | None:
@@ -111,7 +113,7 @@ def _checked_saver(checkpoint: CheckpointSaver | None, callbacks: Mapping[str, C
 
 
 class Unset:
-    """The default of `ckpt_path`: the newest checkpoint of this run, if there is one."""
+    """The default of `ckpt_path`: the newest checkpoint of this run, if there is one, or else the present weights."""
 
 
 UNSET = Unset()
@@ -136,9 +138,9 @@ class Trainer(Recording, Requests):
             not compiled.
         step: forward, backward and optimizer steps of one batch; None: one loss, all optimizers stepped together.
         precision: number format, loss scaling and clipping.
-        sparsity: which weights are held at zero, such as `trainer_cli.sparsity.gmp.GMP(0.8)`; None: none. It is called
-            before all callbacks.
-        loop: lengths and intervals of the training.
+        sparsity: which weights are held at zero, such as `trainer_cli.sparsity.gmp.GMP(0.8)`, or a function without
+            arguments that makes it; None: none. It is called before all callbacks.
+        loop: lengths and intervals of the training; or a ValidationLoop, for a trainer that only validates.
         checkpoint: the CheckpointerCallback (or a subclass); it is called after all other callbacks.
         callbacks, loggers: sequences, or mappings by name. The name is the key of a callback's saved state.
         logging: what is printed, and how the console shows metrics.
@@ -165,6 +167,8 @@ class Trainer(Recording, Requests):
     evaluating: ValidationLoop | None = None
     """The loop that evaluates, or has evaluated last."""
     _used = False
+    """Whether it has begun to train, or a checkpoint was loaded."""
+    _fitting = False
     _train_loader: Any = None
     _start_samples = 0
 
@@ -179,8 +183,8 @@ class Trainer(Recording, Requests):
         compile: Mapping[str, Any] | None = None,
         step: TrainStep | None = None,
         precision: Precision | None = None,
-        sparsity: Callback | None = None,
-        loop: TrainingLoop | None = None,
+        sparsity: Callback | Callable[[], Callback] | None = None,
+        loop: TrainingLoop | ValidationLoop | None = None,
         checkpoint: CheckpointSaver | None = None,
         callbacks: Mapping[str, Callback] | Sequence[Callback] = (),
         loggers: Mapping[str, Logger] | Sequence[Logger] = (),
@@ -199,7 +203,10 @@ class Trainer(Recording, Requests):
         self.model_call: ModelCall = checked["model_call"]
         self.seed: int | None = checked.get("seed")
         self.precision = _part("precision", precision, Precision)
-        self.loop = _part("loop", loop, TrainingLoop)
+        self._only_validates = isinstance(loop, ValidationLoop)
+        self.loop = _part("loop", None if isinstance(loop, ValidationLoop) else loop, TrainingLoop)
+        if isinstance(loop, ValidationLoop):
+            self.loop.validation = loop
         self.step = _part("step", step, TrainStep)
         self._own_callbacks = _with_sparsity(named("callbacks", callbacks, Callback), sparsity)
         self.checkpoint = _checked_saver(checkpoint, self._own_callbacks)
@@ -286,6 +293,8 @@ class Trainer(Recording, Requests):
         """
         if not self.optimizers:
             raise UserError("this trainer has no optimizer, so it can only validate", cure="Give it an optimizer.")
+        if self._only_validates:
+            raise UserError("loop is a ValidationLoop, so this trainer can only validate", cure="Give a TrainingLoop.")
         self._join_global_callbacks()
         train = as_loader(train_loader, shuffle=True, **self._loader_settings)
         val = self._val_loaders(val_loader)
@@ -296,7 +305,7 @@ class Trainer(Recording, Requests):
         self.loop.evaluations.check(val)
         if ckpt_path is None and self._used:
             self._reset()
-        self._used = True
+        self._used = self._fitting = True
         # Gradients that an interrupted fit left would be added to the first step's.
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
@@ -324,6 +333,7 @@ class Trainer(Recording, Requests):
                     self.hooks.call_all("on_fit_exception", self, error)
             raise
         finally:
+            self._fitting = False
             self._clear_requests()
         self.close()
         return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.metric_logger.last))
@@ -334,9 +344,7 @@ class Trainer(Recording, Requests):
         """Bring model, optimizers, schedules and the loop to the step at which the training begins. As of `fit`."""
         group, loop, train = self.strategy.group, self.loop, self._train_loader
         if isinstance(ckpt_path, Unset):
-            newest = None if self.checkpoint is None else self.checkpoint.newest
-            ckpt_path = None if newest is None else group.on_main(newest, partial(verify_share, group))
-            load = WHOLE
+            ckpt_path, load = self._newest_checkpoint(), WHOLE
         loop.agree_on_length(train, group)
         counts = self._progress_of(ckpt_path) if ckpt_path is not None and load.resumes else self.progress
         loop.prepare(self, train, counts)
@@ -352,26 +360,37 @@ class Trainer(Recording, Requests):
         if self.progress.epoch != epoch:
             self.schedulers.step(self, SchedulerInterval.epoch)
 
+    def _newest_checkpoint(self) -> Path | None:
+        """The newest valid checkpoint of this run; None if there is none, or nothing that saves."""
+        if self.checkpoint is None:
+            return None
+        group = self.strategy.group
+        newest: Path | None = group.on_main(self.checkpoint.newest, partial(verify_share, group))
+        return newest
+
     def validate(
         self,
         val_loader: Any,
-        ckpt_path: str | Path | None = None,
+        ckpt_path: str | Path | Unset | None = UNSET,
         *,
         loop: ValidationLoop | None = None,
         load: LoadOptions = WEIGHTS,
     ) -> dict[str, dict[str, float]]:
-        """Evaluate on each loader, with the weights of a checkpoint if one is given: loader -> metrics.
+        """Evaluate on each loader: loader -> metrics.
 
         Args:
+            ckpt_path: whose weights; not given: those of the trainer if it has trained or loaded something, else of
+                the newest valid checkpoint of this run, if there is one; None: those of the trainer.
             loop: evaluates each loader; None: those of `TrainingLoop`.
         """
-        rows = self.validate_all(val_loader, [None if ckpt_path is None else ckpt_path], loop=loop, load=load)
+        paths = ckpt_path if isinstance(ckpt_path, Unset) else [ckpt_path]
+        rows = self.validate_all(val_loader, paths, loop=loop, load=load)
         return {row.loader: row.metrics for row in rows}
 
     def validate_all(
         self,
         val_loaders: Any,
-        ckpt_paths: str | Path | Iterable[str | Path | None],
+        ckpt_paths: str | Path | Iterable[str | Path | None] | Unset = UNSET,
         *,
         loop: ValidationLoop | None = None,
         load: LoadOptions = WEIGHTS,
@@ -380,7 +399,7 @@ class Trainer(Recording, Requests):
 
         Args:
             ckpt_paths: paths, and globs such as `runs/x/checkpoints/step*`, which are expanded before any work, in the
-                order of steps; None: the present weights.
+                order of steps; None: the present weights; not given: as of `validate`.
             loop: evaluates each loader; None: those of `TrainingLoop`.
             load: the rules for names; of the states the weights are loaded, and callbacks that evaluate.
 
@@ -388,17 +407,37 @@ class Trainer(Recording, Requests):
             FileNotFoundError: a glob matches no checkpoint.
         """
         self._join_global_callbacks()
-        given = [ckpt_paths] if isinstance(ckpt_paths, str | Path) else list(ckpt_paths)
-        paths = [found for one in given for found in ([None] if one is None else map(as_path, expanded(one)))]
+        paths = self._paths_to_evaluate(ckpt_paths)
         loaders = self._val_loaders(val_loaders)
         load = replace(load, states=("model",))
         if loop is not None and typed("loop", loop, ValidationLoop).hook not in self.hooks.families:
             self.hooks = Hooks(self.callbacks, {*self.hooks.families, loop.hook})
-        try:
-            with self.logging.shown():
-                return [row for path in paths for row in evaluate_checkpoint(self, loaders, path, load, loop)]
-        finally:
-            self._clear_requests()
+        with ExitStack() as stack:
+            stack.callback(self._clear_requests)
+            if not self._fitting:
+                stack.push(self._finalize)
+            stack.enter_context(self.logging.shown())
+            return [row for path in paths for row in evaluate_checkpoint(self, loaders, path, load, loop)]
+
+    def _paths_to_evaluate(self, ckpt_paths: str | Path | Iterable[str | Path | None] | Unset) -> list[Path | None]:
+        """The checkpoints that are named, globs expanded; None for the present weights."""
+        if isinstance(ckpt_paths, Unset):
+            newest = None if self._used else self._newest_checkpoint()
+            if newest is not None:
+                log.info("evaluating %s, the newest checkpoint of this run", newest)
+            return [newest]
+        patterns = [ckpt_paths] if isinstance(ckpt_paths, str | Path) else list(ckpt_paths)
+        paths: list[Path | None] = []
+        for pattern in patterns:
+            paths += [None] if pattern is None else map(as_path, expanded(pattern))
+        return paths
+
+    def _finalize(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        """Let callbacks clean up after an evaluation; a second error becomes a note of the first."""
+        with ExitStack() as stack:
+            if error is not None:
+                stack.enter_context(second_to(error))
+            self.hooks.call_all("finalize")
 
     def flush_record(self, *, wait: bool = True) -> dict[str, float]:
         """Pass the record of this step to every logger, and return its metrics. Without `wait`, one whose metrics are

@@ -218,8 +218,8 @@ class TrainingLoop(Lengths):
         assert self._means_since_log is not None
         stop = due = None
         with ExitStack() as stack:
-            trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
             try:
+                trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
                 if not trainer.model.training:
                     # Only then: a module that the user put into evaluation mode stays in it.
                     trainer.train_mode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,19 @@ _END = object()
 
 class EvaluationInterruptedError(Exception):
     """A stop was requested while an evaluation ran; the next attempt makes the evaluation."""
+
+
+@contextmanager
+def exceptions_reported(trainer: Trainer) -> Iterator[None]:
+    """Call `on_validate_exception` for an exception of the evaluation inside; a stop is none."""
+    try:
+        yield
+    except EvaluationInterruptedError:
+        raise
+    except BaseException as error:
+        with second_to(error):
+            trainer.hooks.call_all("on_validate_exception", trainer, error)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +104,6 @@ class ValidationLoop:
                 hooks.call(f"on_{base}_start", trainer, model, loader, self)
                 self.metrics = self._means(trainer, model, loader, name)
                 hooks.call_all(f"on_{base}_end", trainer, model, self)
-        except EvaluationInterruptedError:
-            raise  # An ordinary stop, without means to report.
-        except BaseException as error:
-            with second_to(error):
-                hooks.call_all("on_validate_exception", trainer, error)
-            raise
         finally:
             for module, training in modes:
                 module.training = training
