@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from states import same, small_state
 
 from trainer_cli.checkpoint.archive_file import SUFFIXES, extract_archive, is_archive, write_archive
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.checkpoint.format.archive_reader import read_archive
+from trainer_cli.checkpoint.without_trainer import load_checkpoint
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.run.select import select_one
 
 
 @pytest.fixture
@@ -228,3 +233,49 @@ def test_a_hostile_archive_is_refused_and_writes_nothing(checkpoint: Path, tmp_p
     left = [one for one in sorted(tmp_path.rglob("*")) if one not in before and one.is_file()]
     assert left == []
     assert not Path("/tmp/outside-trainer-cli").exists()
+
+
+def _composer_archive(path: Path, *, in_folder: bool, states: dict[str, Any] | None = None) -> None:
+    """An archive as Composer writes it: by tarfile, with extended headers, and the folder that was packed."""
+    torch.save(states or COMPOSER_STATES, path.parent / "s.pt")
+    name, _, kind = path.name.partition(".tar")
+    mode = {"": "w", ".gz": "w:gz", ".bz2": "w:bz2", ".lzma": "w:xz"}[kind]
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        if in_folder:
+            folder = path.parent / name
+            folder.mkdir()
+            os.rename(path.parent / "s.pt", folder / "composer_states.pt")
+            archive.add(folder, arcname="")
+        else:
+            archive.add(path.parent / "s.pt", arcname="composer_states.pt")
+
+
+COMPOSER_STATES = {
+    "state": {"model": {"weight": torch.ones(1, 2)}, "timestamp": {"Timestamp": {"batch": {"value": 7}}}},
+    "rng": [],
+}
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tar.bz2", ".tar.lzma"])
+def test_the_weights_in_an_archive_of_composer_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, in_folder: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / f"ep1-ba7-rank0{ending}"
+    _composer_archive(path, in_folder=in_folder)
+    for _ in range(2):
+        found = read_foreign(select_one(str(path)))
+        assert (found.program, found.step) == ("Composer checkpoint", 7)
+        assert found.model["weight"].tolist() == [[1.0, 1.0]]
+    model = torch.nn.Linear(2, 1, bias=False)
+    load_checkpoint(tmp_path / f"ep1-ba7-rank{{rank}}{ending}", model, finetune=True)
+    assert model.weight.tolist() == [[1.0, 1.0]]
+
+
+def test_a_size_in_an_extended_header_is_used(tmp_path: Path) -> None:
+    """Of files of 8 GiB or more, whose size the plain header cannot hold."""
+    info = tarfile.TarInfo("composer_states.pt")
+    info.size, info.pax_headers = 0, {"size": "5"}
+    archive = io.BytesIO(info.tobuf(tarfile.PAX_FORMAT) + b"hello".ljust(512, b"\0") + bytes(1024))
+    assert [(one.name, b"".join(one.blocks)) for one in read_archive(archive)] == [("composer_states.pt", b"hello")]

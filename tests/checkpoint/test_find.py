@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer_cli.checkpoint.archive_file import write_archive
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
+from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, expanded, latest_checkpoint
 from trainer_cli.checkpoint.integrity import catalog_of
+from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
+from trainer_cli.run.select import select_one
 
 
 @pytest.fixture
@@ -126,3 +129,30 @@ def test_copies_that_a_user_made_are_no_checkpoints_of_a_folder(folder: Path) ->
     names = catalog_of(folder).names()
     assert "step200-ema" in names
     assert not [name for name in names if name.endswith((".bak", ".backup", "~", ".OLD", ".tmp"))]
+
+
+@pytest.mark.parametrize("variable", ["rank", "local_rank", "node_rank"])
+@pytest.mark.parametrize("door", ["load", "read", "verify", "load_checkpoint", "validate_all", "ckpt=", "archive"])
+def test_the_ranks_are_filled_in_at_every_door(
+    door: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv({"rank": "RANK", "local_rank": "LOCAL_RANK", "node_rank": "GROUP_RANK"}[variable], "2")
+    model = torch.nn.Linear(2, 1)
+    save_checkpoint(tmp_path / "step1-2", 1, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    path = tmp_path / f"step1-{{{variable}}}"
+    checkpointer = make_sync_checkpointer()
+    match door:
+        case "load" | "read":
+            assert torch.equal(getattr(checkpointer, door)(path)["model"]["bias"], model.bias)
+        case "verify":
+            assert checkpointer.verify(path).step == 1
+        case "load_checkpoint":
+            assert load_checkpoint(path, model, finetune=True)[0] == 0
+        case "validate_all":
+            assert expanded(path) == [tmp_path / "step1-2"]
+        case "ckpt=":
+            assert select_one(str(path)) == tmp_path / "step1-2"
+        case "archive":
+            write_archive(tmp_path / "step1-2", tmp_path / "a2.tar")
+            assert checkpointer.load(tmp_path / f"a{{{variable}}}.tar")["epoch"] == 1

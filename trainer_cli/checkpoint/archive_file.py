@@ -1,4 +1,7 @@
-"""A whole checkpoint in one archive: written as a stream, read without trusting anything that is in it."""
+"""A whole checkpoint in one archive: written as a stream, read without trusting anything that is in it.
+
+Archives of Composer, which hold one file of torch, are read too.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from trainer_cli.config.schema import Compression
 from trainer_cli.errors import CheckpointError, UserError
 
 SUFFIXES = {suffix: compression for compression, suffix in SUFFIX.items()} | {".tgz": Compression.gz}
+COMPOSER_FILE = "composer_states.pt"
+"""The file of torch in an archive of Composer."""
 _BLOCK = 1 << 20
 _LARGEST_MANIFEST = 64 * 1024 * 1024
 _MOST_FILES = 10_000
@@ -56,11 +61,11 @@ def write_archive(checkpoint: Path, output: Path, *, overwrite: bool = False) ->
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the first file in a file is a checkpoint's manifest, whatever its name is."""
+    """Whether the first file in a file is a checkpoint's manifest, or Composer's states, whatever its name is."""
     try:
         with path.open("rb") as file:
             first = next(read_archive(file), None)
-            return first is not None and first.name.rpartition("/")[2] == MANIFEST_FILE
+            return first is not None and first.name.rpartition("/")[2] in (MANIFEST_FILE, COMPOSER_FILE)
     except ValueError:
         return False
 
@@ -68,7 +73,8 @@ def is_archive(path: Path) -> bool:
 def extract_archive(path: Path) -> Path:
     """The checkpoint in an archive, extracted into the user's cache, every digest verified; once for each archive.
 
-    Nothing is written but the files that the manifest, which comes first, lists with their sizes.
+    Nothing is written but the files that the manifest, which comes first, lists with their sizes; of an archive of
+    Composer, its one file of torch.
 
     Raises:
         CheckpointError: it is no archive of a checkpoint, or damaged, or holds what no checkpoint has.
@@ -78,11 +84,19 @@ def extract_archive(path: Path) -> Path:
     # The time of the last change cannot be set as that of the content can, and another file has another number.
     state = f"{path.resolve()}\n{found.st_ino}\n{found.st_size}\n{found.st_mtime_ns}\n{found.st_ctime_ns}"
     storage = LocalStorage(cache_of(hashlib.sha256(state.encode()).hexdigest()))
+    states = storage.root / COMPOSER_FILE
+    if states.is_file():
+        return states
     if names := storage.names():
         return storage.root / names[0]
     try:
         with path.open("rb") as file:
-            return storage.root / _extract(read_archive(file), storage, str(path))
+            archive = read_archive(file)
+            first = next(archive, None)
+            if first is not None and first.name.rpartition("/")[2] == COMPOSER_FILE:
+                _extract_states(first, states, storage)
+                return states
+            return storage.root / _extract(first, archive, storage, str(path))
     except FileExistsError:
         # Another thread or process extracted it at the same time.
         return storage.root / storage.names()[0]
@@ -90,19 +104,30 @@ def extract_archive(path: Path) -> Path:
         raise CheckpointError(f"the archive cannot be read: {str(error)[:200]}", where=str(path)) from None
 
 
-def _extract(archive: Iterator[Member], storage: LocalStorage, where: str) -> str:
-    first = next(archive, None)
+def _extract_states(member: Member, output: Path, storage: LocalStorage) -> None:
+    """Write Composer's file of torch, which has no digest of its own."""
+    _check_space(member.size_bytes, storage)
+    with replacing(output, overwrite=True) as place, place.open("wb") as file:
+        for block in member.blocks:
+            file.write(block)
+
+
+def _check_space(size_bytes: int, storage: LocalStorage) -> None:
+    free = storage.free_bytes()
+    if free is not None and size_bytes > free:
+        raise ValueError(f"its files take {size_bytes:,} bytes, more than the disk has free")
+
+
+def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStorage, where: str) -> str:
     if first is None or first.name.rpartition("/")[2] != MANIFEST_FILE:
         raise ValueError(f"its first file is no {MANIFEST_FILE}")
     if first.size_bytes > _LARGEST_MANIFEST:
         raise ValueError("its manifest is too large")
     content = b"".join(first.blocks)
     manifest = Manifest.parse(content)
-    total, free = sum(entry.size_bytes for entry in manifest.files.values()), storage.free_bytes()
     if len(manifest.files) > _MOST_FILES:
         raise ValueError(f"it has more than {_MOST_FILES} files")
-    if free is not None and total > free:
-        raise ValueError(f"its files take {total:,} bytes, more than the disk has free")
+    _check_space(sum(entry.size_bytes for entry in manifest.files.values()), storage)
     folder_name = first.name.rpartition("/")[0] or f"step{manifest.step}"
     if not is_plain(folder_name):
         raise ValueError(f"its folder {folder_name[:80]!r} is no plain name")

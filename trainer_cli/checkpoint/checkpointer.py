@@ -23,6 +23,7 @@ import torch
 
 from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.fill_state import MapLocation, compare, fill, move_tensors, new_values
+from trainer_cli.checkpoint.find import checkpoint_at
 from trainer_cli.checkpoint.format.codec import encode
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, is_dtensor, local_of
 from trainer_cli.checkpoint.format.interfaces import Format
@@ -157,6 +158,10 @@ class Checkpointer(ABC):
             CheckpointError: it is damaged, or does not fit `state_dict`. The other two are such errors too.
         """
 
+    def locate(self, path: str | Path) -> Path:
+        """The checkpoint that a path to load names, as of `checkpoint_at`."""
+        return checkpoint_at(path)
+
     def join(self, group: ProcessGroup) -> None:
         """Save with the other ranks of a group from now on, each its part of the state, and read this rank's part.
 
@@ -280,6 +285,9 @@ class FolderCheckpointer(Checkpointer):
             self._storages[root] = self._new_storage(root)
         return self._storages[root]
 
+    def locate(self, path: str | Path) -> Path:
+        return checkpoint_at(path, self.storage)
+
     def load(
         self,
         path: str | Path,
@@ -288,12 +296,13 @@ class FolderCheckpointer(Checkpointer):
         strict: bool = False,
         **kwargs: Any,
     ) -> LoadedState:
+        path = self.locate(path)
         (arguments,) = arguments_of_parts("load", kwargs, reader=self.reader.read)
         tree = self._read_as_rank(path, None if state_dict is None else list(state_dict), arguments)
         if state_dict is None:
             return LoadedState(move_tensors(tree, default_map_location))
         missing, faults = compare(state_dict, tree, "")
-        where = str(as_path(path).absolute())
+        where = str(path.absolute())
         if faults:
             raise CheckpointError(f"the checkpoint does not fit: {'; '.join(faults[:20])}", where=where)
         if missing:
@@ -336,7 +345,7 @@ class FolderCheckpointer(Checkpointer):
     def read(
         self, path: str | Path, only: Collection[str] | None = None, *, targets: Targets | None = None
     ) -> dict[str, Any]:
-        storage, name = self._place(path)
+        storage, name = self._place(self.locate(path))
         if targets is None:
             return self._reading(storage, name, partial(self.reader.read, only=only))
         return self._reading(storage, name, partial(self.reader.read, only=only, targets=targets))
@@ -407,7 +416,7 @@ class FolderCheckpointer(Checkpointer):
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
-        storage, name = self._place(path)
+        storage, name = self._place(self.locate(path))
         return self._reading(storage, name, lambda folder, manifest: manifest)
 
     def progress(self, path: str | Path) -> Mapping[str, int | float] | None:
@@ -419,7 +428,7 @@ class FolderCheckpointer(Checkpointer):
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
-        storage, name = self._place(path)
+        storage, name = self._place(self.locate(path))
 
         def read(folder: ReadableFolder, manifest: Manifest) -> Manifest:
             verify(folder, manifest)

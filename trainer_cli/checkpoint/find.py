@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.checkpoint.archive_file import extract_archive, is_archive
 from trainer_cli.checkpoint.catalog import Entry
-from trainer_cli.checkpoint.foreign.kind import kind_of
+from trainer_cli.checkpoint.foreign.kind import MARKS, kind_of
 from trainer_cli.checkpoint.integrity import catalog_of
-from trainer_cli.checkpoint.naming import numbers_within, parse_step, with_ranks
-from trainer_cli.checkpoint.storage.url_path import as_path, is_url
+from trainer_cli.checkpoint.naming import MANIFEST_FILE, numbers_within, parse_step, with_ranks
+from trainer_cli.checkpoint.storage.interfaces import Storage
+from trainer_cli.checkpoint.storage.registry import fetch, open_storage
+from trainer_cli.checkpoint.storage.url_path import as_path, is_url, is_web
 from trainer_cli.config.globs import alternatives
 
 
@@ -50,6 +53,30 @@ def checkpoint_path(
     )
 
 
+def checkpoint_at(path: str | os.PathLike[str], storage: Callable[[Path], Storage] = open_storage) -> Path:
+    """The checkpoint that a path to load names, as a path that the readers of checkpoints take.
+
+    `{rank}`, `{local_rank}` and `{node_rank}` are those of this process. An archive is extracted into the user's
+    cache, and files of another program in an object store or on a web server are copied into it. A checkpoint of this
+    program in a store keeps its URL, and where there is nothing the path itself is returned.
+
+    Args:
+        storage: gives the storage of a folder.
+
+    Raises:
+        CheckpointError: an archive is damaged.
+        OSError: a store does not answer, or the disk is full.
+    """
+    named = as_path(with_ranks(str(path), os.environ))
+    if is_url(named):
+        # A web server may answer with the file itself, whatever follows the question mark.
+        is_file = is_web(named) and "?" in str(named)
+        if not is_file and storage(named.parent).peek(named.name, MANIFEST_FILE) is not None:
+            return named
+        named = fetch(str(named), MARKS) or named
+    return extract_archive(named) if named.is_file() and is_archive(named) else named
+
+
 def checkpoint_pattern(suffix: str | None = None) -> str:
     """The glob of the default names, for `train validate ckpt=…`: without a suffix, or with this one."""
     return "step*[0-9]" if suffix is None else f"step*-{suffix}"
@@ -58,21 +85,21 @@ def checkpoint_pattern(suffix: str | None = None) -> str:
 def expanded(pattern: str | Path) -> list[Path]:
     """The checkpoints that a glob matches, in the order of their steps; a path without `*`, `?`, `[` or `{` itself.
 
-    `**` matches any folders, `{a,b}` either. Half-written and damaged ones are left out.
+    `**` matches any folders, `{a,b}` either. Half-written and damaged ones are left out. Else as of `checkpoint_at`.
 
     Raises:
         FileNotFoundError: it matches none.
     """
-    text = str(pattern)
+    text = with_ranks(str(pattern), os.environ)
     if is_url(text) or not (any(sign in text for sign in "*?[{") and not os.path.exists(text)):
-        return [as_path(pattern)]
+        return [checkpoint_at(text)]
     matched = {Path(one) for each in alternatives(text) for one in glob.glob(each, recursive=True)}
     foreign = sorted((numbers_within(path.name), str(path)) for path in matched if kind_of(path) is not None)
     entries = [(path, catalog_of(path.parent).entry(path.name)) for path in matched if kind_of(path) is None]
     own = sorted((_order(entry), str(path)) for path, entry in entries if entry.problem is None)
     if not foreign and not own:
         raise FileNotFoundError(f"{text} matches no valid checkpoint (from {Path.cwd()})")
-    return [Path(path) for _, path in (*foreign, *own)]
+    return [checkpoint_at(path) for _, path in (*foreign, *own)]
 
 
 def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool], what: str) -> Path:

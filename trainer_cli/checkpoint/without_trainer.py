@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.find import checkpoint_at
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
@@ -74,6 +75,7 @@ def load_checkpoint(
     """Load what `save_checkpoint` saved; its epoch, and what else is in the checkpoint by name.
 
     Args:
+        path: as of `Checkpointer.load`: local or a URL, also of an archive; `{rank}` is that of this process.
         finetune: load the model alone, also from a checkpoint of another program; the epoch is 0 then.
         strict: refuse parameters that only the model or only the checkpoint has.
         ignore_keys, key_mapping: as of LoadOptions: what keeps the model's own values, and other names.
@@ -82,7 +84,7 @@ def load_checkpoint(
         CheckpointError: there is no checkpoint, it is damaged, or it lacks a part; the part is named.
         UserError: with a table of all that does not fit. In both cases nothing was changed.
     """
-    path = as_path(path)
+    path = checkpoint_at(path)
     if kind_of(path) is not None:
         if not finetune:
             what = f"{path} is of another program, so only its weights can be loaded"

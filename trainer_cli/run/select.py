@@ -17,12 +17,13 @@ import yaml
 
 from trainer_cli.checkpoint.archive_file import extract_archive, is_archive
 from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.find import checkpoint_at
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.naming import CONFIG_FILE, MANIFEST_FILE, parse_step, with_ranks
 from trainer_cli.checkpoint.policy import BestRule, Saved
-from trainer_cli.checkpoint.storage.registry import fetch, open_storage
-from trainer_cli.checkpoint.storage.url_path import as_path, is_url
+from trainer_cli.checkpoint.storage.registry import open_storage
+from trainer_cli.checkpoint.storage.url_path import as_path, is_url, is_web
 from trainer_cli.config.globs import alternatives
 from trainer_cli.config.schema import Mode
 from trainer_cli.config.suggest import did_you_mean
@@ -126,7 +127,7 @@ def all_of(patterns: Sequence[str]) -> dict[Path, Named]:
     found: dict[Path, Named] = {}
     seen: set[str] = set()
     empty: list[str] = []
-    for pattern in patterns:
+    for pattern in (with_ranks(each, os.environ) for each in patterns):
         named = _named(pattern)
         if not named and not is_run(Path(pattern)):
             raise CheckpointError(f"{pattern} names no checkpoint", cure=_readable(Path(pattern)) or _nearby(pattern))
@@ -287,6 +288,11 @@ def _checkpoint(path: Path) -> Path:
 def _in_store(path: Path, *, whole_runs: bool) -> Iterator[Path]:
     """What a URL names: a checkpoint, those that the glob in its last part matches, the newest of a folder (the folder
     if `whole_runs`), or files of another program, which are fetched."""
+    if "?" in str(path) and is_web(path):
+        # What follows the mark is a query, which belongs to the address of a file.
+        if (file := checkpoint_at(path)) != path:
+            yield file
+        return
     if re.search(r"[*?\[]", str(path.parent)):
         raise UserError(f"ckpt={path}: only the last part of a URL may have a glob")
     if re.search(r"[*?\[]", path.name):
@@ -296,8 +302,8 @@ def _in_store(path: Path, *, whole_runs: bool) -> Iterator[Path]:
         yield path
     elif names:
         yield _of_run(path, "latest")
-    elif (fetched := fetch(str(path))) is not None:
-        yield fetched
+    elif (copy := checkpoint_at(path)) != path:
+        yield copy
 
 
 def _of_run(run: Path, which: str) -> Path:
@@ -370,7 +376,8 @@ def _nearby(pattern: str) -> str | None:
     """What there is where the pattern looks."""
     folder = Path(re.split(r"[*?\[{@]", pattern, maxsplit=1)[0])
     if is_url(pattern):
-        return None
+        web = "Name one file, or one checkpoint: a web server may show no list of its files."
+        return web if is_web(pattern) else None
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir():

@@ -345,6 +345,8 @@ class Trainer(Recording, Requests):
         group, loop, train = self.strategy.group, self.loop, self._train_loader
         if isinstance(ckpt_path, Unset):
             ckpt_path, load = self._newest_checkpoint(), WHOLE
+        elif ckpt_path is not None:
+            ckpt_path = self.checkpointer.locate(ckpt_path)
         loop.agree_on_length(train, group)
         counts = self._progress_of(ckpt_path) if ckpt_path is not None and load.resumes else self.progress
         loop.prepare(self, train, counts)
@@ -429,7 +431,7 @@ class Trainer(Recording, Requests):
         patterns = [ckpt_paths] if isinstance(ckpt_paths, str | Path) else list(ckpt_paths)
         paths: list[Path | None] = []
         for pattern in patterns:
-            paths += [None] if pattern is None else map(as_path, expanded(pattern))
+            paths += [None] if pattern is None else expanded(pattern)
         return paths
 
     def _finalize(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -537,7 +539,7 @@ class Trainer(Recording, Requests):
             load: what to load, and under which names.
             keep_settings: optimizer settings (such as `lr`) that stay as they are configured now.
         """
-        path = as_path(path)
+        path = self.checkpointer.locate(path)
         self._make_schedulers()
         state = self.read_checkpoint(path, load)
         if list(load.states) == ["model"]:

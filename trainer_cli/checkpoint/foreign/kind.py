@@ -12,6 +12,8 @@ from trainer_cli.errors import UserError
 DCP_METADATA = ".metadata"
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
+MARKS = (DCP_METADATA, *INDEXES, *WHOLE_FILES)
+"""A folder with one of these files is a checkpoint of another program."""
 
 _LARGEST_HEADER = 100_000_000
 _PICKLE = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

@@ -14,6 +14,9 @@ from typing import IO, Any
 
 _BLOCK = 1 << 20
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_PASSED_OVER = (tarfile.DIRTYPE, tarfile.XHDTYPE)
+_LARGEST_HEADER = 1 << 20
+_MOST_PASSED_OVER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +30,52 @@ class Member:
 
 
 def read_archive(file: IO[bytes]) -> Iterator[Member]:
-    """The files of an archive, front to back; how it is compressed is seen in its first bytes.
+    """The plain files of an archive, front to back; how it is compressed is seen in its first bytes.
 
-    Only what `ArchiveWriter` writes is read: headers of plain files, one for each. A header takes 512 bytes of memory
-    and a block of content 1 MiB, whatever the archive says of itself. How much is read is up to the caller.
+    Folders are passed over, and of extended headers, which Python's tarfile writes, the size is used. A header and a
+    block of content take 1 MiB of memory each, whatever the archive says of itself. How much is read is up to the
+    caller.
 
     Raises:
         ValueError: it is no such archive, or it is damaged.
     """
     source = _decompressed(file)
+    size_bytes: int | None = None
+    passed_over = 0
     while (header := _read(source, tarfile.BLOCKSIZE)) and any(header):
         try:
             info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
         except tarfile.HeaderError as error:
             raise ValueError(f"it is no tar archive, or damaged: {error}") from None
-        if info.type not in _REGULAR or info.size < 0:
+        if info.type not in (*_REGULAR, *_PASSED_OVER) or info.size < 0:
             raise ValueError(f"{info.name[:80]!r} is no plain file")
-        blocks = _blocks(source, info.size)
-        yield Member(info.name, info.size, blocks)
-        for _ in blocks:
-            pass
+        passed_over = 0 if info.type in _REGULAR else passed_over + 1
+        if passed_over > _MOST_PASSED_OVER:
+            raise ValueError(f"it has more than {_MOST_PASSED_OVER} headers before a file")
+        if info.type == tarfile.XHDTYPE:
+            if info.size > _LARGEST_HEADER:
+                raise ValueError("it has an extended header that is too large")
+            size_bytes = _size_in(b"".join(_blocks(source, info.size)))
+        else:
+            size, size_bytes = info.size if size_bytes is None else size_bytes, None
+            blocks = _blocks(source, size)
+            if info.type in _REGULAR:
+                yield Member(info.name, size, blocks)
+            for _ in blocks:
+                pass
+            info.size = size
         _read(source, -info.size % tarfile.BLOCKSIZE)
+
+
+def _size_in(records: bytes) -> int | None:
+    """The size of the next file that an extended header gives: of files too large for the plain one."""
+    for record in records.split(b"\n"):
+        key, _, value = record.partition(b" ")[2].partition(b"=")
+        if key == b"size":
+            if not value.isdigit() or len(value) > 18:
+                raise ValueError("an extended header gives no size")
+            return int(value)
+    return None
 
 
 def _blocks(source: IO[bytes], size_bytes: int) -> Iterator[bytes]:

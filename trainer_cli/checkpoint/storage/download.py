@@ -5,25 +5,23 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 import sys
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.storage.copying import damaged, write_copy
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.object_client import PART_BYTES, ObjectClient
-from trainer_cli.errors import UserError
+from trainer_cli.checkpoint.storage.object_client import ObjectClient, ObjectInfo
+from trainer_cli.checkpoint.storage.replacing import delete
+from trainer_cli.errors import StoreAwayError, UserError
 
 logger = logging.getLogger(__name__)
 
-_PARTS_AT_ONCE = 8
 _REPORT_S = 10.0
 
 
@@ -42,7 +40,7 @@ def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorag
 
         def content(file: str, size_bytes: int) -> Iterator[bytes]:
             try:
-                for part in _parts(client, f"{name}/{file}", size_bytes):
+                for part in client.blocks(f"{name}/{file}", size_bytes):
                     yield part
                     advance(len(part))
             except FileNotFoundError:
@@ -52,40 +50,65 @@ def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorag
         write_copy(into, name, manifest, files, where)
 
 
-def fetch(url: str) -> Path | None:
-    """Copy a file, or all files of a folder, of another program into the user's cache; None if there is none.
+def fetch(url: str, marks: Collection[str]) -> Path | None:
+    """Copy a file, or a folder that holds one of the files `marks`, into the user's cache; None if there is none.
 
     A copy of the same sizes and tags is used again, unless the store gives no tags.
+
+    Raises:
+        StoreAwayError: the store does not answer, or a file was changed while it was read.
     """
     parent, _, name = url.rstrip("/").rpartition("/")
     client = ObjectClient(parent)
-    info = client.info(name)
-    files = {name: info} if info is not None else {f"{name}/{key}": one for key, one in client.list(name).items()}
+    files = _files_at(client, name, marks)
     if not files:
         return None
-    state = "\n".join(f"{key} {own.size_bytes} {own.tag or uuid.uuid4()}" for key, own in sorted(files.items()))
-    into = cache_of(f"{url}\n{state}") / name
+    state = "\n".join(f"{key} {info.size_bytes} {info.tag or uuid.uuid4()}" for key, info in sorted(files.items()))
+    # What follows a question mark is no part of a file's name.
+    into = cache_of(f"{url}\n{state}") / (unquote(name.partition("?")[0]) if client.read_only else name)
     if into.exists():
         return into
     # A name of this call alone: another thread or process may fetch the same.
-    unfinished = into.parent / f".{uuid.uuid4()}.{name}"
-    with _progress(url, sum(own.size_bytes for own in files.values())) as advance:
-        for key, (size_bytes, _) in files.items():
-            path = unfinished if key == name else unfinished / key.removeprefix(f"{name}/")
+    unfinished = into.parent / f".{uuid.uuid4()}.{into.name}"
+    try:
+        _copy(client, name, files, unfinished, url)
+        if _files_at(client, name, marks) != files:
+            raise StoreAwayError("it was changed while it was read", where=url)
+        os.rename(unfinished, into)
+    except OSError:
+        if not into.is_dir():  # Else another call was first.
+            raise
+    finally:
+        delete(unfinished)
+    return into
+
+
+def _copy(client: ObjectClient, name: str, files: Mapping[str, ObjectInfo], into: Path, url: str) -> None:
+    """Copy the object of a name to the file `into`, or those of a folder below it."""
+    with _progress(url, sum(info.size_bytes or 0 for info in files.values())) as advance:
+        for key, info in files.items():
+            path = into if key == name else into / key.removeprefix(f"{name}/")
             if ".." in path.parts:
                 raise UserError(f"{url} holds {key!r}, which is no plain name")
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
-                for part in _parts(client, key, size_bytes):
-                    file.write(part)
-                    advance(len(part))
-    try:
-        os.rename(unfinished, into)
-    except OSError:
-        if not into.is_dir():
-            raise
-        shutil.rmtree(unfinished)  # Another call was first.
-    return into
+                for block in client.blocks(key, info.size_bytes):
+                    file.write(block)
+                    advance(len(block))
+
+
+def _files_at(client: ObjectClient, name: str, marks: Collection[str]) -> dict[str, ObjectInfo]:
+    """The object of a name, or those of a folder that holds one of `marks`, by their keys."""
+    if (info := client.info(name)) is not None:
+        return {name: info}
+    files = {f"{name}/{key}": info for key, info in client.list(name).items()}
+    if not any(f"{name}/{mark}" in files for mark in marks):
+        return {}  # A wrong name does not copy a whole bucket or web site.
+    if client.read_only:
+        # The pages of a web server say no sizes.
+        infos = {key: client.info(key) for key in files}
+        files = {key: info for key, info in infos.items() if info is not None}
+    return files
 
 
 def cache_of(url: str) -> Path:
@@ -100,22 +123,6 @@ def is_cached(path: Path) -> bool:
 
 def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainer-cli"
-
-
-def _parts(client: ObjectClient, key: str, size_bytes: int) -> Iterator[bytes]:
-    """The content of an object, in order; some parts are fetched ahead."""
-    ranges = [(start, min(start + PART_BYTES, size_bytes)) for start in range(0, size_bytes, PART_BYTES)]
-    ahead: deque[Future[bytes]] = deque()
-    with ThreadPoolExecutor(_PARTS_AT_ONCE, "checkpoint-download") as pool:
-        try:
-            for start, end in ranges:
-                ahead.append(pool.submit(client.get_range, key, start, end))
-                if len(ahead) == _PARTS_AT_ONCE:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -11,10 +11,14 @@ import errno
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from trainer_cli.checkpoint.storage.web_server import WebServer
 from trainer_cli.errors import StoreAwayError, UserError
 
 logger = logging.getLogger(__name__)
@@ -28,6 +32,7 @@ _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 8.0
 _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60}
 _S3 = ("s3", "s3a")
+_WEB = ("http", "https")
 _PACKAGES = {"s3": "'trainer-cli[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "hf": "huggingface_hub"}
 _FINAL = (FileNotFoundError, FileExistsError, NotImplementedError, TypeError, ValueError)
 """Errors that a repeated request would raise again."""
@@ -39,9 +44,12 @@ _NO_ACCESS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"
 class ObjectInfo(NamedTuple):
     """What a listing says about an object."""
 
-    size_bytes: int
+    size_bytes: int | None
+    """None if the store does not say."""
     tag: str
     """Changes with the object; empty if the store gives nothing that does."""
+    ranges: bool = True
+    """Whether a part of it can be read."""
 
 
 class ObjectClient:
@@ -64,10 +72,17 @@ class ObjectClient:
     ) -> None:
         self.url = url.rstrip("/")
         self.scheme = url.partition("://")[0]
-        self.read_only = self.scheme in ("http", "https")
+        self.read_only = self.scheme in _WEB
         self._wait, self._attempts = wait, attempts
         self._files = _file_system(self.scheme, options or {})
-        self._parallel = {"max_concurrency": _PARTS_AT_ONCE} if self.scheme in _S3 else {}
+        self._fresh = _taken_by(self._files, "ls", refresh=True)
+        """Some file systems keep listings although they are told not to."""
+        self._upload_settings = _taken_by(
+            self._files,
+            "put_file",
+            chunksize=PART_BYTES,
+            max_concurrency=_PARTS_AT_ONCE if self.scheme in _S3 else None,
+        )
 
     def list(self, folder: str = "") -> dict[str, ObjectInfo]:
         """Every object under the URL, or under one folder of it, by its key relative to that.
@@ -76,12 +91,12 @@ class ObjectClient:
         """
         place = self._path(folder).rstrip("/")
         try:
-            found = self._repeated("list", lambda: self._files.find(place, detail=True, refresh=True))
+            found = self._repeated("list", lambda: self._files.find(place, detail=True, **self._fresh))
         except FileNotFoundError:
             return {}
         root = self._files._strip_protocol(place).rstrip("/") + "/"
         return {
-            name.removeprefix(root): ObjectInfo(int(info.get("size") or 0), _tag(info))
+            name.removeprefix(root): _described(info)
             for name, info in found.items()
             if name.startswith(root) and info.get("type") != "directory"
         }
@@ -117,18 +132,64 @@ class ObjectClient:
 
         return self._repeated(f"get {key}", read)
 
-    def size(self, key: str) -> int | None:
-        """The size of an object in bytes, or None if it is not there."""
-        found = self.info(key)
-        return None if found is None else found.size_bytes
+    def blocks(self, key: str, size_bytes: int | None) -> Iterator[bytes]:
+        """The content of an object, in order; some parts are fetched ahead. FileNotFoundError if it is not there."""
+        if self.read_only:
+            # A web server may send no parts, or not say the size.
+            info = self.info(key)
+            if info is None:
+                raise FileNotFoundError(errno.ENOENT, "There is no such file", self._path(key))
+            size_bytes = info.size_bytes if info.ranges else None
+        return self._stream(key) if size_bytes is None else self._parts(key, size_bytes)
+
+    def _parts(self, key: str, size_bytes: int) -> Iterator[bytes]:
+        ranges = [(start, min(start + PART_BYTES, size_bytes)) for start in range(0, size_bytes, PART_BYTES)]
+        ahead: deque[Future[bytes]] = deque()
+        with ThreadPoolExecutor(_PARTS_AT_ONCE, "checkpoint-download") as pool:
+            try:
+                for start, end in ranges:
+                    ahead.append(pool.submit(self.get_range, key, start, end))
+                    if len(ahead) == _PARTS_AT_ONCE:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _stream(self, key: str) -> Iterator[bytes]:
+        """The content of an object that is sent as a whole. After a reply that was cut, what was read is skipped."""
+        position = 0
+        blocks: Iterator[bytes] | None = None
+
+        def read() -> bytes:
+            nonlocal blocks
+            try:
+                if blocks is None:
+                    blocks = self._files.stream(self._path(key))
+                    to_skip = position
+                    while to_skip:
+                        block = next(blocks, b"")
+                        if len(block) > to_skip:
+                            return block[to_skip:]
+                        if not block:
+                            raise OSError(errno.EIO, "the file is shorter than it was")
+                        to_skip -= len(block)
+                return next(blocks, b"")
+            except BaseException:
+                blocks = None
+                raise
+
+        while block := self._repeated(f"get {key}", read):
+            position += len(block)
+            yield block
 
     def info(self, key: str) -> ObjectInfo | None:
         """Size and tag of an object, or None if it is not there."""
         try:
-            info = self._repeated(f"head {key}", lambda: self._files.info(self._path(key), refresh=True))
+            info = self._repeated(f"head {key}", lambda: self._files.info(self._path(key), **self._fresh))
         except FileNotFoundError:
             return None
-        return None if info["type"] == "directory" else ObjectInfo(int(info["size"]), _tag(info))
+        return None if info["type"] == "directory" else _described(info)
 
     def put(self, key: str, content: bytes) -> None:
         """Write a small object, replacing one that is there."""
@@ -158,9 +219,10 @@ class ObjectClient:
         size_bytes = path.stat().st_size
 
         def send() -> None:
-            self._files.put_file(str(path), self._path(key), chunksize=PART_BYTES, **self._parallel)
-            if (arrived := self.size(key)) != size_bytes:
-                raise OSError(errno.EIO, f"{arrived} bytes arrived instead of {size_bytes}")
+            self._files.put_file(str(path), self._path(key), **self._upload_settings)
+            info = self.info(key)
+            if info is None or info.size_bytes != size_bytes:
+                raise OSError(errno.EIO, f"{info and info.size_bytes} bytes arrived instead of {size_bytes}")
 
         self._repeated(f"put {key}", send)
 
@@ -192,7 +254,7 @@ class ObjectClient:
         for attempt in range(1, self._attempts + 1):
             try:
                 return request()
-            except _FINAL:
+            except (*_FINAL, UserError):
                 raise
             except PermissionError as error:
                 raise UserError(
@@ -213,11 +275,26 @@ class ObjectClient:
         raise AssertionError("the last attempt returns or raises")
 
 
+def _described(info: Mapping[str, Any]) -> ObjectInfo:
+    size_bytes = info.get("size")
+    return ObjectInfo(None if size_bytes is None else int(size_bytes), _tag(info), info.get("ranges", True))
+
+
+def _taken_by(files: Any, method: str, **arguments: Any) -> dict[str, Any]:
+    """Those of the arguments that a method of a file system names in its signature."""
+    # A method that is asynchronous below has its names there.
+    function = getattr(files, f"_{method}", None) or getattr(files, method, None)
+    names = signature(function).parameters if function is not None else ()
+    return {name: value for name, value in arguments.items() if name in names}
+
+
 def _tag(info: Mapping[str, Any]) -> str:
     return next((str(info[key]) for key in _TAGS if info.get(key)), "")
 
 
 def _file_system(scheme: str, options: dict[str, Any]) -> Any:
+    if scheme in _WEB:
+        return WebServer()
     import fsspec
 
     if scheme in _S3:

@@ -267,9 +267,6 @@ class ObjectStorage:
         asked again once something could be sent."""
         if self._away and self.uploader.waiting():
             return
-        if self.client.scheme in ("http", "https"):
-            self._remote = {} if self._remote is None else self._remote
-            return
         before = self._remote or {}
         try:
             found: dict[str, dict[str, int]] = {}
@@ -277,7 +274,9 @@ class ObjectStorage:
             for key, info in self.client.list().items():
                 name, slash, file = key.partition("/")
                 if slash and "/" not in file and is_plain(name):
-                    found.setdefault(name, {})[file] = info.size_bytes
+                    sizes = found.setdefault(name, {})
+                    if info.size_bytes is not None:
+                        sizes[file] = info.size_bytes
                     if file == MANIFEST_FILE:
                         tags[name] = info.tag
             remote = {}
@@ -305,13 +304,17 @@ class ObjectStorage:
         sizes = {**sizes, MANIFEST_FILE: len(manifest)}
         with suppress(ManifestError):
             for file, entry in Manifest.parse(manifest).files.items():
-                if sizes.get(file) != entry.size_bytes and (size := self.client.size(f"{name}/{file}")) is not None:
-                    sizes[file] = size
+                if sizes.get(file) != entry.size_bytes and (info := self.client.info(f"{name}/{file}")) is not None:
+                    # A size that the store does not say shows when the file is read.
+                    sizes[file] = entry.size_bytes if info.size_bytes is None else info.size_bytes
         return _Remote(sizes, manifest, tag)
 
     def _folder(self, name: str) -> _Remote | None:
         if self._remote is None:
-            self._refresh()
+            if self.client.read_only:
+                self._remote = {}  # The pages of a web server are read only where a glob or a folder is named.
+            else:
+                self._refresh()
         assert self._remote is not None
         if _plain(name) not in self._remote and (found := self._look_once(name)) is not None:
             self._remote[name] = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ def open_storage(place: Path | str, *, cache: Path | None = None, **identity: An
     return ObjectStorage(place, cache=cache, **identity)
 
 
-def fetch(url: str) -> Path | None:
-    """A local copy of a file or a folder of files in an object store; None if there is none.
+def fetch(url: str, marks: Collection[str]) -> Path | None:
+    """A local copy of a file in an object store, or of a folder that holds one of the files `marks`; None if there is
+    none.
 
     Raises:
         UserError: there is no access, or no storage for this scheme.
@@ -37,4 +39,4 @@ def fetch(url: str) -> Path | None:
     """
     from trainer_cli.checkpoint.storage.download import fetch as fetch_files
 
-    return fetch_files(url)
+    return fetch_files(url, marks)

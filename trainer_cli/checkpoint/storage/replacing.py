@@ -40,9 +40,9 @@ def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
                 os.rename(old, output)
             raise
         _fsync(output.parent)
-        _delete(old)
+        delete(old)
     finally:
-        _delete(place)
+        delete(place)
 
 
 def _fsync(path: Path) -> None:
@@ -53,7 +53,8 @@ def _fsync(path: Path) -> None:
         os.close(fd)
 
 
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
+    """Delete a file, or a folder with all in it, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -46,6 +46,11 @@ def is_url(text: str | os.PathLike[str]) -> bool:
     return "://" in str(text) and not str(text).startswith("file://")
 
 
+def is_web(text: str | os.PathLike[str]) -> bool:
+    """Whether a text or path is an address of a web server."""
+    return str(text).startswith(("http://", "https://"))
+
+
 def as_path(text: str | os.PathLike[str]) -> Path:
     """The path that a text names: local, or in an object store."""
     return UrlPath(text) if is_url(text) else Path(str(text).removeprefix("file://"))
