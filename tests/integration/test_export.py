@@ -44,11 +44,13 @@ def saved(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def test_an_export_holds_the_weights_or_their_averages(place: Path) -> None:
-    done = quickly(place, "ckpt", "export", "runs/base@latest", "--format", "torch")
-    assert (done.code, done.out.startswith("exported: runs/base/export/step20.pt (4 tensors, ")) == (0, True)
     tensors = saved(place / "runs/base/checkpoints/step20")
-    plain = torch.load(place / "runs/base/export/step20.pt", weights_only=True)
-    assert all(torch.equal(plain[name], tensors[f"model/{name}"]) for name in plain)
+    for more, kept, said in (((), "callbacks/ema/average", True), (("--ema", "none", "--overwrite"), "model", False)):
+        done = quickly(place, "ckpt", "export", "runs/base@latest", "--format", "torch", *more)
+        assert (done.code, done.out.startswith("exported: runs/base/export/step20.pt (4 tensors, ")) == (0, True)
+        assert ("weights: the average of callback 'ema', which evaluations saw" in done.out) is said
+        plain = torch.load(place / "runs/base/export/step20.pt", weights_only=True)
+        assert all(torch.equal(plain[name], tensors[f"{kept}/{name}"]) for name in plain)
     shards = ("--format", "huggingface", "--shard-size", "20kb")
     done = quickly(place, "ckpt", "export", "runs/base@step10", *shards, "--ema", "-o", "hf")
     assert "no config.json is written" in done.err
@@ -92,7 +94,7 @@ def test_a_mistake_is_one_message(base: Path, arguments: list[str], code: int, s
 
 
 def test_an_average_is_a_checkpoint_that_is_evaluated_and_forked(place: Path) -> None:
-    done = quickly(place, "ckpt", "average", "runs/base@step10", "runs/base@step20", "-o", "runs/mean")
+    done = quickly(place, "ckpt", "average", "runs/base@step10", "runs/base@step20", "-o", "runs/mean", "--ema", "none")
     assert done.code == 0, done
     mean, *both = (
         saved(place / f"runs/{name}") for name in ("mean", "base/checkpoints/step10", "base/checkpoints/step20")
@@ -108,7 +110,7 @@ def test_an_average_is_a_checkpoint_that_is_evaluated_and_forked(place: Path) ->
 
 def test_weights_of_an_average_belong_to_the_checkpoints_as_they_are_named(place: Path) -> None:
     newest_first = ("runs/base@step20", "runs/base@step10", "--weights", "3,1")
-    assert quickly(place, "ckpt", "average", *newest_first, "-o", "runs/mean").code == 0
+    assert quickly(place, "ckpt", "average", *newest_first, "-o", "runs/mean", "--ema", "none").code == 0
     mean, old, new = (
         saved(place / f"runs/{name}") for name in ("mean", "base/checkpoints/step10", "base/checkpoints/step20")
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.checkpoint.averaged import weights_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.integrity import catalog_of
@@ -83,25 +84,35 @@ class SaveCheckpointState(Callback):
         if trainer.strategy.group.rank != 0:
             return
         target = (self.folder if trainer.run_dir is None else trainer.run_dir / self.folder) / path.name
+        options, average = self._options, manifest.average
+        keeps_average = average is not None and options.takes("callbacks")
+        # Metrics of an average belong to a copy that has it, in the place of the weights or beside them.
+        measured = average is None or keeps_average or options.weights_alone
         metadata = CheckpointMetadata(
             run_id=manifest.run_id,
             step=manifest.step,
             epoch=manifest.epoch,
-            reason=f"{', '.join(self._options.states)} of {path}"[:500],
-            metrics=manifest.metrics,
+            reason=f"{', '.join(options.states)} of {path}"[:500],
+            metrics=manifest.metrics if measured else {},
+            average=average if keeps_average else None,
             config_digest=manifest.config_digest,
             target_packages=manifest.target_packages,
             files=_config(path, manifest),
             progress=dict(manifest.progress or {}),
         )
         try:
-            state = trainer.checkpointer.read(path, self._options.keys())
+            alone = average is not None and options.weights_alone
+            keys = [*(options.keys() or ()), *(["callbacks"] if alone else [])]
+            state = trainer.checkpointer.read(path, keys)
+            if alone:
+                state = {**state, "model": weights_of(state, str(path), average)}
+                del state["callbacks"]
             make_sync_checkpointer(group=ALONE).save(state, target, metadata=metadata, overwrite=False)
         except SaveError as error:
             log.error("%s; the training continues", error)
             return
         self._copied = path
-        log.info("saved %s of step %d to %s", ", ".join(self._options.states), manifest.step, target)
+        log.info("saved %s of step %d to %s", ", ".join(options.states), manifest.step, target)
 
 
 def _config(path: Path, manifest: Manifest) -> dict[str, bytes]:

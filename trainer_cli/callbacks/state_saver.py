@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
+from trainer_cli.checkpoint.averaged import evaluated_average
 from trainer_cli.checkpoint.checkpointer import InFlightSave, make_sync_checkpointer
 from trainer_cli.checkpoint.format.codec import UnsavableState
 from trainer_cli.checkpoint.format.registry import format_of
@@ -143,6 +144,7 @@ class StateSaver:
             reason=decision.reason,
             finished=finished,
             metrics=dict(trainer.metric_logger.last),
+            average=evaluated_average(trainer.callbacks),
             config_digest=identity.config_digest,
             target_packages=identity.target_packages,
             world_size=trainer.strategy.world_size,

@@ -175,6 +175,10 @@ class Checkpointer(ABC):
         """The progress of the checkpoint at `path`, without loading its state; None if that is unknown."""
         return None
 
+    def average(self, path: str | Path) -> str | None:
+        """Name of the callback whose average was evaluated in place of the weights of the checkpoint at `path`."""
+        return None
+
     def read(
         self, path: str | Path, only: Collection[str] | None = None, *, targets: Targets | None = None
     ) -> dict[str, Any]:
@@ -421,6 +425,9 @@ class FolderCheckpointer(Checkpointer):
 
     def progress(self, path: str | Path) -> Mapping[str, int | float] | None:
         return self.manifest(path).progress
+
+    def average(self, path: str | Path) -> str | None:
+        return self.manifest(path).average
 
     def verify(self, path: str | Path) -> Manifest:
         """Read every file of the checkpoint at `path` and compare its digest; its manifest.

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -50,35 +49,6 @@ class ExportFormat(StrEnum):
     """One file."""
     torch = "torch"
     """One file of torch.save: name -> tensor."""
-
-
-def weights_of(state: Mapping[str, Any], where: str, ema: str | None = None) -> dict[str, torch.Tensor]:
-    """The tensors of the model in a state that was read.
-
-    Args:
-        where: the checkpoint, for messages.
-        ema: the name of a callback whose averages take the place of the weights that it averages.
-
-    Raises:
-        CheckpointError: there is no model, or no such callback.
-    """
-    weights = {name: value for name, value in state.get("model", {}).items() if isinstance(value, torch.Tensor)}
-    if not weights:
-        raise CheckpointError("the checkpoint has no model", where=where)
-    if ema is None:
-        return weights
-    callbacks = state.get("callbacks", {})
-    average = callbacks.get(ema, {}).get("average") if isinstance(callbacks.get(ema), Mapping) else None
-    if not average or not average.keys() <= weights.keys():
-        having = ", ".join(name for name, own in callbacks.items() if isinstance(own, Mapping) and own.get("average"))
-        raise CheckpointError(
-            f"the checkpoint has no averaged weights of a callback '{ema}'",
-            where=where,
-            cure=f"It has those of {having}." if having else "Leave --ema out.",
-        )
-    # A callback averages tied weights once, under one of their names.
-    averages = {id(weights[name]): value.to(weights[name].dtype) for name, value in average.items()}
-    return {name: averages.get(id(value), value) for name, value in weights.items()}
 
 
 def renamed(weights: Weights, mapping: Mapping[str, str]) -> dict[str, torch.Tensor]:

@@ -39,6 +39,9 @@ class LoadOptions:
     """Globs of parameter names, as the model has them, to leave as they are."""
     key_mapping: Mapping[str, str] = field(default_factory=dict)
     """Glob of names in the checkpoint -> name in the model; each `*` of the name stands for what that `*` matched."""
+    average: bool = True
+    """Of `states` [model]: load the average of EMA or SWA if evaluations of the checkpoint saw it, not the trained
+    weights."""
     allow_pickle: bool = False
     """Read files of other programs that can run any code when they are loaded."""
 
@@ -50,6 +53,11 @@ class LoadOptions:
     def whole(self) -> bool:
         """Whether everything is loaded."""
         return ALL in self.states
+
+    @property
+    def weights_alone(self) -> bool:
+        """Whether nothing but the model is loaded."""
+        return list(self.states) == ["model"]
 
     @property
     def resumes(self) -> bool:

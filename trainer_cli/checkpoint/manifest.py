@@ -72,6 +72,9 @@ class Manifest:
     """How the run ended, if this is its final checkpoint."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Measured at exactly this step."""
+    average: str | None = None
+    """Name of the callback whose average of the weights was evaluated in their place; None: the weights themselves.
+    `train/` metrics are always of the weights. Not written if None."""
     finite: bool = True
     """False if a trained parameter holds NaN or infinity."""
     world_size: int = 1
@@ -146,6 +149,7 @@ class Manifest:
             "progress": dict(self.progress),
             **({"shards": shards} if shards else {}),
             **({"tensor_size": self.tensor_size} if self.tensor_size > 1 else {}),
+            **({"average": self.average} if self.average is not None else {}),
         }
 
 
@@ -182,8 +186,8 @@ def _not_json(error: Exception) -> ManifestError:
 
 
 def _read(raw: dict[str, Any]) -> Manifest:
-    # Old manifests have no progress, and those of one process nothing of several.
-    raw = {"progress": {}, "shards": {}, "tensor_size": 1, **raw}
+    # Old manifests have no progress, those of one process nothing of several, and most no average.
+    raw = {"progress": {}, "shards": {}, "tensor_size": 1, "average": None, **raw}
     if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
         raise ManifestError(f"the manifest lacks, or does not know: {one_line(', '.join(sorted(wrong))[:200])}")
     for name, allowed in _FIELDS.items():
@@ -263,6 +267,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "finite": lambda value: type(value) is bool,
     "world_size": lambda value: _is_count(value) and value > 0,
     "tensor_size": lambda value: _is_count(value) and value > 0,
+    "average": _is_optional_text,
     "config_digest": _is_optional_text,
     "target_packages": lambda value: isinstance(value, list) and all(map(_is_text, value)),
     "versions": _is_table,

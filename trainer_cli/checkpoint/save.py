@@ -55,6 +55,7 @@ class CheckpointMetadata:
     reason: str = "saved by hand"
     finished: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    average: str | None = None
     finite: bool = True
     config_digest: str | None = None
     target_packages: tuple[str, ...] = ()

@@ -348,7 +348,11 @@ ACTIONS: Mapping[str, _Action] = {
         "write the weights of a checkpoint for other programs",
     ),
     "average": _Action(
-        ckpt_export.average, "+", "WHAT", ("--to", "--weights"), "save the mean of the weights of several checkpoints"
+        ckpt_export.average,
+        "+",
+        "WHAT",
+        ("--to", "--ema", "--weights"),
+        "save the mean of the weights of several checkpoints",
     ),
     "strip": _Action(ckpt_export.strip, 1, "CKPT", ("--to", "--ema"), "save the weights of a checkpoint alone"),
     "prune": _Action(_prune, "+", "WHAT", ("--yes", "--dry-run"), "remove what the rules of the run would remove"),

@@ -50,7 +50,12 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "--ema": (
         ("--ema",),
-        {"nargs": "?", "const": "ema", "metavar": "CALLBACK", "help": "averaged weights, of the callback ema"},
+        {
+            "nargs": "?",
+            "const": "ema",
+            "metavar": "CALLBACK",
+            "help": "the average of a callback (ema), or none: the trained weights; by default what was evaluated",
+        },
     ),
     "--merge-lora": (
         ("--merge-lora",), {"action": "store_true", "help": "add LoRA adapters to the weights that they adapt"}
@@ -118,7 +123,7 @@ def average(args: argparse.Namespace) -> int:
             raise UserError(f"--weights has {len(shares)} numbers for {len(given)} checkpoints")
         by_path = dict(zip(given, shares, strict=True))
         shares = [by_path[path] for path in selection.paths]
-    return _report(args, "averaged", average_of(selection.paths, args.output, shares))
+    return _report(args, "averaged", average_of(selection.paths, args.output, shares, ema=args.ema))
 
 
 def strip(args: argparse.Namespace) -> int:
@@ -141,7 +146,13 @@ def _one(what: str) -> Path:
 
 def _report(args: argparse.Namespace, what: str, written: Written) -> int:
     if args.json:
-        print_json({what: str(written.path), "tensors": written.tensors, "size_bytes": written.size_bytes})
+        facts = {"tensors": written.tensors, "size_bytes": written.size_bytes, "average": written.average}
+        print_json({what: str(written.path), **facts})
     else:
         print(f"{what}: {written.path} ({written.tensors} tensors, {size(written.size_bytes)})")
+        if written.average is not None and args.ema is None:
+            print(
+                f"weights: the average of callback '{written.average}', which evaluations saw; "
+                "--ema none takes the trained weights"
+            )
     return ExitCode.DONE

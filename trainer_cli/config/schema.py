@@ -508,6 +508,9 @@ class LoadConfig:
     """Globs of parameter names that keep the values of the new model, such as a head of another size."""
     key_mapping: dict[str, str] = checked(check_mapping, {})
     """Glob of names in the checkpoint -> name in the model, such as `{model.*: *}`; `*` is what it matched."""
+    average: bool = True
+    """fit, states [model]: load the average of EMA or SWA if evaluations of the checkpoint saw it; false: the trained
+    weights."""
 
     def __post_init__(self) -> None:
         check_fields(self, "load")

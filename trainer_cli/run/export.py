@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from trainer_cli.checkpoint.archive_file import write_archive
+from trainer_cli.checkpoint.averaged import weights_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.export import Average, ExportFormat, Weights, export, merged_lora, renamed, weights_of
+from trainer_cli.checkpoint.export import Average, ExportFormat, Weights, export, merged_lora, renamed
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.integrity import catalog_of
@@ -25,6 +26,8 @@ from trainer_cli.run.select import run_holding
 
 log = logging.getLogger(__name__)
 
+TRAINED = "none"
+"""Of --ema: the weights that are trained, whatever was evaluated."""
 _SUFFIXES = {ExportFormat.huggingface: "", ExportFormat.safetensors: ".safetensors", ExportFormat.torch: ".pt"}
 
 
@@ -35,6 +38,8 @@ class Written:
     path: Path
     tensors: int
     size_bytes: int
+    average: str | None = None
+    """Name of the callback whose average it is; None: the trained weights."""
 
 
 def export_one(
@@ -50,7 +55,10 @@ def export_one(
     hf_config: Path | None = None,
     overwrite: bool = False,
 ) -> Written:
-    """Export the weights of one checkpoint, of this program or another; the arguments are those of `export`.
+    """Export the weights of one checkpoint, of this program or another; further arguments are those of `export`.
+
+    Args:
+        ema: name of a callback whose average is exported; `none`: the trained weights; None: what evaluations saw.
 
     Raises:
         CheckpointError: there is none, or it is damaged, or has no such weights.
@@ -59,7 +67,8 @@ def export_one(
     if hf_config is not None and format is not ExportFormat.huggingface:
         raise UserError("--hf-config is for --format huggingface")
     extra = _model_files(path, hf_config) if format is ExportFormat.huggingface else {}
-    weights: Weights = _weights(path, ema)
+    weights: Weights
+    weights, callback = _weights(path, ema)
     weights = renamed(merged_lora(weights, str(path)) if merge_lora else weights, key_mapping or {})
     output = output or _beside(path, _SUFFIXES[format])
     size_bytes = export(
@@ -73,7 +82,7 @@ def export_one(
     )
     if format is ExportFormat.huggingface and not extra:
         log.warning("no config.json is written: --hf-config FILE adds that of the model")
-    return Written(output, len(weights), size_bytes)
+    return Written(output, len(weights), size_bytes, callback)
 
 
 def archive_one(path: Path, output: Path | None = None, *, overwrite: bool = False) -> Written:
@@ -94,11 +103,14 @@ def _beside(path: Path, suffix: str) -> Path:
     return (run_holding(path.parent) or path.parent) / "export" / f"{path.name}{suffix}"
 
 
-def average(paths: Sequence[Path], output: Path, shares: Sequence[float] | None = None) -> Written:
+def average(
+    paths: Sequence[Path], output: Path, shares: Sequence[float] | None = None, *, ema: str | None = None
+) -> Written:
     """Save the mean of the weights of several checkpoints as a checkpoint, with the config of the newest.
 
     Args:
         paths: by step.
+        ema: as of `export_one`.
         shares: the weight of each in the mean; None: equal ones.
 
     Raises:
@@ -110,13 +122,20 @@ def average(paths: Sequence[Path], output: Path, shares: Sequence[float] | None 
     shares = list(shares or [1.0] * len(paths))
     if len(shares) != len(paths) or min(shares) < 0 or sum(shares) <= 0:
         raise UserError(f"--weights has {len(shares)} numbers for {len(paths)} checkpoints, or none above 0")
-    mean = Average()
+    mean, callbacks = Average(), set()
     for path, share in zip(paths, shares, strict=True):
-        mean.add(_weights(path), str(path), share)
+        weights, callback = _weights(path, ema)
+        mean.add(weights, str(path), share)
+        callbacks.add(callback)
+    if len(callbacks) > 1:
+        raise UserError(
+            f"some of the checkpoints were evaluated as the average of a callback, and some as trained: {paths[-1]}",
+            cure="Say which weights to take: --ema CALLBACK, or --ema none for the trained ones.",
+        )
     if mean.differing:
         log.warning("whole numbers are those of %s: %s", paths[-1], ", ".join(sorted(mean.differing)[:5]))
     names = ", ".join(path.name for path in paths)
-    return _save(mean.result(), paths[-1], output, f"average of {names}"[:500])
+    return _save(mean.result(), paths[-1], output, f"average of {names}"[:500], callbacks.pop())
 
 
 def strip(path: Path, output: Path, *, ema: str | None = None) -> Written:
@@ -126,16 +145,25 @@ def strip(path: Path, output: Path, *, ema: str | None = None) -> Written:
         CheckpointError: it is damaged, or has no such weights.
         UserError: the output exists.
     """
-    return _save(_weights(path, ema), path, output, f"weights of {path}"[:500])
+    weights, callback = _weights(path, ema)
+    return _save(weights, path, output, f"weights of {path}"[:500], callback)
 
 
-def _weights(path: Path, ema: str | None = None) -> dict[str, torch.Tensor]:
+def _weights(path: Path, ema: str | None = None) -> tuple[dict[str, torch.Tensor], str | None]:
+    """Weights of a checkpoint, and the name of the callback whose average they are.
+
+    Args:
+        ema: that name; `none` for the trained weights; None: what evaluations of the checkpoint saw.
+    """
     if kind_of(path) is not None:
-        if ema is not None:
+        if ema not in (None, TRAINED):
             raise UserError(f"{path} is of another program, which has no averages of --ema")
-        return read_foreign(path).model
-    parts = ["model"] if ema is None else ["model", "callbacks"]
-    return weights_of(make_sync_checkpointer().read(path, parts), str(path), ema)
+        return read_foreign(path).model, None
+    checkpointer = make_sync_checkpointer()
+    callback = checkpointer.manifest(path).average if ema is None else ema
+    callback = None if callback == TRAINED else callback
+    state = checkpointer.read(path, ["model"] if callback is None else ["model", "callbacks"])
+    return weights_of(state, str(path), callback), callback
 
 
 def _model_files(path: Path, given: Path | None = None) -> dict[str, bytes]:
@@ -152,7 +180,7 @@ def _model_files(path: Path, given: Path | None = None) -> dict[str, bytes]:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
 
 
-def _save(weights: Weights, source: Path, output: Path, reason: str) -> Written:
+def _save(weights: Weights, source: Path, output: Path, reason: str, callback: str | None) -> Written:
     if output.exists():
         raise UserError(f"{output} exists", cure="Choose another --output.")
     manifest = None if kind_of(source) is not None else catalog_of(source.parent).entry(source.name).manifest
@@ -162,7 +190,7 @@ def _save(weights: Weights, source: Path, output: Path, reason: str) -> Written:
     metadata = _metadata(source, manifest, reason)
     make_sync_checkpointer(group=ALONE).save(state, output, metadata=metadata, overwrite=False)
     size_bytes = sum(file.stat().st_size for file in output.iterdir())
-    return Written(output, len(weights), size_bytes)
+    return Written(output, len(weights), size_bytes, callback)
 
 
 def _metadata(source: Path, manifest: Manifest | None, reason: str) -> CheckpointMetadata:

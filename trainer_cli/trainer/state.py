@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint import model_state
+from trainer_cli.checkpoint.averaged import weights_of
 from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
@@ -164,12 +165,24 @@ def _foreign_state(path: Path, load: LoadOptions, targets: Targets | None) -> di
     return state
 
 
-def load_weights(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, path: Path) -> None:
+def load_weights(
+    trainer: Trainer, state: dict[str, Any], options: LoadOptions, path: Path, average: str | None = None
+) -> None:
     """Load the model alone.
+
+    Args:
+        average: name of a callback in the state whose average takes the place of the weights.
 
     Raises:
         UserError: with a table of all that does not fit; the model is then untouched.
     """
+    if average is not None:
+        state["model"] = weights_of(state, str(path), average)
+        log.info(
+            "%s: the average of callback '%s', which was evaluated; load.average=false takes the trained weights",
+            path,
+            average,
+        )
     fitting, report = _of_model(trainer, state, options, cast=True)
     _load({"model": fitting}, path, advice(report))
     step = state.get("progress", {}).get("step")

@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from trainer_cli.checkpoint import model_state
+from trainer_cli.checkpoint.averaged import evaluated_average
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import expanded
+from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.group_verify import verify_share
 from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.checkpoint.policy import Occasion
@@ -524,6 +526,7 @@ class Trainer(Recording, Requests):
             epoch=self.progress.epoch,
             run_id=self._run_id,
             files=model_state.model_files(self.model),
+            average=evaluated_average(self.callbacks),
             progress=self.progress.state_dict(),
         )
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -541,9 +544,10 @@ class Trainer(Recording, Requests):
         """
         path = self.checkpointer.locate(path)
         self._make_schedulers()
-        state = self.read_checkpoint(path, load)
-        if list(load.states) == ["model"]:
-            load_weights(self, state, load, path)
+        average = self._evaluated_average(path) if load.average and load.weights_alone else None
+        state = self.read_checkpoint(path, load, *(["callbacks"] if average is not None else []))
+        if load.weights_alone:
+            load_weights(self, state, load, path, average)
         else:
             load_all(self, self._train_loader, state, load, keep_settings, path)
         if load.whole:
@@ -599,6 +603,10 @@ class Trainer(Recording, Requests):
     def _progress_of(self, path: str | Path) -> Progress | None:
         """The progress of a checkpoint, if it has one."""
         return Progress.of(self.checkpointer.progress(path) or {})
+
+    def _evaluated_average(self, path: Path) -> str | None:
+        """Name of the callback whose average was evaluated in place of a checkpoint's weights, if there is one."""
+        return None if kind_of(path) is not None else self.checkpointer.average(path)
 
     def read_checkpoint(self, path: Path, load: LoadOptions, *more: str) -> dict[str, Any]:
         """The state in a checkpoint, or what is to be loaded of it, as changed by hooks."""
