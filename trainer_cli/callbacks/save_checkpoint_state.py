@@ -99,6 +99,8 @@ class SaveCheckpointState(Callback):
             target_packages=manifest.target_packages,
             files=_config(path, manifest),
             progress=dict(manifest.progress or {}),
+            samples=manifest.samples,
+            source=manifest.source,
         )
         try:
             alone = average is not None and options.weights_alone

@@ -52,6 +52,10 @@ class RunIdentity:
     config_digest: str | None = None
     target_packages: tuple[str, ...] = ()
     extra_files: Mapping[str, bytes] = field(default_factory=dict)
+    samples: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Digests of a few samples of each dataset, for the manifest."""
+    source: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the project's imported files, for the manifest."""
     local_folder: Path | None = None
     """Where copies of checkpoints are kept that are saved to an object store; None: in the user's cache."""
     history_file: Path | None = None
@@ -150,6 +154,8 @@ class StateSaver:
             world_size=trainer.strategy.world_size,
             files={**model_files(trainer.model), **identity.extra_files},
             progress=progress.state_dict(),
+            samples=identity.samples,
+            source=identity.source,
         )
 
     def save(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata) -> None:

@@ -95,6 +95,10 @@ class Manifest:
     Empty, and not written, if one process saved."""
     progress: Mapping[str, int | float] = field(default_factory=dict)
     """The counts at this step, by the names of `Progress`; empty if unknown."""
+    samples: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Digests of a few samples by their index, for each dataset (`data/digest.py`). Not written if empty."""
+    source: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the files of the project that the run had imported, by their paths in it. Not written if empty."""
 
     def to_bytes(self) -> bytes:
         """The manifest as JSON, with its own digest."""
@@ -150,6 +154,8 @@ class Manifest:
             **({"shards": shards} if shards else {}),
             **({"tensor_size": self.tensor_size} if self.tensor_size > 1 else {}),
             **({"average": self.average} if self.average is not None else {}),
+            **({"samples": {name: dict(table) for name, table in self.samples.items()}} if self.samples else {}),
+            **({"source": dict(self.source)} if self.source else {}),
         }
 
 
@@ -186,8 +192,9 @@ def _not_json(error: Exception) -> ManifestError:
 
 
 def _read(raw: dict[str, Any]) -> Manifest:
-    # Old manifests have no progress, those of one process nothing of several, and most no average.
-    raw = {"progress": {}, "shards": {}, "tensor_size": 1, "average": None, **raw}
+    # Old manifests have no progress, samples or source, those of one process nothing of several, and most no average.
+    absent = {"progress": {}, "samples": {}, "source": {}, "shards": {}, "tensor_size": 1, "average": None}
+    raw = {**absent, **raw}
     if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
         raise ManifestError(f"the manifest lacks, or does not know: {one_line(', '.join(sorted(wrong))[:200])}")
     for name, allowed in _FIELDS.items():
@@ -276,5 +283,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "aliases": _maps_to(_is_table),
     "shards": _maps_to(_is_table),
     "progress": _maps_to(_is_counted),
+    "samples": _maps_to(_is_table),
+    "source": _is_table,
 }
 """Field of a manifest -> check of its value."""

@@ -66,6 +66,8 @@ class CheckpointMetadata:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Small files to save with the state, such as config.yaml."""
     progress: Mapping[str, int | float] = field(default_factory=dict)
+    samples: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    source: Mapping[str, str] = field(default_factory=dict)
 
 
 def nothing() -> None:
@@ -113,7 +115,7 @@ def commit(
         aliases |= rank.aliases
         shards |= rank.shards
     said = {one.name: getattr(metadata, one.name) for one in fields(metadata) if one.name not in ("files", "versions")}
-    versions = {**_versions(), **metadata.versions}
+    versions = {**library_versions(), **metadata.versions}
     manifest = Manifest(**said, versions=versions, format=format, files=files, aliases=aliases, shards=shards)
     with folder.create(MANIFEST_FILE) as writer:
         writer.write(manifest.to_bytes())
@@ -288,5 +290,6 @@ def errors_of_save(step: int, path: Path) -> Iterator[None]:
         raise SaveError(f"step {step} could not be saved: {said}", where=str(path), cure=_INTACT) from error
 
 
-def _versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
+    """The versions that every manifest has."""
     return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}

@@ -59,6 +59,8 @@ MAY_CHANGE: Mapping[str, str] = {
     "data.worker_timeout": "samples do not depend on who loads them",
 }
 """Glob of config keys -> why they may change."""
+SOURCE = "source"
+"""In `resume_allow`: the source of the project, which is no key."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def matches_any(key: str, allowed: Iterable[str]) -> bool:
 def allowed_mistakes(allowed: Iterable[str]) -> Iterator[ConfigError]:
     """The keys and globs of `resume_allow` that match no key: a misspelt one would allow nothing, in silence."""
     for pattern in allowed:
-        if not any(map(_may_match, alternatives(pattern))):
+        if pattern != SOURCE and not any(map(_may_match, alternatives(pattern))):
             hint = did_you_mean(pattern, [one.key for one in fields()]).strip()
             what = f"resume_allow names {pattern!r}, and there is no such key"
             hint = hint or "It takes keys, sections and globs of them."

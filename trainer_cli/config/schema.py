@@ -623,7 +623,9 @@ class TrainConfig:
     resume: str = "auto"
     """auto (the newest valid checkpoint, if there is one), never, must, a checkpoint of this run, or its directory."""
     resume_allow: list[str] = field(default_factory=list)
-    """Keys, sections and globs of keys that may change on a resume beyond the usual ones."""
+    """Keys, sections and globs of keys that may change on a resume beyond the usual ones. data: also samples that are
+    not those of the checkpoint. source: `train validate` may take the model from another project, in which its file
+    differs."""
     ckpt: Any = None
     """fit: start a new run from this checkpoint. validate: which checkpoints (a glob, or a list of them)."""
     model: Any = None

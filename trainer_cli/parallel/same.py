@@ -43,7 +43,9 @@ def check_same_file(group: ProcessGroup, file: Path) -> None:
         )
 
 
-def check_same(group: ProcessGroup, facts: Mapping[str, object]) -> None:
+def check_same(
+    group: ProcessGroup, facts: Mapping[str, object], *, where: str | None = None, cure: str | None = None
+) -> None:
     """Check that every rank has rank 0's values of some facts. Collective.
 
     Raises:
@@ -53,7 +55,11 @@ def check_same(group: ProcessGroup, facts: Mapping[str, object]) -> None:
     for name, value in first.items():
         others_have = [f"{own[name]} on rank {rank}" for rank, own in enumerate(others, 1) if own[name] != value]
         if others_have:
-            raise UserError(f"the ranks do not have the same {name}: {value} on rank 0, {', '.join(others_have)}")
+            raise UserError(
+                f"the ranks do not have the same {name}: {value} on rank 0, {', '.join(others_have)}",
+                where=where,
+                cure=cure,
+            )
 
 
 def check_same_samples(group: ProcessGroup, tensors: Iterable[Tensor]) -> None:

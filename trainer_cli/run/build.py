@@ -102,6 +102,11 @@ class Data:
     train: Any
     val: dict[str, Any]
 
+    @property
+    def loaders(self) -> dict[str, Any]:
+        """All loaders, by name."""
+        return {**self.val, "train": self.train}
+
 
 class Builder:
     """Makes every part of one config, errors reported with the key path of their node."""

@@ -206,5 +206,7 @@ def _metadata(source: Path, manifest: Manifest | None, reason: str) -> Checkpoin
         reason=reason,
         config_digest=manifest.config_digest,
         target_packages=manifest.target_packages,
+        samples=manifest.samples,
+        source=manifest.source,
         files={**_model_files(source), **({CONFIG_FILE: text.encode()} if text else {})},
     )

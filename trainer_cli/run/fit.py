@@ -41,6 +41,7 @@ from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.run import report
 from trainer_cli.run.environment import environment, versions
+from trainer_cli.run.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.run.plan import simulation_of, start_point_of, step_counts_of
 from trainer_cli.run.plan_view import schedule_lines
 from trainer_cli.run.resume import frozen
@@ -84,10 +85,13 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
             if group.is_main:
                 report.already_done(run, start.step, start.reason)
             return ExitCode.DONE
-        trainer, data = group.checked(lambda: _build(composed, start, group), "while data and model were made")
+        trainer, data, origin = group.checked(lambda: _build(composed, start, group), "while data and model were made")
         _warn_of_world_size(start.entry, group)
         with noting("while the run directory was opened"):
+            if group.world_size > 1:
+                check_same_origin(group, data.loaders, origin)
             fork = group.on_main(lambda: fork_of(composed, start))
+            group.on_main(lambda: _compare_origin(composed, start, fork, data, origin))
             group.on_main(lambda: _open_run(composed, start, trainer, stack))
             if group.world_size > 1:
                 _check_ranks(composed, start, group)
@@ -217,7 +221,16 @@ def _warn_of_world_size(entry: Entry | None, group: ProcessGroup) -> None:
         )
 
 
-def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Trainer, Data]:
+def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: Data, origin: Origin) -> None:
+    """Compare samples and source with those by which the checkpoint was made that is resumed, or begun with."""
+    entry = start.entry
+    if entry is not None and entry.manifest is not None:
+        compare_resumed(composed, entry.name, entry.manifest, start.changes, data.loaders, origin)
+    elif fork is not None:
+        compare_forked(composed, fork, origin)
+
+
+def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Trainer, Data, Origin]:
     _import_torch()
     composed.check_targets()
     from trainer_cli.callbacks.state_saver import RunIdentity
@@ -226,6 +239,7 @@ def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Train
     group.divide_layers(composed.config.parallel.tensor_size)
     builder = Builder(composed.config, composed.trust, group)
     data = builder.data()
+    origin = origin_of(data.loaders, composed.project_root)
     text = frozen(composed, start.run_id).encode()
     identity = RunIdentity(
         run_id=start.run_id,
@@ -233,10 +247,13 @@ def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Train
         config_digest="sha256:" + hashlib.sha256(text).hexdigest(),
         target_packages=target_packages(composed.config),
         extra_files={CONFIG_FILE: text},
+        samples=origin.samples,
+        source=origin.source,
         local_folder=start.run.checkpoints_folder,
         history_file=start.run.history_file,
     )
-    return builder.trainer(data, identity=identity, run_dir=start.run.path, hparams=hparams(composed.raw)), data
+    trainer = builder.trainer(data, identity=identity, run_dir=start.run.path, hparams=hparams(composed.raw))
+    return trainer, data, origin
 
 
 def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:

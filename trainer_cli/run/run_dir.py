@@ -279,6 +279,14 @@ class RunDir:
         return _read_json(self.summary_file) or {}
 
     @property
+    def project_roots(self) -> list[Path]:
+        """The project roots from which the attempts were started, each once, as far as they are known."""
+        environments = [_read_json(self.environment_file) or {}]
+        environments += [attempt.get("changed_environment") or {} for attempt in self.attempts]
+        roots = [environment.get("project_root") for environment in environments]
+        return list(dict.fromkeys(Path(root) for root in roots if isinstance(root, str)))
+
+    @property
     def attempts(self) -> list[dict[str, Any]]:
         """Every attempt so far, the first one first."""
         found = self.read_summary().get("attempts")

@@ -29,6 +29,7 @@ from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
+from trainer_cli.run.origin import EvaluatedOrigin
 from trainer_cli.run.recover import config_of
 from trainer_cli.run.results import Results, Row, show_table
 from trainer_cli.run.select import Selection, select
@@ -173,6 +174,7 @@ class _Experiment:
     def __init__(self, composed: Composed, load: LoadOptions) -> None:
         self.composed, self.load = composed, load
         self._made: tuple[Builder, Data] | None = None
+        self._origin: EvaluatedOrigin | None = None
 
     def evaluate(
         self,
@@ -214,6 +216,9 @@ class _Experiment:
 
     def _one(self, path: Path | None) -> list[Evaluation]:
         builder, data = self._parts()
+        if path is not None:
+            self._origin = self._origin or EvaluatedOrigin(self.composed, data.val)
+            self._origin.compare(path)
         trainer = builder.evaluator(data)
         try:
             return trainer.validate_all(data.val, [path], load=self.load)
