@@ -23,11 +23,26 @@ CALLBACKS = {
 }
 
 
+FOLLOWING = """
+class Following(Line):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+
+    def guess(self, x):
+        with torch.no_grad():
+            self.mean.lerp_(x.mean(0), 0.3)
+        return super().guess(x - self.mean)
+"""
+
+
 @pytest.mark.slow
 def test_every_callback_is_exact_beside_all_others(check: Check) -> None:
+    """Also with a model whose buffers follow what it evaluates, and with every option that wants a metric."""
     added = [f"+callbacks.{name}={node}" for name, node in CALLBACKS.items()]
     sparse = ("sparsity=rigl", "sparsity.every=2", "sparsity.stop=90", "sparsity.sparsity=0.5")
-    report = check("", *added, *sparse, "data.num_workers=0", "loop.log_interval=2", steps=6)
+    wants = ("model._target_=parts.Following", "scheduler=reduce_on_plateau", "checkpoint.keep_best.metric=val/loss")
+    report = check(FOLLOWING, *added, *sparse, *wants, "+data.num_workers=0", "loop.log_interval=2", steps=6)
     assert report.exact, report
     assert not report.remarks
 

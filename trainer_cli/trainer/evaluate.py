@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.config.schema import SchedulerInterval
+from trainer_cli.trainer.forward_state import ForwardState
 from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in
 from trainer_cli.trainer.state import load_for_evaluation
 from trainer_cli.trainer.validation_loop import Due, EvaluationInterruptedError, ValidationLoop, exceptions_reported
@@ -35,7 +37,7 @@ class Evaluation:
 def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
     """Evaluate on the loaders that are due and log `LOADER/K`. False if a stop was requested meanwhile."""
     record = trainer.metric_logger.record
-    before = dict(record)
+    before, of_model, of_step = dict(record), ForwardState(trainer.model), copy.deepcopy(trainer.step.state_dict())
     try:
         with trainer.metric_logger.pause(EVALUATING, trainer.progress):
             _run(trainer, due, is_last=is_last)
@@ -46,6 +48,10 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
                 trainer.hooks.call("on_after_evaluation", trainer, metrics)
                 trainer.schedulers.step(trainer, SchedulerInterval.evaluation, metrics, all_metrics=due.is_all)
     except EvaluationInterruptedError:
+        # The next attempt makes the whole evaluation with the model as it is now.
+        of_model.restore()
+        if of_step:
+            trainer.step.load_state_dict(of_step)
         record.clear()
         record.update(before)
         return False

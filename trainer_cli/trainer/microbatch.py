@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer_cli.checkpoint import model_state
 from trainer_cli.errors import TrainError, UserError
 from trainer_cli.trainer.batch import tensors_of
+from trainer_cli.trainer.forward_state import ForwardState
 from trainer_cli.trainer.metrics import is_known_zero, weighted
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Microbatches:
         """
         if not self.is_auto:
             return [train_part(part, count) for part, count in parts_of(batch, size, self.size or size)]
-        before = _Before(trainer.model)
+        before, rng = ForwardState(trainer.model), model_state.capture_rng()
         while True:
             try:
                 return [train_part(part, count) for part, count in parts_of(batch, size, self.size or size)]
@@ -63,7 +64,10 @@ class Microbatches:
                 failure = str(error)
             # Outside of the handler, so that no traceback holds the tensors of the failed part.
             self._halve(min(self.size or size, size), failure)
-            before.restore(trainer)
+            for optimizer in trainer.optimizers.values():
+                optimizer.zero_grad()
+            before.restore()
+            model_state.restore_rng(rng)
             begin()
 
     def _halve(self, failed: int, failure: str) -> None:
@@ -77,22 +81,6 @@ class Microbatches:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-class _Before:
-    """What a forward changes besides gradients, as it was before a batch."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._rng = model_state.capture_rng()
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-
-    def restore(self, trainer: Trainer) -> None:
-        for optimizer in trainer.optimizers.values():
-            optimizer.zero_grad()
-        with torch.no_grad():
-            for buffer, value in self._buffers:
-                buffer.copy_(value)
-        model_state.restore_rng(self._rng)
 
 
 def parts_of(batch: Any, size: int, most: int) -> Iterator[tuple[Any, int]]:

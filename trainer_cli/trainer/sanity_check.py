@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.checkpoint import model_state
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import UserError
+from trainer_cli.trainer.forward_state import ForwardState
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.validation_loop import EvaluationInterruptedError, ValidationLoop, exceptions_reported
 
@@ -26,8 +27,9 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
     `loop.eval_sanity_steps` asks for no check.
 
     `run_validation` is called only if the loaders do not report all of them. The check has no lasting effect: its
-    record is dropped, random generators and the callbacks' states are restored, and `trainer.sanity_checking` is True
-    meanwhile, for callbacks that write or count elsewhere.
+    record is dropped; parameters, buffers and extra states of the model, the states of the step and of callbacks, and
+    random generators are restored; and `trainer.sanity_checking` is True meanwhile, for callbacks that write or count
+    elsewhere.
 
     Raises:
         UserError: naming the setting, and the nearest metric that is reported.
@@ -82,6 +84,8 @@ def _without_a_trace(trainer: Trainer) -> Iterator[None]:
         for name, callback in trainer.callbacks.items()
         if _hears_of_it(trainer, callback)
     }
+    of_step = copy.deepcopy(trainer.step.state_dict())
+    of_model = ForwardState(trainer.model, parameters=True)
     began = time.monotonic()
     trainer.sanity_checking = True
     try:
@@ -91,6 +95,9 @@ def _without_a_trace(trainer: Trainer) -> Iterator[None]:
         for name, state in states.items():
             if state:
                 trainer.callbacks[name].load_state_dict(state)
+        of_model.restore()
+        if of_step:
+            trainer.step.load_state_dict(of_step)
         trainer.metric_logger.record.clear()
         trainer.metric_logger.record.update(record)
         trainer.metric_logger.exclude_time(time.monotonic() - began)
