@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,15 +20,23 @@ _HOW = frozenset({"fused", "foreach", "capturable", "differentiable"})
 """Settings of the implementation of a step: the configured values stay."""
 _OF_SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"})
 """Keys that schedulers write into a group when they are made: the values of the schedulers made here stay."""
+_TRAINED = "trained_weights"
+"""The key of the weights that are trained, where others are evaluated."""
 _NEEDS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
 """Settings with which torch's optimizers need this entry in the state."""
 
 
-def capture_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def capture_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, evaluated: Container[nn.Parameter] = ()
+) -> dict[str, Any]:
     """The optimizer's state by parameter name, and its groups with their settings.
 
     A parameter that was never stepped has no state, but is listed in its group. State that belongs to no parameter is
     under `other`, further entries of the optimizer's `state_dict` under `more`; most have neither.
+
+    Args:
+        evaluated: parameters of which the model's state holds the weights to evaluate; those that are trained are kept
+            with the optimizer's state.
     """
     names = _parameter_names(model, optimizer)
     packed = optimizer.state_dict()
@@ -39,6 +48,9 @@ def capture_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
             {**group, "params": [names[index] for index in group["params"]]} for group in packed["param_groups"]
         ],
     }
+    for name, parameter in zip(names, _parameters(optimizer), strict=True):
+        if parameter in evaluated and name in tree["state"]:
+            tree["state"][name][_TRAINED] = parameter.detach()
     if other := {key: kept for key, kept in kept_of.items() if not isinstance(key, int)}:
         tree["other"] = other
     if more := {key: value for key, value in packed.items() if key not in _PACKED}:
@@ -54,12 +66,16 @@ def fit_optimizer(
     *,
     keep_settings: Collection[str] = (),
     moved: Collection[str] = (),
+    configured: Sequence[Mapping[str, Any]] | None = None,
 ) -> Fitting:
     """The parts of a captured state that do not fit an optimizer, and what `load` will give it.
 
     Settings come from the checkpoint, and `load` logs which of them are configured otherwise; `moved` names those
     that schedules move, which differ as a matter of course. Without the states of the schedules all settings stay as
     configured. Parameters that `options` ignore keep the state that they have.
+
+    Args:
+        configured: the groups' settings as the optimizer was made with them; not given: as they are.
     """
     names = _parameter_names(model, optimizer)
     live = optimizer.state_dict()["param_groups"]
@@ -86,16 +102,25 @@ def fit_optimizer(
         rows += [f"{name}: not in group {number} of this optimizer" for name in there if name not in set(here)]
     known = {name for group in saved for name in group}
     rows += [f"{name}: has state, but is in no group of the checkpoint" for name in kept_of if name not in known]
+    rows += [
+        f"{name}: its {_TRAINED} {fault}"
+        for name, parameter in zip(names, _parameters(optimizer), strict=True)
+        if (weights := kept_of.get(name, {}).get(_TRAINED)) is not None
+        and (fault := _tensor_fault(parameter, weights, exact=True))
+    ]
     groups = []
     notes = []
-    for group, saved_group in zip(live, state["groups"], strict=False):
+    # What an optimizer counts in its groups, as Prodigy does, nobody has configured.
+    takes = _arguments(type(optimizer))
+    for number, (group, saved_group) in enumerate(zip(live, state["groups"], strict=False)):
         settings = saved_group if options.takes("schedulers") else {}
         ours = {key for key in group if key in keep_settings or key in _HOW or key in _OF_SCHEDULES}
+        first = group if configured is None else configured[number] if number < len(configured) else {}
         notes += [
-            f"{key} is {settings[key]}, as in the checkpoint; {group[key]} is configured"
-            for key in group
-            if key not in ours and key not in moved and key != "params" and not _alike(settings.get(key), group[key])
-            if key in settings
+            f"{key} is {settings[key]}, as in the checkpoint; {first[key]} is configured"
+            for key in first
+            if key in settings and key not in ours and key not in moved and key != "params"
+            if (not takes or key in takes) and not _alike(settings[key], first[key])
         ]
         kept = {key: group[key] for key in ours}
         groups.append({**group, **settings, **kept, "params": group["params"]})
@@ -106,10 +131,15 @@ def fit_optimizer(
     def load() -> None:
         for line in dict.fromkeys(notes):
             log.warning("optimizer: %s", line)
+        trained = {name: kept.pop(_TRAINED) for name, kept in kept_of.items() if _TRAINED in kept}
         packed: dict[Any, Any] = {index_of[name]: kept for name, kept in kept_of.items()}
         packed |= state.get("other", {})
         optimizer.load_state_dict({**state.get("more", {}), "state": packed, "param_groups": groups})
         _undo_casts(optimizer, packed)
+        with torch.no_grad():
+            for name, parameter in zip(names, _parameters(optimizer), strict=True):
+                if name in trained:
+                    parameter.copy_(trained[name])
 
     return Fitting(rows, load)
 
@@ -127,7 +157,7 @@ def _state_faults(
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim") or kind is torch.optim.LBFGS:
         return []
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = _parameters(optimizer)
     rows = []
     for group in groups:
         needed = [entry for setting, entry in _NEEDS.items() if group.get(setting)]
@@ -143,11 +173,11 @@ def _state_faults(
     return rows
 
 
-def _tensor_fault(parameter: torch.Tensor, value: torch.Tensor) -> str | None:
+def _tensor_fault(parameter: torch.Tensor, value: torch.Tensor, *, exact: bool = False) -> str | None:
     fits = value.ndim == parameter.ndim and all(
-        size in (1, wanted) for size, wanted in zip(value.shape, parameter.shape, strict=True)
+        size == wanted or (size == 1 and not exact) for size, wanted in zip(value.shape, parameter.shape, strict=True)
     )
-    if not fits and value.numel() != 1:
+    if not fits and (exact or value.numel() != 1):
         return f"has shape {tuple(value.shape)} in the checkpoint, but the parameter {tuple(parameter.shape)}"
     # States of a 16-bit parameter may be more precise than it.
     wider = (torch.float32, torch.float64) if parameter.dtype in (torch.bfloat16, torch.float16) else ()
@@ -168,6 +198,21 @@ def _class_name(optimizer: torch.optim.Optimizer) -> str:
     return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _arguments(kind: type) -> set[str]:
+    """The names that an optimizer's class takes; none where they are not known."""
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except (ValueError, TypeError):
+        return set()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return set()
+    return {parameter.name for parameter in parameters}
+
+
 def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """The name of each of the optimizer's parameters, in the order in which it counts them."""
     named = parameter_names(model)
@@ -183,7 +228,7 @@ def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[Any, Any]) -> 
 
     States shaped like their parameter also take its layout, as they had when they were made.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = _parameters(optimizer)
     for index, kept in packed.items():
         if not isinstance(index, int):
             continue

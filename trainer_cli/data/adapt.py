@@ -62,6 +62,13 @@ def as_loader(
             where=where,
             cure="Give several validation loaders as a mapping of names to them; join training data in one dataset.",
         )
+    if isinstance(data, Mapping):
+        raise UserError(
+            f"there is a mapping ({', '.join(map(repr, list(data)[:5]))}) where one loader or dataset is expected",
+            where=where,
+            cure="Only validation loaders have names. Give one object whose __iter__ yields a batch of each, such as "
+            "a class that returns zip(a, b).",
+        )
     timeout_s = timeout_seconds(worker_timeout)
     if not isinstance(persistent_workers, bool | None):
         raise UserError(

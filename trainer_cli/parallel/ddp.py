@@ -78,5 +78,5 @@ class DDP:
             torch.distributed.broadcast(buffer, src=0)
         yield
 
-    def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    def clip_norm(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(parameters, max_norm)

@@ -131,8 +131,8 @@ class FSDP:
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
-    def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-        meshes: dict[DeviceMesh, list[nn.Parameter]] = {}
+    def clip_norm(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+        meshes: dict[DeviceMesh, list[Tensor]] = {}
         for one in parameters:
             if isinstance(one.grad, DTensor):
                 meshes.setdefault(one.grad.device_mesh, []).append(one)

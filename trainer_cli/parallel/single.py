@@ -33,7 +33,7 @@ class Single:
     def evaluation(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    def clip_norm(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
 

@@ -41,5 +41,5 @@ class Strategy(Protocol):
         """Around an evaluation: the model is the same on all processes, also where training leaves differences.
         Collective."""
 
-    def clip_norm(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    def clip_norm(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         """Scale gradients down to this norm over all processes. Returns the norm before, without a wait for it."""

@@ -99,7 +99,7 @@ def _run(trainer: Trainer, due: Due, *, is_last: bool, loop: ValidationLoop | No
         # A pending evaluation of an earlier attempt: use the random state that it would have had.
         model_state.restore_rng(trainer.rng)
     try:
-        with exceptions_reported(trainer), ExitStack() as stack:
+        with trainer.modes.evaluating(), exceptions_reported(trainer), ExitStack() as stack:
             trainer.hooks.call("on_enter_validate_all", trainer, stack, due.loaders)
             for name, loader in due.loaders.items():
                 trainer.evaluating = loop or trainer.loop.validation_of(name)

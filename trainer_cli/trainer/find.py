@@ -146,10 +146,12 @@ def _trial(trainer: Trainer) -> Iterator[None]:
     try:
         with model_state_kept():
             trainer.train_mode()
+            trainer.modes.train()
             trainer.step.bind(trainer)
             yield
     finally:
         trainer.hooks = hooks
+        trainer.modes.eval()
         for name, optimizer in trainer.optimizers.items():
             optimizer.zero_grad()
             for group, before in zip(optimizer.param_groups, settings[name], strict=True):
@@ -196,6 +198,8 @@ def _step(trainer: Trainer, batch: Any, samples: int | None) -> torch.Tensor:
     """One optimizer step over a batch; the loss before it."""
     step = trainer.step
     step.batch_size = sample_count(batch, samples)
+    if step.evaluates_again:
+        step.batches.append((batch, step.batch_size))
     loss, _ = read_outputs(step.train_batch(batch))
     step.end_step()
     return loss.detach()

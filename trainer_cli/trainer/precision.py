@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from trainer_cli.config.schema import Dtype, PrecisionConfig, build_section
 from trainer_cli.parallel.strategy import Strategy
-from trainer_cli.trainer.torch_compat import overflow_flags
+from trainer_cli.trainer.torch_compat import dense_stand_in, overflow_flags
 
 DYNAMIC = "dynamic"
 _FIRST_SCALE = 65536.0
@@ -42,6 +45,8 @@ class LossScaler:
             device.type, init_scale=first, growth_interval=growth_interval or _GROWTH_INTERVAL
         )
         self._one = torch.ones((), device=device)
+        self._complex: WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]] = WeakKeyDictionary()
+        """Optimizer -> its number of groups, and whether one of their parameters is complex."""
         # Torch's schedulers warn if all optimizer steps so far were skipped.
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
         self._skipped = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
@@ -52,7 +57,18 @@ class LossScaler:
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients by the scale; record whether all are finite."""
-        self._scaler.unscale_(optimizer)
+        groups = optimizer.param_groups
+        if self._complex.get(optimizer, (0, False))[0] != len(groups):
+            complexes = any(parameter.is_complex() for group in groups for parameter in group["params"])
+            self._complex[optimizer] = len(groups), complexes
+        if not self._complex[optimizer][1]:
+            self._scaler.unscale_(optimizer)
+            return
+        optimizer.param_groups = [{"params": list(map(dense_stand_in, group["params"]))} for group in groups]
+        try:
+            self._scaler.unscale_(optimizer)
+        finally:
+            optimizer.param_groups = groups
 
     def overflows(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
         """On each device a tensor that is above zero if gradients of the step being made are not finite."""
@@ -139,6 +155,16 @@ class Precision:
 
     def clip(self, parameters: list[nn.Parameter], strategy: Strategy) -> Tensor | None:
         """Clip the gradients in place. Returns their norm before clipping, on the device, if it was computed."""
+        try:
+            return self._clip(parameters, strategy)
+        except NotImplementedError:
+            # Torch clips no sparse gradients, and no complex ones by value: there the values are clipped.
+            stand_ins = list(map(dense_stand_in, parameters))
+            if all(map(operator.is_, stand_ins, parameters)):
+                raise
+            return self._clip(stand_ins, strategy)
+
+    def _clip(self, parameters: Sequence[Tensor], strategy: Strategy) -> Tensor | None:
         if self.clip_norm is not None:
             return strategy.clip_norm(parameters, self.clip_norm)
         if self.clip_value is not None:

@@ -76,15 +76,16 @@ class Tree(dict[str, Any]):
 
 def capture(trainer: Trainer, train_loader: Any) -> Tree:
     """The state after the step just made. Tensors in it are the live ones."""
+    weights = trainer.modes.evaluation_weights()
     state = Tree(
-        model=model_state.capture_model(trainer.model),
+        model=_captured_model(trainer.model, weights),
         schedulers=trainer.schedulers.state_dict(),
         progress=trainer.progress.state_dict(),
         loop=trainer.loop.state_dict(),
         callbacks={name: own for name, call in trainer.callbacks.items() if (own := call.state_dict())},
         rng=trainer.rng or model_state.capture_rng(),
     )
-    captured = {name: capture_optimizer(trainer.model, one) for name, one in trainer.optimizers.items()}
+    captured = {name: capture_optimizer(trainer.model, one, weights) for name, one in trainer.optimizers.items()}
     if ONLY in captured:
         state[ONLY] = captured[ONLY]
     elif captured:
@@ -97,6 +98,16 @@ def capture(trainer: Trainer, train_loader: Any) -> Tree:
         state["scaler"] = trainer.scaler.state_dict()
     if train_loader is not None:
         state["data"] = trainer.loop.data_state(trainer)
+    return state
+
+
+def _captured_model(model: nn.Module, weights: Mapping[nn.Parameter, Any]) -> dict[str, Any]:
+    """The model's state with these weights in place of its parameters'."""
+    state = model_state.capture_model(model)
+    if weights:
+        for name, parameter in model_state.unwrapped(model).named_parameters(remove_duplicate=False):
+            if parameter in weights:
+                state[model_state.clean_name(name)] = weights[parameter]
     return state
 
 
@@ -267,8 +278,17 @@ def _of_optimizers(
     saved = {ONLY: state[ONLY]} if ONLY in state else state.get(_SEVERAL, {})
     for name, optimizer in trainer.optimizers.items():
         moved = MOVED if trainer.schedulers.of(name) else ()
+        configured = trainer.first_settings[name]
         keep = [key.removeprefix(f"{name}.") for key in keep_settings if "." not in key or key.startswith(f"{name}.")]
-        fit = partial(fit_optimizer, trainer.model, optimizer, options=options, keep_settings=keep, moved=moved)
+        fit = partial(
+            fit_optimizer,
+            trainer.model,
+            optimizer,
+            options=options,
+            keep_settings=keep,
+            moved=moved,
+            configured=configured,
+        )
         fittings[_place_of(name)] = _of(saved, name, fit)
     if trainer.optimizers:
         fittings |= {

@@ -136,8 +136,27 @@ def foreach_copy_(tensors: list[Tensor], sources: list[Tensor]) -> None:
         tensor.copy_(source)
 
 
+def dense_stand_in(parameter: Tensor) -> Tensor:
+    """The parameter; for one with a sparse or complex gradient a dense, real tensor whose gradient is the same memory.
+
+    Torch's kernels that look at gradients, or clip them, take no others.
+    """
+    gradient = parameter.grad
+    if gradient is None or not (gradient.is_sparse or gradient.is_complex()):
+        return parameter
+    if gradient.is_sparse:
+        parameter.grad = gradient = gradient.coalesce()
+        gradient = gradient.values().detach()
+    if gradient.is_complex():
+        gradient = torch.view_as_real(gradient)
+    stand_in = torch.empty_like(gradient)
+    stand_in.grad = gradient
+    return stand_in
+
+
 def foreach_norm(tensors: list[Tensor]) -> list[Tensor]:
     """The 2-norm of each tensor, on its device."""
+    tensors = [one.coalesce().values() if one.is_sparse else one for one in tensors]
     if (kernel := getattr(torch, "_foreach_norm", None)) is not None:
         return list(kernel(tensors)) if tensors else []
     return [torch.linalg.vector_norm(tensor) for tensor in tensors]

@@ -17,6 +17,7 @@ from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.trainer.metrics import Number, batch_weight, is_known_zero, read_outputs
 from trainer_cli.trainer.microbatch import Microbatches, joined
 from trainer_cli.trainer.model_call import arguments, explained
+from trainer_cli.trainer.optimizer_modes import needs_closure
 from trainer_cli.trainer.torch_compat import foreach_div_, local
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class _Updated:
         """The parameter groups as the last step was made with: schedules change them after it."""
         self.clears = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer)
         """Whether the optimizer overrides zero_grad. Torch's takes 7 us more a step than a loop over the gradients."""
+        self.needs_closure = needs_closure(optimizer)
         self.pending = False
         """Whether gradients were added since its last step."""
         self.weight: Number | Tensor = 0
@@ -86,6 +88,11 @@ class TrainStep:
     _has_agreed = False
     _has_called = False
     """Whether `forward` was called in this step."""
+    evaluates_again = False
+    """Whether the optimizer's step evaluates the loss of the whole step again; `batches` are then kept."""
+    _objective: Number | Tensor = 0
+    """The loss whose gradients there are, if `evaluates_again`."""
+    _is_evaluating = False
 
     def train_batch(self, batch: Any) -> Any:
         """Forward and backward of one batch, which is on the device. Returns what a model may return.
@@ -188,6 +195,8 @@ class TrainStep:
                 self._agreement.start(updated[0].weight)
         elif isinstance(weight, Tensor) and weight.device.type != "cpu":
             share = loss * (weight != 0)
+        if self.evaluates_again and not is_known_zero(weight):
+            self._objective = self._objective + share.detach()
         if self._scaler is not None:
             share = self._scaler.scaled(share)
         if self._agreement is None and is_known_zero(weight):
@@ -250,6 +259,10 @@ class TrainStep:
         for one in self._updated:
             if (last := before.get(one.name)) is not None:
                 one.grad_norm, one.used = last.grad_norm, last.used
+        self.batches: list[tuple[Any, int]] = []
+        self.evaluates_again, self._objective = any(one.needs_closure for one in self._updated), 0
+        if self.evaluates_again:
+            self._check_closure(trainer)
         self._before_backward, self._after_backward = hooks["on_before_backward"], hooks["on_after_backward"]
         self._before_step, self._after_step = hooks["on_before_optimizer_step"], hooks["on_after_optimizer_step"]
         self._before_zero = hooks["on_before_optimizer_zero_grad"]
@@ -277,6 +290,18 @@ class TrainStep:
             )
         return found
 
+    def _check_closure(self, trainer: Trainer) -> None:
+        """Refuse settings with which the loss of a step cannot be evaluated again."""
+        name = next(type(one.optimizer).__name__ for one in self._updated if one.needs_closure)
+        reasons = {
+            "it must be the only optimizer": len(self._updated) > 1,
+            "the loss cannot be scaled: use fp32 or bf16, without CheckFinite(policy=skip)": self._scaler is not None,
+            "there must be one process": trainer.agreement is not None,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise UserError(f"a step of {name} evaluates the loss several times, and {reason}", where="optimizer")
+
     def grad_norms(self) -> dict[str, Tensor]:
         """The norm of each optimizer's gradients at its last step, before clipping, if it was computed."""
         return {one.name: one.grad_norm for one in self._updated if one.grad_norm is not None}
@@ -293,6 +318,7 @@ class TrainStep:
         """
         self._complete = True
         self.update()
+        self.batches.clear()
         if self._agreement is not None:
             self._end_agreement(self._agreement)
         if self._scale_used:
@@ -353,26 +379,26 @@ class TrainStep:
                 where="loop.grad_accum_steps",
                 cure="Step it in update(), which is called after the last batch of a step.",
             )
+        if self._is_evaluating:
+            raise UserError(
+                f"{type(self).__name__}.train_batch steps the optimizer '{one.name}', whose step evaluates the loss "
+                "again, by train_batch",
+                cure="Step it in update(), which is called after the last batch of a step.",
+            )
         trainer, model, optimizer, scaler = self.trainer, self.model, one.optimizer, self._scaler
         if scaler is not None:
             scaler.unscale(optimizer)
         if len(optimizer.param_groups) != one.group_count:
             one.list_parameters()
-        if self._weighs:
-            divisor = self._divisor(one)
-            if type(divisor) is not float or divisor != 1.0:
-                gradients = [local(each.grad) for each in one.parameters if each.grad is not None]
-                if isinstance(divisor, Tensor) and gradients:
-                    # With parallel.cpu_offload they are on the host.
-                    divisor = divisor.to(gradients[0].device)
-                foreach_div_(gradients, divisor)
-            one.weight = 0
+        self._divide(one)
         for call in self._before_step:
             call(trainer, model, optimizer)
         if self._clips:
             one.grad_norm = self._precision.clip(one.parameters, self._strategy)
         one.keep_settings()
-        if scaler is None:
+        if one.needs_closure:
+            optimizer.step(self._closure(one))
+        elif scaler is None:
             optimizer.step()
         else:
             scaler.step(optimizer)
@@ -394,8 +420,48 @@ class TrainStep:
             scheduler.step()
             for call in self._after_lr:
                 call(trainer, model, optimizer, scheduler)
-        one.pending = False
+        one.pending, self._objective = False, 0
         self._has_stepped = True
+
+    def _divide(self, one: _Updated) -> None:
+        """Divide the sum of weighted gradients by the weights of the step."""
+        if not self._weighs:
+            return
+        divisor = self._divisor(one)
+        if self.evaluates_again:
+            self._objective = self._objective / divisor
+        if type(divisor) is not float or divisor != 1.0:
+            gradients = [local(each.grad) for each in one.parameters if each.grad is not None]
+            if isinstance(divisor, Tensor) and gradients:
+                # With parallel.cpu_offload they are on the host.
+                divisor = divisor.to(gradients[0].device)
+            foreach_div_(gradients, divisor)
+        one.weight = 0
+
+    def _closure(self, one: _Updated) -> Callable[[], Any]:
+        """What evaluates the loss of the whole step and its gradients; at its first call both are there already."""
+        present: list[Any] = [self._objective]
+
+        def evaluate() -> Any:
+            if present:
+                return present.pop()
+            for parameter in one.parameters:
+                parameter.grad = None
+            one.weight, self._unit, self._objective = 0, None, 0
+            self._is_evaluating = True
+            try:
+                with torch.enable_grad():
+                    for batch, size in self.batches:
+                        self.batch_size = size
+                        self.train_batch(batch)
+            finally:
+                self._is_evaluating = False
+            self._divide(one)
+            if self._clips:
+                self._precision.clip(one.parameters, self._strategy)
+            return self._objective
+
+        return evaluate
 
     def _named(self, name: str) -> _Updated:
         for one in self._updated:

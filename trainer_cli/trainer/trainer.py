@@ -38,6 +38,7 @@ from trainer_cli.trainer.freezing import freeze as freeze_parameters
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, global_callbacks, second_to
 from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.metric_logger import EVALUATING, SAVING, MetricLogger
+from trainer_cli.trainer.optimizer_modes import OptimizerModes
 from trainer_cli.trainer.optimizers import made_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.progress import Progress
@@ -260,7 +261,8 @@ class Trainer(Recording, Requests):
             leave_out_frozen(self.optimizers.values())
         for one in self.optimizers.values():
             step_lightly(one)
-        self._first_settings = {name: settings_of(one) for name, one in self.optimizers.items()}
+        self.first_settings = {name: settings_of(one) for name, one in self.optimizers.items()}
+        self.modes = OptimizerModes(self.optimizers.values())
         if self.optimizers:
             self.scaler = self.precision.scaler(self.device)
             by_name(self._given_schedulers, self.optimizers)
@@ -318,6 +320,8 @@ class Trainer(Recording, Requests):
                     if (close := getattr(loader, "close", None)) is not None:
                         stack.callback(close)
                 self.hooks.call("on_enter_fit", self, stack, train, val, self.loop)
+                self.modes.train()
+                stack.callback(self.modes.eval)
                 self._load_or_start(ckpt_path, load, keep_settings)
                 self._start_samples = self.progress.samples
                 # Callbacks that refuse to start do so here, before loggers are rewound.
@@ -549,6 +553,8 @@ class Trainer(Recording, Requests):
         if load.weights_alone:
             load_weights(self, state, load, path, average)
         else:
+            if load.takes("optimizer"):
+                self.modes.train()
             load_all(self, self._train_loader, state, load, keep_settings, path)
         if load.whole:
             self.hooks.call("on_load_checkpoint", self, state)
@@ -589,7 +595,7 @@ class Trainer(Recording, Requests):
         if not isinstance(self._given_model, nn.Module):
             self.model.load_state_dict(made(self._given_model, nn.Module).state_dict())
         for name, optimizer in self.optimizers.items():
-            reset(optimizer, self._first_settings[name])
+            reset(optimizer, self.first_settings[name])
         self.schedulers = Schedulers()
         self.scaler = self.precision.scaler(self.device)
         for name, state in self._first_states.items():

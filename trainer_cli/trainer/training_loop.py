@@ -336,6 +336,8 @@ class TrainingLoop(Lengths):
                     if accum != 1:
                         # It is not known whether a batch is an epoch's last if the loader has no length.
                         trainer.strategy.sync_gradients(model, step.completes or length is None)
+                if step.evaluates_again:
+                    step.batches.append((batch, size))
                 raw = step.train_batch(batch)
                 loss, outputs = read_outputs(raw)
                 if step.counts:
