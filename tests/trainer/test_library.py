@@ -198,6 +198,15 @@ def test_no_step_waits_for_a_gpu_before_a_log_step() -> None:
     assert logger.steps("mine/norm") == list(range(1, 10))
 
 
+def test_an_evaluation_needs_no_logger_for_what_it_returns(caplog: pytest.LogCaptureFixture) -> None:
+    class Logs(Callback):
+        def on_validate_end(self, trainer: Trainer, model: Any, loop: Any) -> None:
+            trainer.log_metrics(mine=1.0)
+
+    assert trainer(callbacks=[Logs()]).validate(loader(4))["val"]["mine"] == 1.0
+    assert not caplog.messages
+
+
 def test_metrics_without_a_logger_are_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
     class Logs(Callback):
         def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:

@@ -147,6 +147,9 @@ def test_a_model_may_return_a_loss_a_pair_or_a_mapping(outputs: Any, rest: Any) 
         ({"los": ONE}, r"without 'loss'; it has \['los'\]"),
         ({"loss": 1.0}, "loss is float"),
         ((ONE, {}, 3), "returned tuple"),
+        ((torch.zeros(4, 3), ONE), r"second part is the loss, .* Return the loss first: `return loss, outputs`\."),
+        (({"logits": ONE}, ONE), "second part is the loss"),
+        ((torch.zeros(4, 3), torch.zeros(4)), r"a tensor of shape \(4, 3\), expected a scalar"),
         (None, "returned NoneType"),
     ],
 )

@@ -51,10 +51,17 @@ def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
             f"the model returned {type(outputs).__name__}, expected a loss, (loss, outputs), or a mapping with 'loss'",
             cure=_LOSS,
         )
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
+    if not _is_scalar(loss):
+        if isinstance(outputs, tuple) and _is_scalar(outputs[1]):
+            what = "the model returned a pair whose second part is the loss, expected (loss, outputs)"
+            raise UserError(what, cure="Return the loss first: `return loss, outputs`.")
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise UserError(f"the model's loss is {what}, expected a scalar tensor", cure=_LOSS)
     return loss, rest
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
 
 
 def is_metric(value: Any) -> bool:

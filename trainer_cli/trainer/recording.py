@@ -20,6 +20,8 @@ class Recording:
     """The trainer's methods that log. Each adds to the record of the current step, in the scopes that hold."""
 
     metric_logger: MetricLogger
+    fitting = False
+    """Whether a fit is going on."""
 
     def __init__(self, loggers: Mapping[str, Logger]) -> None:
         self.loggers = loggers
@@ -31,7 +33,8 @@ class Recording:
         """Add metrics to the record of the current step, from anywhere. Tensors on a device are read at the next log
         step, evaluation or save, so that no step waits for them. Inside a `name_scope` their names begin with it.
         """
-        if not self.loggers and not self._warned:
+        # What is logged in an evaluation outside of a fit is returned.
+        if self.fitting and not self.loggers and not self._warned:
             self._warned = True
             log.warning("metrics are logged, but there is no logger that writes them: give the trainer `loggers`")
         self.metric_logger.add({self._scoped(name): value for name, value in {**(metrics or {}), **named}.items()})

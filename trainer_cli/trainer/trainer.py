@@ -171,7 +171,6 @@ class Trainer(Recording, Requests):
     """The loop that evaluates, or has evaluated last."""
     _used = False
     """Whether it has begun to train, or a checkpoint was loaded."""
-    _fitting = False
     _train_loader: Any = None
     _start_samples = 0
 
@@ -309,7 +308,7 @@ class Trainer(Recording, Requests):
         self.loop.evaluations.check(val)
         if ckpt_path is None and self._used:
             self._reset()
-        self._used = self._fitting = True
+        self._used = self.fitting = True
         # Gradients that an interrupted fit left would be added to the first step's.
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
@@ -339,7 +338,7 @@ class Trainer(Recording, Requests):
                     self.hooks.call_all("on_fit_exception", self, error)
             raise
         finally:
-            self._fitting = False
+            self.fitting = False
             self._clear_requests()
         self.close()
         return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.metric_logger.last))
@@ -422,7 +421,7 @@ class Trainer(Recording, Requests):
             self.hooks = Hooks(self.callbacks, {*self.hooks.families, loop.hook})
         with ExitStack() as stack:
             stack.callback(self._clear_requests)
-            if not self._fitting:
+            if not self.fitting:
                 stack.push(self._finalize)
             stack.enter_context(self.logging.shown())
             return [row for path in paths for row in evaluate_checkpoint(self, loaders, path, load, loop)]
