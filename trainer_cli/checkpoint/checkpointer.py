@@ -179,6 +179,10 @@ class Checkpointer(ABC):
         """Name of the callback whose average was evaluated in place of the weights of the checkpoint at `path`."""
         return None
 
+    def metrics(self, path: str | Path) -> Mapping[str, float]:
+        """What was measured at the step of the checkpoint at `path`; empty if that is unknown."""
+        return {}
+
     def read(
         self, path: str | Path, only: Collection[str] | None = None, *, targets: Targets | None = None
     ) -> dict[str, Any]:
@@ -428,6 +432,9 @@ class FolderCheckpointer(Checkpointer):
 
     def average(self, path: str | Path) -> str | None:
         return self.manifest(path).average
+
+    def metrics(self, path: str | Path) -> Mapping[str, float]:
+        return self.manifest(path).metrics
 
     def verify(self, path: str | Path) -> Manifest:
         """Read every file of the checkpoint at `path` and compare its digest; its manifest.

@@ -17,12 +17,24 @@ from trainer_cli.trainer.torch_compat import compile_deterministically
 
 log = logging.getLogger(__name__)
 
+_LEAST_OF_CHANCE = 2**32
+"""Torch begins with a random seed of 53 bits, people give smaller ones."""
+
 
 def seed_everything(seed: int) -> None:
     """Seed python, numpy and torch (all devices)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def warn_if_never_seeded() -> None:
+    """Warn that weights which a module has drawn already differ from process to process, unless torch was seeded."""
+    if torch.initial_seed() >= _LEAST_OF_CHANCE:
+        log.warning(
+            "the model was made before the seed was set: weights that it drew at random differ from process to "
+            "process. Give its class, or a function that makes it"
+        )
 
 
 def seed_rank(seed: int, rank: int, step: int = 0) -> None:

@@ -59,6 +59,7 @@ from trainer_cli.trainer.setup import (
     seed_rank,
     settings_of,
     typed,
+    warn_if_never_seeded,
 )
 from trainer_cli.trainer.state import capture, load_all, load_weights, read_state
 from trainer_cli.trainer.stopping import Stop
@@ -82,6 +83,7 @@ class FitResult:
     reason: str
     step: int
     metrics: dict[str, float]
+    """The last record; of a finished run that was resumed, those of its last checkpoint."""
 
 
 def _part(slot: str, value: Any, kind: type[P]) -> P:
@@ -126,8 +128,8 @@ class Trainer(Recording, Requests):
     """Trains a model and evaluates it.
 
     Args:
-        model: a module, or a function without arguments that makes one. Its forward takes a batch and returns a
-            loss, `(loss, outputs)`, or a mapping with `loss`; every other scalar of a mapping is a metric.
+        model: a module, or a class or function without arguments that makes one. Its forward takes a batch and
+            returns a loss, `(loss, outputs)`, or a mapping with `loss`; every other scalar of a mapping is a metric.
         optimizer: an optimizer over the model's parameters, a function `model -> optimizer`, or a mapping of names
             to either. None: the trainer can only validate.
         schedulers: a schedule, a function `optimizer -> schedule`, or a list or mapping by name of either; each
@@ -147,7 +149,8 @@ class Trainer(Recording, Requests):
         checkpoint: the CheckpointerCallback (or a subclass); it is called after all other callbacks.
         callbacks, loggers: sequences, or mappings by name. The name is the key of a callback's saved state.
         logging: what is printed, and how the console shows metrics.
-        seed: seeds python, numpy and torch before the model is made.
+        seed: seeds python, numpy and torch before a `model` that is a class or a function is called. A module that was
+            made before has its weights already.
         deterministic: only deterministic kernels, for the whole process.
         device: `auto`, or a torch device's name.
         strategy: how many processes train the model; None: this one alone.
@@ -232,6 +235,8 @@ class Trainer(Recording, Requests):
         if checked["deterministic"]:
             be_deterministic()
         if self.seed is not None:
+            if isinstance(model, nn.Module):
+                warn_if_never_seeded()
             seed_everything(self.seed)
         self.hooks.call("pre_setup", self)
         self._make(optimizer, checked["freeze"], compile)
@@ -341,7 +346,14 @@ class Trainer(Recording, Requests):
             self.fitting = False
             self._clear_requests()
         self.close()
-        return FitResult(stop.finished, stop.reason, self.progress.step, dict(self.metric_logger.last))
+        return FitResult(stop.finished, stop.reason, self.progress.step, self._last_metrics())
+
+    def _last_metrics(self) -> dict[str, float]:
+        """The last record of metrics; where a finished run was resumed and no step made, that of its checkpoint."""
+        last: Mapping[str, float] = self.metric_logger.last
+        if not last and self.resumed and self.loaded_from is not None and self.progress.step == self.loaded_step:
+            last = self.checkpointer.metrics(self.loaded_from)
+        return dict(last)
 
     def _load_or_start(
         self, ckpt_path: str | Path | Unset | None, load: LoadOptions, keep_settings: Sequence[str]
