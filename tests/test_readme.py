@@ -37,7 +37,7 @@ PAGES = {
     "README.md": Page(
         shows=(
             r"is finished at step 675",
-            r"smallest loss",
+            r"smallest val/loss",
             r"report\.html: 1 run",
             r"finished at step 900",
             r"evaluations +\d: 135, 270",

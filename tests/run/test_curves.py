@@ -101,6 +101,6 @@ def test_pauses_are_told_from_the_usual_pace_and_not_across_attempts() -> None:
     assert pauses(Columns(), pace(Columns(), []), most=5) == []
 
 
-def test_the_best_value_is_finite_and_the_first_of_equals(tmp_path: Path) -> None:
+def test_the_best_value_is_finite_and_the_newest_of_equals(tmp_path: Path) -> None:
     found = written(tmp_path / "m", at(1, a="-inf", b=1), at(2, a=3, b="nan"), at(3, a=2, b=1), at(4, a=2))
-    assert best_values(found, {"a": "min", "b": "max", "c": "min"}) == {"a": (2.0, 3), "b": (1.0, 1)}
+    assert best_values(found, {"a": "min", "b": "max", "c": "min"}) == {"a": (2.0, 4), "b": (1.0, 3)}

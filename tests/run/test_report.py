@@ -12,7 +12,8 @@ import pytest
 from trainer_cli.config.schema import KeepBestConfig, Mode
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.jsonl import JsonlLogger
-from trainer_cli.run.report import BEST, best_metrics, closing, last_metrics
+from trainer_cli.run.best import MODES
+from trainer_cli.run.report import best_metrics, closing, last_metrics
 from trainer_cli.run.run_dir import Outcome, RunDir, RunStatus
 
 NO_RULE = KeepBestConfig()
@@ -58,7 +59,7 @@ def test_keep_best_reports_the_direction_of_a_metric_that_the_table_lacks(
 
 
 def test_names_in_the_table_are_as_they_are_looked_up() -> None:
-    assert all(name == name.lower() and "/" not in name for name in BEST)
+    assert all(name == name.lower() and "/" not in name for name in MODES)
 
 
 def test_a_value_that_is_not_finite_is_never_best_and_is_reported_as_last(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -28,17 +29,39 @@ def test_a_loss_that_is_no_number_is_written_as_a_text(tmp_path: Path) -> None:
     assert '"val/loss": "nan"' in (tmp_path / "validation.jsonl").read_text()
 
 
-def test_the_table_marks_the_smallest_finite_loss_of_each_loader(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+F1 = {"metric": "b/f1", "mode": "max"}
+
+
+@pytest.mark.parametrize(
+    ("keep_best", "marked", "note"),
+    [
+        (None, ["step3", "3", "a"], "* smallest a/loss, of equal ones the newest"),
+        ({"metric": None, "mode": "min"}, ["step3", "3", "a"], "* smallest a/loss, of equal ones the newest"),
+        (F1, ["step2", "2", "b"], "* largest b/f1, of equal ones the newest"),
+        ({**F1, "mode": "min"}, ["step1", "1", "b"], "* smallest b/f1, of equal ones the newest"),
+        ({**F1, "metric": "c/f1"}, ["step3", "3", "a"], "* smallest a/loss, of equal ones the newest"),
+    ],
+    ids=["no rule", "no metric", "f1", "the least f1", "a metric that was not measured"],
+)
+def test_the_table_marks_the_best_by_the_rule_of_the_run(
+    keep_best: Any, marked: list[str], note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = Results(tmp_path)
-    losses = [("a", 1, 0.5), ("a", 2, float("nan")), ("a", 3, 0.5), ("b", 1, 2.0), ("b", 2, 3.0)]
-    results.add([Row(f"step{step}", step, loader, {"loss": loss}) for loader, step, loss in losses])
+    results = Results(tmp_path, keep_best=keep_best)
+    nan = float("nan")
+    for loader, step, loss, f1 in [
+        ("a", 1, 0.5, 1),
+        ("a", 2, nan, 1),
+        ("a", 3, 0.5, 1),
+        ("b", 1, 0.1, 2),
+        ("b", 2, 3, 4),
+    ]:
+        results.add([Row(f"step{step}", step, loader, {"loss": loss, "f1": f1})])
     results.finish()
-    marked = [line.split()[1:4] for line in capsys.readouterr().out.splitlines() if line.startswith("*  ")]
-    assert marked == [["step3", "3", "a"], ["step1", "1", "b"]], "of equal ones the newer"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:4] for line in lines if line.startswith("*  ")] == [marked]
+    assert note in lines
     head, first, *_ = (tmp_path / "validation.csv").read_text().splitlines()
-    assert (head, first) == ("checkpoint,step,loader,loss", "step1,1,a,0.5")
+    assert (head, first) == ("checkpoint,step,loader,loss,f1", "step1,1,a,0.5,1")
 
 
 def test_tensorboard_shows_every_validation_and_the_training(tmp_path: Path) -> None:

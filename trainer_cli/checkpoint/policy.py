@@ -58,16 +58,16 @@ class BestRule:
 
     def ranked(self, saved: Sequence[Saved]) -> list[Saved]:
         """Those that have the metric, the best first; NaN and infinity are never among them, ties go to the newer."""
-        measured = [one for one in saved if one.finite and self._value(one.metrics) is not None]
-        return sorted(measured, key=lambda one: (self._loss(one.metrics), -one.step))[: self.count]
+        measured = [one for one in saved if one.finite and self.value(one.metrics) is not None]
+        return sorted(measured, key=lambda one: (self.loss(one.metrics), -one.step))[: self.count]
 
     def why_enter(self, metrics: Mapping[str, float], saved: Sequence[Saved]) -> str | None:
         """The reason why a new measurement is among the best, or None."""
-        value = self._value(metrics)
+        value = self.value(metrics)
         if value is None:
             return None
         best = self.ranked(saved)
-        if len(best) == self.count and self._loss(metrics) > self._loss(best[-1].metrics):
+        if len(best) == self.count and self.loss(metrics) > self.loss(best[-1].metrics):
             return None
         return f"{self.metric} {value:g} is {self.among}"
 
@@ -76,11 +76,13 @@ class BestRule:
         """The reason of a member of the best."""
         return "the best" if self.count == 1 else f"among the {self.count} best"
 
-    def _value(self, metrics: Mapping[str, float]) -> float | None:
+    def value(self, metrics: Mapping[str, float]) -> float | None:
+        """The metric's value; None if there is none that is finite."""
         value = metrics.get(self.metric)
         return value if value is not None and math.isfinite(value) else None
 
-    def _loss(self, metrics: Mapping[str, float]) -> float:
+    def loss(self, metrics: Mapping[str, float]) -> float:
+        """What the best has the least of."""
         return metrics[self.metric] if self.mode is Mode.min else -metrics[self.metric]
 
 

@@ -180,13 +180,15 @@ def by_last_part(names: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def best_values(columns: Columns, modes: Mapping[str, str]) -> dict[str, tuple[float, int]]:
-    """The best finite value of each metric whose mode, `min` or `max`, is given, and its step; the first of equals."""
+    """Best finite value and its step of each metric whose mode, `min` or `max`, is given; of equal ones the newest."""
     best: dict[str, tuple[float, int]] = {}
     for name, mode in modes.items():
         series = columns.metrics.get(name)
         finite = np.flatnonzero(np.isfinite(series.values)) if series is not None else ()
         if series is not None and len(finite):
             values = series.values[finite]
-            at = finite[np.argmin(values) if mode == "min" else np.argmax(values)]
+            newest_first = values[::-1]
+            back = int(np.argmin(newest_first) if mode == "min" else np.argmax(newest_first))
+            at = finite[len(values) - 1 - back]
             best[name] = float(series.values[at]), int(columns.step[series.rows[at]])
     return best

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.naming import parse_step
 from trainer_cli.config.schema import KeepBestConfig, Mode
+from trainer_cli.run.best import mode_of
 from trainer_cli.run.run_dir import Outcome, RunDir
 from trainer_cli.terminal import columns, is_terminal, wrapped
 
@@ -21,41 +22,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BEST: Mapping[str, Mode] = {
-    **dict.fromkeys(
-        (
-            "bce", "bits_per_byte", "bits_per_char", "bpb", "bpc", "bpd", "brier", "ce", "cer", "cross_entropy", "ece",
-            "eer", "error", "error_rate", "fid", "kl", "kl_divergence", "log_loss", "loss", "lpips", "mae", "mape",
-            "mse", "nll", "nrmse", "per", "perplexity", "ppl", "rmse", "smape", "ter", "wer",
-        ),
-        Mode.min,
-    ),
-    **dict.fromkeys(
-        (
-            "acc", "accuracy", "ap", "auc", "auprc", "auroc", "balanced_accuracy", "bleu", "bleurt", "chrf", "dice",
-            "exact_match", "f1", "f1_score", "hit_rate", "iou", "kappa", "map", "mcc", "miou", "mrr", "ndcg",
-            "pass_rate", "pearson", "precision", "psnr", "r2", "recall", "rouge", "rouge_l", "spearman", "ssim",
-            "success_rate", "top1", "top1_accuracy", "top5", "top5_accuracy", "win_rate",
-        ),
-        Mode.max,
-    ),
-}  # fmt: skip
-"""Whether the smallest or the largest value of a metric is its best, by the whole name after the loader's. Of a metric
-that is not listed, `checkpoint.keep_best` gives the mode."""
-
 
 def best_metrics(metrics_file: Path, keep_best: KeepBestConfig) -> dict[str, dict[str, Any]]:
-    """The best finite value of each validation metric so far, its step, and whether best is `min` or `max`.
-
-    A metric that neither `BEST` nor `keep_best` knows has none.
+    """The best finite value of each validation metric so far, its step, and whether best is `min` or `max`; of equal
+    values the newest. A metric whose mode is unknown has none.
     """
     best: dict[str, dict[str, Any]] = {}
     for step, key, value in _validation_metrics(metrics_file):
-        mode = BEST.get(key.rsplit("/", 1)[1].lower()) or (keep_best.mode if key == keep_best.metric else None)
+        mode = mode_of(key, keep_best.metric, keep_best.mode)
         if mode is None or not math.isfinite(value):
             continue
         sign = -1 if mode is Mode.min else 1
-        if key not in best or sign * value > sign * best[key]["value"]:
+        if key not in best or sign * value >= sign * best[key]["value"]:
             best[key] = {"value": value, "step": step, "mode": mode.value}
     return best
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer_cli.run.best import describe, shared_keep_best
 from trainer_cli.run.curves import Series, by_last_part, pace, pauses
 from trainer_cli.run.report_blocks import (
     Block,
@@ -22,7 +23,7 @@ from trainer_cli.run.report_blocks import (
     when_saved,
 )
 from trainer_cli.run.report_summary import differing, summary
-from trainer_cli.run.results import Row, best_rows
+from trainer_cli.run.results import Row, best_row
 from trainer_cli.run.run_record import RunRecord, SweepJob, as_text, unix
 
 _BUCKETS = 2000
@@ -134,6 +135,7 @@ def _validation(records: Sequence[RunRecord], others: Mapping[str, Sequence[Row]
             yield {"kind": "chart", "title": metric, "curves": curves, "restarts": []}
     if everything:
         metrics = list(dict.fromkeys(key for row in everything for key in row.metrics))
+        best, rule = best_row(everything, shared_keep_best(record.keep_best for record in records))
         cells = [
             [row.checkpoint, f"{row.step:,}", row.loader, *(number(row.metrics.get(name)) for name in metrics)]
             for row in everything
@@ -142,8 +144,8 @@ def _validation(records: Sequence[RunRecord], others: Mapping[str, Sequence[Row]
             ["checkpoint", "step", "loader", *metrics],
             cells,
             right=["step", *metrics],
-            title="Results of train validate; the smallest loss of each loader is marked",
-            marked=sorted(best_rows(everything)),
+            title="Results of train validate" + (f"; marked: the {describe(rule)}" if rule is not None else ""),
+            marked=[] if best is None else [best],
             **_fold(cells),
         )
 

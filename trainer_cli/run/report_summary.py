@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from trainer_cli.run.best import best_rule, shared_keep_best
 from trainer_cli.run.report_blocks import Block, clock_time, duration, number, parallel, table
 from trainer_cli.run.run_record import RunRecord, SweepJob, short_keys
 
@@ -55,8 +56,11 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str]) -> Block:
-    """A row for each run; the best of the first metric that all rank by comes first."""
+    """A row for each run; the best comes first."""
     metrics = list(dict.fromkeys(name for record in records for name in record.best))
+    rule = best_rule(shared_keep_best(record.keep_best for record in records), metrics)
+    if rule is not None:
+        metrics.sort(key=lambda name: name != rule.metric)
     order = list(range(len(records)))
     if metrics:
         sign = -1 if any(record.modes.get(metrics[0]) == "max" for record in records) else 1

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from trainer_cli.checkpoint.policy import BestRule
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.files import AppendedFile, replace
 from trainer_cli.loggers.jsonl import strict_json
+from trainer_cli.run.best import best_rule, describe
 from trainer_cli.run.table import table
 
 
@@ -30,8 +32,13 @@ class Row:
 class Results:
     """Collect rows, in a folder that is made for the first of them."""
 
-    def __init__(self, folder: Path, show: Callable[[Results], None] | None = None) -> None:
-        self.folder, self.show = folder, show or show_table
+    def __init__(
+        self,
+        folder: Path,
+        show: Callable[[Results], None] | None = None,
+        keep_best: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.show, self.keep_best = folder, show or show_table, keep_best
         self.rows: list[Row] = []
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -95,28 +102,29 @@ def _prefixed(row: Row) -> dict[str, float]:
 
 
 def show_table(results: Results) -> None:
-    """Print a row for each checkpoint and loader; the smallest loss of each loader is marked."""
+    """Print a row for each checkpoint and loader; the best is marked."""
     rows = results.rows
     names = _names(rows)
-    best = best_rows(rows)
+    best, rule = best_row(rows, results.keep_best)
     cells = []
     for index, row in enumerate(rows):
         numbers = [f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names]
-        cells.append(["*" if index in best else "", row.checkpoint, str(row.step), row.loader, *numbers])
+        cells.append(["*" if index == best else "", row.checkpoint, str(row.step), row.loader, *numbers])
     print(table(["", "checkpoint", "step", "loader", *names], cells, right=["step", *names]))
-    if best:
-        print("* smallest loss")
+    if rule is not None:
+        print(f"* {describe(rule)}")
     print(f"results: {results.folder}/validation.jsonl, {results.folder}/validation.csv")
 
 
-def best_rows(rows: Sequence[Row]) -> set[int]:
-    """The row with the smallest finite loss of each loader; of equal ones the newest."""
-    best: dict[str, int] = {}
-    for index, row in enumerate(rows):
-        loss = row.metrics.get("loss")
-        if loss is None or not math.isfinite(loss):
-            continue
-        held = best.get(row.loader)
-        if held is None or (loss, -row.step) < (rows[held].metrics["loss"], -rows[held].step):
-            best[row.loader] = index
-    return set(best.values())
+def best_row(rows: Sequence[Row], keep_best: Mapping[str, Any] | None) -> tuple[int | None, BestRule | None]:
+    """Index of the best row, and the rule that chose it; both None where no row has a finite value of its metric."""
+    measured = [_prefixed(row) for row in rows]
+    rule = best_rule(keep_best, (name for metrics in measured for name in metrics))
+    if rule is None:
+        return None, None
+    ranked = [
+        (rule.loss(metrics), -row.step, index)
+        for index, (row, metrics) in enumerate(zip(rows, measured, strict=True))
+        if rule.value(metrics) is not None
+    ]
+    return (min(ranked)[2], rule) if ranked else (None, None)

@@ -18,8 +18,8 @@ from trainer_cli.checkpoint.naming import MANIFEST_FILE
 from trainer_cli.checkpoint.storage.url_path import is_url
 from trainer_cli.config.fields import whole_values
 from trainer_cli.errors import RunDirectoryError, TrainError
+from trainer_cli.run.best import mode_of
 from trainer_cli.run.curves import Columns, best_values, json_lines, read_columns
-from trainer_cli.run.report import BEST
 from trainer_cli.run.results import Row
 from trainer_cli.run.run_dir import RunDir
 from trainer_cli.run.run_view import RunReader, RunView
@@ -59,6 +59,12 @@ class RunRecord:
     """Validation metric -> its best value and the step."""
     modes: Mapping[str, str] = field(default_factory=dict)
     """Whether best is `min` or `max`, of the metrics of which it is known."""
+
+    @property
+    def keep_best(self) -> Mapping[str, str]:
+        """The section `checkpoint.keep_best` of its config."""
+        prefix = "checkpoint.keep_best."
+        return {key.removeprefix(prefix): value for key, value in self.config.items() if key.startswith(prefix)}
 
     @property
     def began(self) -> float:
@@ -180,16 +186,9 @@ def short_keys(keys: Collection[str]) -> dict[str, str]:
 
 def _modes(metrics: Mapping[str, Any], config: Mapping[str, str]) -> dict[str, str]:
     """Whether the best of each validation metric is the smallest or the largest, where that is known."""
-    modes: dict[str, str] = {}
-    for name in metrics:
-        loader, _, last = name.rpartition("/")
-        if not loader or name.startswith("train/"):
-            continue
-        if (mode := BEST.get(last.lower())) is not None:
-            modes[name] = mode.value
-        elif name == config.get("checkpoint.keep_best.metric"):
-            modes[name] = "max" if config.get("checkpoint.keep_best.mode") == "max" else "min"
-    return modes
+    best = config.get("checkpoint.keep_best.metric"), config.get("checkpoint.keep_best.mode")
+    measured = [name for name in metrics if "/" in name and not name.startswith("train/")]
+    return {name: mode.value for name in measured if (mode := mode_of(name, *best)) is not None}
 
 
 def _overridden(run: RunDir, config: Mapping[str, str]) -> list[str]:

@@ -21,13 +21,12 @@ from trainer_cli.checkpoint.find import checkpoint_at
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.naming import CONFIG_FILE, MANIFEST_FILE, parse_step, with_ranks
-from trainer_cli.checkpoint.policy import BestRule, Saved
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.checkpoint.storage.url_path import as_path, is_url, is_web
 from trainer_cli.config.globs import alternatives
-from trainer_cli.config.schema import Mode
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
+from trainer_cli.run.best import best_rule, keep_best_of
 from trainer_cli.run.run_dir import RunDir
 
 log = logging.getLogger(__name__)
@@ -345,25 +344,12 @@ def _warn_of_newer(catalog: Catalog, chosen: Entry, run_id: str | None) -> None:
 
 
 def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
-    """The best by the run's own `checkpoint.keep_best`, else the one with the smallest validation loss; of equal ones
-    the newer."""
-    facts = [one for entry in valid if (one := entry.saved()) is not None]
-    rule = (None if run is None else _best_rule(run)) or _usual_rule(facts)
+    """The best checkpoint of a run (run/best.py)."""
+    facts = [saved for entry in valid if (saved := entry.saved()) is not None]
+    keep_best = None if run is None else keep_best_of(run_config(run))
+    rule = best_rule(keep_best, (name for saved in facts for name in saved.metrics))
     ranked = rule.ranked(facts) if rule is not None else []
     return next((entry for entry in valid if ranked and entry.name == ranked[0].name), None)
-
-
-def _best_rule(run: Path) -> BestRule | None:
-    section = run_config(run).get("checkpoint")
-    best = section.get("keep_best") if isinstance(section, dict) else None
-    if not isinstance(best, dict) or not isinstance(best.get("metric"), str):
-        return None
-    return BestRule(best["metric"], Mode.max if best.get("mode") == "max" else Mode.min)
-
-
-def _usual_rule(facts: Sequence[Saved]) -> BestRule | None:
-    losses = {key for one in facts for key in one.metrics if key.endswith("/loss") and not key.startswith("train/")}
-    return BestRule(min(losses)) if losses else None
 
 
 def _readable(path: Path) -> str | None:

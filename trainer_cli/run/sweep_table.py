@@ -14,7 +14,9 @@ from typing import Any
 
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.loggers.files import replace
+from trainer_cli.run.best import best_rule, keep_best_of, shared_keep_best
 from trainer_cli.run.run_dir import RunDir, RunStatus, write_json
+from trainer_cli.run.select import run_config
 from trainer_cli.run.table import table
 
 NOT_BEGUN, QUEUED = "not begun", "queued"
@@ -143,8 +145,10 @@ def write_csv(file: Path, rows: Sequence[JobStatus]) -> None:
 def as_table(rows: Sequence[JobStatus]) -> str:
     """The rows for a screen: swept values, status, step, the best of each metric, seconds; why some failed."""
     keys, metrics = _keys(rows), _metrics(rows)
-    ranked = next((name for name in metrics if any(name in row.best for row in rows)), None)
-    winner = None if ranked is None else _winner(rows, ranked)
+    known = [name for name in metrics if any(name in row.best for row in rows)]
+    rule = best_rule(shared_keep_best(keep_best_of(run_config(row.run_dir)) for row in rows), known)
+    ranked = rule.metric if rule is not None else next(iter(known), None)
+    winners = [] if ranked is None else _winners(rows, ranked)
     best = [f"best {name}" for name in metrics]
     cells = []
     for row in rows:
@@ -152,11 +156,11 @@ def as_table(rows: Sequence[JobStatus]) -> str:
         step = "" if row.step is None else str(row.step)
         seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
         swept = [row.swept.get(key, "") for key in keys]
-        cells.append(["*" if row is winner else "", *swept, row.status, step, *numbers, seconds])
+        cells.append(["*" if row in winners else "", *swept, row.status, step, *numbers, seconds])
     header = ["", *keys, "status", "step", *best, "seconds"]
     shown = [table(header, cells, right=["step", *best, "seconds"])]
-    if winner is not None:
-        shown.append(f"* best {ranked}")
+    if winners:
+        shown.append(f"* best {ranked}{f', equal in {len(winners)} jobs' if len(winners) > 1 else ''}")
     shown += [f"{row.status}: {row.key}: {row.reason}" for row in rows if not row.finished and row.reason]
     return "\n".join(shown)
 
@@ -174,10 +178,11 @@ def _best(row: JobStatus, name: str) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _winner(rows: Sequence[JobStatus], name: str) -> JobStatus | None:
-    """The job with the best value of a metric; of equal ones the first."""
-    ranked = [(value, row) for row in rows if (value := _best(row, name)) is not None and math.isfinite(value)]
-    if not ranked:
-        return None
-    smaller = ranked[0][1].best[name].get("mode") == "min"
-    return (min if smaller else max)(ranked, key=lambda one: one[0])[1]
+def _winners(rows: Sequence[JobStatus], name: str) -> list[JobStatus]:
+    """The jobs with the best value of a metric."""
+    values = [(value, row) for row in rows if (value := _best(row, name)) is not None and math.isfinite(value)]
+    if not values:
+        return []
+    smaller = values[0][1].best[name].get("mode") == "min"
+    best = (min if smaller else max)(value for value, _ in values)
+    return [row for value, row in values if value == best]

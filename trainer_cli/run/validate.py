@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
+from trainer_cli.run.best import shared_keep_best
 from trainer_cli.run.origin import EvaluatedOrigin
 from trainer_cli.run.recover import config_of
 from trainer_cli.run.results import Results, Row, show_table
@@ -72,7 +74,9 @@ def validate(
     if ckpt == "none":
         composed = compose(overrides, **settings)
         experiment = _Experiment(composed, load_options(composed.config.load))
-        results = Results(Path(composed.config.validate.folder or "runs/validation-none"), show)
+        results = Results(
+            Path(composed.config.validate.folder or "runs/validation-none"), show, _keep_best([composed.config])
+        )
         failures = experiment.evaluate([None], results)
         results.finish()
         return failures[0] if failures else ExitCode.DONE
@@ -125,7 +129,11 @@ class _Validation:
         experiments = [self._experiment(source, text) for source, text, _ in groups]
         if self.results is None:
             folders = (self.command.validate.folder, *(one.composed.config.validate.folder for one in experiments))
-            self.results = Results(Path(next(filter(None, folders), None) or _folder(selection.paths)), self.show)
+            self.results = Results(
+                Path(next(filter(None, folders), None) or _folder(selection.paths)),
+                self.show,
+                _keep_best(experiment.composed.config for experiment in experiments),
+            )
         self.failures += [ExitCode.NO_CHECKPOINT for _ in selection.damaged]
         for experiment, (_, _, paths) in zip(experiments, groups, strict=True):
             watches = self.command.validate.watch
@@ -236,6 +244,10 @@ class _Experiment:
                 raise ConfigError("the data has no validation part (val)", location="data")
             self._made = builder, data
         return self._made
+
+
+def _keep_best(configs: Iterable[TrainConfig]) -> Mapping[str, Any] | None:
+    return shared_keep_best(asdict(config.checkpoint.keep_best) for config in configs)
 
 
 def _is_removed(path: Path) -> bool:
