@@ -14,7 +14,7 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.lost import report_failure, what_happened
 from trainer_cli.parallel.peers import LostRankError, PeerError, noting
 from trainer_cli.parallel.ranks import Ranks, ranks_in
-from trainer_cli.parallel.rendezvous import meet
+from trainer_cli.parallel.rendezvous import has_agent_store, meet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,10 +159,10 @@ def _in_short(error: BaseException) -> str:
 class _Several(ProcessGroup):
     """A gloo group of its own for objects, so that they never mix with the collectives of the training."""
 
-    def __init__(self, ranks: Ranks, store: Any, timeout: timedelta) -> None:
+    def __init__(self, ranks: Ranks, store: Any, timeout: timedelta, store_holder: str = "the store") -> None:
         import torch.distributed as dist
 
-        self._store = store
+        self._store, self._store_holder = store, store_holder
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self.local_rank, self.node_rank = ranks.local_rank, ranks.node_rank
         self._dist = dist
@@ -267,13 +267,23 @@ class _Several(ProcessGroup):
             _set_pg_timeout(self._timeout, group)
 
     def lost(self, doing: str) -> PeerError:
-        failure, absent = what_happened(self._store, self.rank, self.world_size, wait_s=_COMES_IN_S)
-        if failure is not None:
-            return PeerError(failure)
-        if not absent:
+        loss = what_happened(self._store, self.rank, self.world_size, wait_s=_COMES_IN_S)
+        if loss.failure is not None:
+            return PeerError(loss.failure)
+        if not loss.is_asked:
+            return PeerError(f"a rank has ended or hangs; another rank finds out which; this one waited {doing}")
+        if not loss.store_answers:
+            return LostRankError(
+                f"a rank has ended or hangs; which one could not be found out, as {self._store_holder} does not "
+                f"answer; this one waited {doing}"
+            )
+        if not loss.absent:
             return LostRankError(f"the connection between the ranks failed {doing}")
-        have = "has ended or hangs" if len(absent) == 1 else "have ended or hang"
-        return LostRankError(f"{', '.join(absent)} {have}; the others waited {doing}")
+        if len(loss.absent) == 1:
+            return LostRankError(f"{loss.absent[0]} has ended or hangs; the others waited {doing}")
+        # One of them may only wait for another.
+        named = ", ".join(loss.absent)
+        return LostRankError(f"{named} do not answer, or wait for one of them; the others waited {doing}")
 
     def close(self) -> None:
         if self._dist.is_initialized():
@@ -311,4 +321,5 @@ def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, a
         world_size=ranks.world_size,
         timeout=timeout,
     )
-    return _Several(ranks, store, timeout)
+    holder = "torchrun's agent" if has_agent_store(environ) else "rank 0"
+    return _Several(ranks, store, timeout, f"{holder}, which holds the store,")

@@ -32,8 +32,7 @@ def meet(ranks: Ranks, environ: Mapping[str, str], timeout: timedelta) -> Any:
     if ranks.address is None:
         return dist.HashStore()
     host, port = ranks.address
-    # The store of torchrun's agent outlives a restart of the processes.
-    serves = ranks.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    serves = ranks.rank == 0 and not has_agent_store(environ)
     if not serves:
         _wait_for_rank_0(ranks, host, port, timeout)
     try:
@@ -61,6 +60,11 @@ def meet(ranks: Ranks, environ: Mapping[str, str], timeout: timedelta) -> Any:
         raise PeerError("a rank did not start")
     have = "has" if len(absent) == 1 else "have"
     raise LostRankError(f"{_named(absent)} of {ranks.world_size} {have} not started in {timeout.total_seconds():g} s")
+
+
+def has_agent_store(environ: Mapping[str, str]) -> bool:
+    """Whether torchrun's agent holds the store, which then outlives a restart of the processes; else rank 0 does."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _wait_for_rank_0(ranks: Ranks, host: str, port: int, timeout: timedelta) -> None:

@@ -1,0 +1,103 @@
+"""Which rank is lost: few ask, with requests that do not grow with the square of the ranks, and no other is named."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch.distributed
+
+from trainer_cli.parallel import lost
+from trainer_cli.parallel.lost import Loss, introduce, late, report_failure, what_happened
+
+dist: Any = torch.distributed
+
+
+class CountingStore:
+    """Counts the requests of all ranks to a store in this process."""
+
+    def __init__(self, *, silent: bool = False, ended: bool = False) -> None:
+        self.store, self.requests = dist.HashStore(), Counter[str]()
+        self.silent, self.ended = silent, ended
+
+    def __getattr__(self, name: str) -> Any:
+        self.requests[name] += 1
+        if self.ended:
+            raise RuntimeError("Connection reset by peer")
+        if self.silent:
+            threading.Event().wait(10)
+        return getattr(self.store, name)
+
+
+def _answers(store: Any, world_size: int, dead: set[int], wait_s: float = 0.5) -> dict[int, Loss]:
+    """What each rank that lives finds out."""
+    answers: dict[int, Loss] = {}
+
+    def ask(rank: int) -> None:
+        answers[rank] = what_happened(store, rank, world_size, wait_s=wait_s)
+
+    threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(world_size) if rank not in dead]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost, "_RANK_0_COMES_IN_S", 0.3)
+    monkeypatch.setattr(lost, "_LOOK_AFTER_S", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "dead", "named"),
+    [
+        (2, {1}, ["rank 1 (host1)"]),
+        (4, {0}, ["rank 0 (host0)"]),
+        (4, {3, 1}, ["rank 1 (host1)", "rank 3 (host3)"]),
+        (64, {7}, ["rank 7 (host7)"]),
+        (16, set(range(4, 16)), [*(f"rank {rank} (host{rank})" for rank in range(4, 12)), "4 more"]),
+        (4, set(), []),
+    ],
+)
+def test_one_rank_names_those_that_are_lost_and_the_others_leave_it_to_that_rank(
+    world_size: int, dead: set[int], named: list[str]
+) -> None:
+    store = CountingStore()
+    for rank in range(world_size):
+        introduce(store, rank, f"host{rank}")
+    store.requests.clear()
+    answers = _answers(store, world_size, dead)
+    asked = {rank: loss for rank, loss in answers.items() if loss.is_asked}
+    assert list(asked.values()) == [Loss(absent=tuple(named))]
+    assert (0 in asked) or 0 in dead
+    # Each lets hear of itself, and one looks a hundred times at most.
+    assert sum(store.requests.values()) < 10 * world_size + 400
+
+
+def test_every_rank_hears_what_the_one_that_failed_has_said() -> None:
+    store = CountingStore()
+    report_failure(store, 2, "ValueError: bad sample")
+    answers = _answers(store, 4, {2})
+    assert {loss.failure for loss in answers.values()} == {"rank 2 failed: ValueError: bad sample"}
+
+
+@pytest.mark.parametrize("how", [{"silent": True}, {"ended": True}])
+def test_without_an_answer_of_the_store_no_rank_is_named(how: dict[str, bool]) -> None:
+    store = CountingStore(**how)
+    assert what_happened(store, 1, 4, wait_s=0.1) == Loss(store_answers=False)
+
+
+def test_ranks_that_are_late_are_found_by_few_requests() -> None:
+    store = CountingStore()
+    for rank in range(600):
+        if rank not in (7, 300):
+            introduce(store, rank, "host")
+    store.requests.clear()
+    assert lost._lacking(store, lost._HOST, list(range(600))) == [7, 300]
+    assert store.requests["check"] < 60
+    store.store.set_timeout(lost.timedelta(seconds=1))
+    assert late(store, 600, lost.timedelta(seconds=0.1)) == [7, 300]
