@@ -44,6 +44,20 @@ def test_each_epoch_has_every_sample_once_after_a_change(forks: Forks, tmp_path:
     assert rates[-1] == pytest.approx(0.01 * 3e-3, rel=0.2), "the schedule ends with the training"
 
 
+def test_a_batch_may_be_smaller_after_a_resume_where_a_step_has_the_same_samples(forks: Forks, tmp_path: Path) -> None:
+    fixed = (*SIZED, "data.global_batch_size=64", "model.dropout=0", "loop.max_duration=12")
+    losses = []
+    for name, size in (("straight", 32), ("changed", 8)):
+        folder = tmp_path / name
+        folder.mkdir()
+        assert forks.fit(folder, *fixed, "data.batch_size=32", "loop.hard_stop=6").code == 0
+        done = forks.fit(folder, *fixed, f"data.batch_size={size}")
+        assert done.code == 0, done.err
+        losses.append([one["train/loss"] for one in records(folder / "run") if "train/loss" in one])
+    assert len(losses[0]) == 12
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
 def test_a_resume_after_a_change_is_exact_too(forks: Forks, tmp_path: Path) -> None:
     changed = ("data.batch_size=64", "resume_allow=[data.batch_size]")
     ends = []

@@ -22,7 +22,7 @@ from compare import metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BASE = [
-    "experiment=digits_mlp", "model.dropout=0", "data.batch_size=4", "+data.global_batch_size=16", "scheduler=null",
+    "experiment=digits_mlp", "model.dropout=0", "data.batch_size=4", "data.global_batch_size=16", "scheduler=null",
     "callbacks=[default,ema]", "callbacks.ema.decay=0.9", "loop.eval_interval=4", "loop.log_interval=1",
     "loggers.tensorboard=null", "checkpoint.save_interval=4", "checkpoint.max_checkpoints=null", "logging.console=off",
 ]  # fmt: skip

@@ -81,7 +81,7 @@ def ranks_jobs() -> list[list[str]]:
     for how in HOW:
         job = [f"parallel={how}", "data.batch_size=8"]
         job += ["parallel.wrap_min_parameters=500"] if how == "fsdp" else []
-        accumulated = ["data.batch_size=4", "+data.global_batch_size=16"]
+        accumulated = ["data.batch_size=4", "data.global_batch_size=16"]
         jobs += [
             [*FINITE, *job, *finite("raise"), f"run_dir={how}/raise"],
             [*FINITE, *job, *finite("skip", "loss", 10), *accumulated, SUMS, f"run_dir={how}/skip_loss"],

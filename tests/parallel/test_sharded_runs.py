@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 BASE = [
     "experiment=digits_mlp", "model.dropout=0", "parallel=fsdp", "parallel.wrap_min_parameters=1000",
-    "data.batch_size=4", "+data.global_batch_size=16", "callbacks=[default,ema]", "callbacks.ema.decay=0.9",
+    "data.batch_size=4", "data.global_batch_size=16", "callbacks=[default,ema]", "callbacks.ema.decay=0.9",
     "loop.max_duration=12", "loop.eval_interval=4", "loop.log_interval=1", "loggers.tensorboard=null",
     "checkpoint.save_interval=4", "checkpoint.max_checkpoints=null", "logging.console=off",
 ]  # fmt: skip

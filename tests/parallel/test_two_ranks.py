@@ -49,7 +49,7 @@ ONE = {
 }
 TWO = {
     "digits": [*DIGITS, f"data.batch_size={16 // RANKS}"],
-    "gpt": [*GPT, f"data.batch_size={4 // RANKS}", "+data.global_batch_size=8"],
+    "gpt": [*GPT, f"data.batch_size={4 // RANKS}", "data.global_batch_size=8"],
     "weighted": [*WEIGHTED, f"data.batch_size={16 // RANKS}"],
 }
 FSDP = ["parallel=fsdp", "checkpoint.enabled=false"]
@@ -63,7 +63,7 @@ DATA = RANKS // 2
 """Into how many parts the samples are divided under tensor parallelism."""
 DIVIDED = {
     "digits": [*DIGITS, *TENSOR, f"data.batch_size={16 // DATA}", "parallel.wrap_min_parameters=1000"],
-    "gpt": [*GPT, *TENSOR, f"data.batch_size={4 // DATA}", "+data.global_batch_size=8"],
+    "gpt": [*GPT, *TENSOR, f"data.batch_size={4 // DATA}", "data.global_batch_size=8"],
 }
 NOISY = [
     "experiment=digits",
@@ -83,6 +83,7 @@ PARTS = {kind: [*OWN_PARTS, f"data={{_target_: fits.OwnParts, kind: {kind}}}"] f
 PARTS["stream"] = [*OWN_PARTS, "data={_target_: fits.OwnParts, kind: stream, batch_size: 4}"]
 STOPS = [
     "loop.log_interval=10", "loop.eval_interval=20", "checkpoint.save_interval=10",
+    "checkpoint.ephemeral_save_interval=null",
     "+callbacks.ask._target_=fits.Stopping",
 ]  # fmt: skip
 
@@ -258,7 +259,7 @@ def test_each_rank_writes_its_part_of_divided_layers(runs: Path) -> None:
 
 def test_a_killed_rank_restarts_all_and_the_end_is_that_of_an_undisturbed_run(runs: Path) -> None:
     strike = ["+callbacks.ask._target_=fits.Striking", "+callbacks.ask.rank=1", "+callbacks.ask.at=step"]
-    ranks = ["loop.log_interval=10", *STOPS[1:3], f"parallel.processes_per_node={RANKS}"]
+    ranks = ["loop.log_interval=10", *STOPS[1:4], f"parallel.processes_per_node={RANKS}"]
     restarts = ["restarts.max=1", "restarts.backoff=null", "run_dir=struck_run"]
     command = [sys.executable, "-m", "trainer_cli", "fit", *NOISY, *ranks, *restarts, *strike]
     env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}

@@ -14,6 +14,7 @@ from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError
+from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.run.build import Builder, target_packages
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.optimizers import parameter_groups
@@ -55,6 +56,45 @@ def builder(**sections: Any) -> Builder:
     return Builder(
         TrainConfig(**{"model": MODEL, "data": DATA, "optimizer": SGD, "device": "cpu", **sections}), Trust()
     )
+
+
+class Ranks(ProcessGroup):
+    """As many ranks as told; this is the first."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size  # type: ignore[misc]
+
+
+NOT_DIVIDED = "data.global_batch_size is 66, which cannot be divided between 4 ranks"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "accumulated", "expected"),
+    [
+        (1, {"global_batch_size": 64}, 1, (64, 1)),
+        (2, {"global_batch_size": 64, "batch_size": None}, 1, (32, 1)),
+        (4, {"global_batch_size": 64}, 2, (8, 2)),
+        (4, {"global_batch_size": 64, "batch_size": 8}, 1, (8, 2)),
+        (2, {"global_batch_size": None, "batch_size": 8}, 3, (8, 3)),
+        (1, {}, 1, (32, 1)),
+        (4, {"global_batch_size": 66}, 1, f"{NOT_DIVIDED} (data.global_batch_size"),
+        (4, {"global_batch_size": 66}, 2, f"{NOT_DIVIDED} of 2 batches each"),
+        (4, {"global_batch_size": 2}, 1, "Use a multiple of 4. To accumulate gradients, set data.batch_size, too."),
+        (4, {"global_batch_size": 66, "batch_size": 8}, 1, "no multiple of batches of 8 on each of 4 ranks"),
+    ],
+)
+def test_a_global_batch_size_decides_the_batch_of_a_rank_or_the_accumulation(
+    ranks: int, sizes: dict[str, Any], accumulated: int, expected: tuple[int, int] | str
+) -> None:
+    data = {"_target_": "trainer_cli.data.digits.Digits", **sizes}
+    config = TrainConfig(model=MODEL, data=data, optimizer=SGD, device="cpu", loop={"grad_accum_steps": accumulated})
+    made = Builder(config, Trust(), Ranks(ranks))
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError) as caught:
+            made.trainer(made.data(), identity=RunIdentity(), run_dir=Path("run"))
+        assert expected in str(caught.value)
+    else:
+        assert (made.data().train.batch_size, made.loop().settings.grad_accum_steps) == expected
 
 
 @pytest.fixture(autouse=True)

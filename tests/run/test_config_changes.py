@@ -84,3 +84,21 @@ def test_evaluations_may_change_unless_a_schedule_follows_them() -> None:
         text = message(old, "scheduler=null", *scheduler, "loop.eval_interval=7")
         assert ("resume_allow=[loop.eval_interval]" in text) is refused
     assert message(old, "scheduler=null", by_step, "loop.eval_interval=7", "resume_allow=[loop.eval_interval]") == ""
+
+
+def test_a_batch_size_may_change_where_the_samples_of_a_step_stay_the_same(old: Composed) -> None:
+    fixed = ["data.global_batch_size=64"]
+    before = compose([*BASE, *fixed], cwd=ROOT)
+    assert message(before, *fixed, "data.batch_size=16") == ""
+    assert message(before, *fixed, "data.batch_size=16", "loop.grad_accum_steps=4") == ""
+    assert "resume_allow=[data.global_batch_size]" in message(before, "data.global_batch_size=32", "data.batch_size=16")
+    assert "resume_allow=[data.batch_size]" in message(old, "data.batch_size=16")
+
+
+def test_a_run_from_before_a_key_was_named_by_the_shipped_configs_resumes(old: Composed) -> None:
+    before = old.raw.copy()
+    del before.data["global_batch_size"]
+    assert diff(before, old.raw) == []
+    assert [change.key for change in diff(before, compose([*BASE, "data.global_batch_size=64"], cwd=ROOT).raw)] == [
+        "data.global_batch_size"
+    ]

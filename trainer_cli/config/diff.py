@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from trainer_cli.config.fields import KeyPath, whole_values, why_may_change
+from trainer_cli.config.fields import ABSENT_IF_NULL, KeyPath, whole_values, why_may_change
 from trainer_cli.config.kinds import in_yaml
 from trainer_cli.config.provenance import Origin, Provenance
 from trainer_cli.config.validation import completed, contents
@@ -71,6 +71,8 @@ def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterato
         before, after = old.get(key, ABSENT), new.get(key, ABSENT)
         if isinstance(before, dict) and isinstance(after, dict):
             yield from _changes(before, after, here)
+        elif here in ABSENT_IF_NULL and {before, after} <= {None, ABSENT}:
+            continue
         elif before != after or isinstance(before, bool) is not isinstance(after, bool):
             yield Change(here, before, after)
 

@@ -59,6 +59,10 @@ MAY_CHANGE: Mapping[str, str] = {
     "data.worker_timeout": "samples do not depend on who loads them",
 }
 """Glob of config keys -> why they may change."""
+BY_GLOBAL_BATCH_SIZE = ("data.batch_size", "loop.grad_accum_steps")
+"""Keys that may change where `data.global_batch_size` says how many samples a step has."""
+ABSENT_IF_NULL = (("data", "global_batch_size"),)
+"""Keys of open nodes that shipped configs name, and older ones did not."""
 SOURCE = "source"
 """In `resume_allow`: the source of the project, which is no key."""
 

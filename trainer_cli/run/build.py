@@ -131,6 +131,7 @@ class Builder:
             settings["collate_fn"] = component(settings["collate_fn"], "data.collate_fn", self.trust)
         elif settings.get("collate_fn") is not None:
             settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
+        settings["batch_size"] = self._batch_size()
         settings |= {"rank": self.group.data_rank, "world_size": self.group.data_size}
         settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
         val_batch_size, overfit = settings.pop("val_batch_size", None), settings.pop("overfit_batches", None)
@@ -199,19 +200,28 @@ class Builder:
         return made
 
     def loop(self) -> TrainingLoop:
-        """The training loop; how many batches make a step follows from `data.global_batch_size`, if that is given.
+        """The training loop. If `data.global_batch_size` and `data.batch_size` are given, they decide how many batches
+        make a step.
 
         Raises:
             ConfigError: this many ranks cannot make batches of that size.
         """
         settings = asdict(self.config.loop)
         node = _node(self.config.data, "data")
-        whole = node.get(GLOBAL_BATCH_SIZE)
-        if whole is not None:
+        whole, batch_size = node.get(GLOBAL_BATCH_SIZE), node.get("batch_size")
+        if whole is not None and batch_size is not None:
             settings["grad_accum_steps"] = accumulation(
-                whole, node.get("batch_size", 32), self.group.data_size, settings["grad_accum_steps"]
+                whole, batch_size, self.group.data_size, settings["grad_accum_steps"]
             )
         return TrainingLoop(**settings)
+
+    def _batch_size(self) -> int | None:
+        """The batch of one rank, which `data.global_batch_size` decides where it is given alone; None: the default."""
+        node = _node(self.config.data, "data")
+        whole, batch_size = node.get(GLOBAL_BATCH_SIZE), node.get("batch_size")
+        if whole is None or batch_size is not None:
+            return batch_size
+        return batch_of_rank(whole, self.group.data_size, self.config.loop.grad_accum_steps)
 
     def schedulers(self, loop: TrainingLoop) -> Any:
         """What makes each schedule, by name, as the trainer takes them."""
@@ -426,6 +436,23 @@ def accumulation(whole: int, batch_size: int, world_size: int, given: int) -> in
             hint="Leave loop.grad_accum_steps out.",
         )
     return whole // at_once
+
+
+def batch_of_rank(whole: int, world_size: int, accumulated: int) -> int:
+    """The batch of each rank, `accumulated` of which make a step of `whole` samples.
+
+    Raises:
+        ConfigError: no whole number of samples does.
+    """
+    batch_size, rest = divmod(whole, world_size * accumulated)
+    if batch_size and not rest:
+        return batch_size
+    batches = "" if accumulated == 1 else f" of {accumulated} batches each"
+    raise ConfigError(
+        f"data.global_batch_size is {whole}, which cannot be divided between {world_size} ranks{batches}",
+        location="data.global_batch_size",
+        hint=f"Use a multiple of {world_size * accumulated}. To accumulate gradients, set data.batch_size, too.",
+    )
 
 
 def _few(dataset: Any, count: int, seed: int) -> Any:

@@ -12,10 +12,10 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.integrity import Check, newest_intact, why_damaged
-from trainer_cli.config.arguments import steps_by_evaluation
+from trainer_cli.config.arguments import GLOBAL_BATCH_SIZE, steps_by_evaluation
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
-from trainer_cli.config.fields import matches_any, why_may_change
+from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may_change
 from trainer_cli.config.schema import CheckpointConfig, LoopConfig, Newer
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.run.run_dir import RunDir, RunStatus
@@ -62,6 +62,11 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
     """
     allowed, provenance = composed.config.resume_allow, composed.provenance
     verdicts = [(one, why_may_change(one.key, allowed)) for one in changes]
+    if (composed.config.data or {}).get(GLOBAL_BATCH_SIZE) is not None:
+        verdicts = [
+            (one, "data.global_batch_size fixes a step's samples" if one.key in BY_GLOBAL_BATCH_SIZE else why)
+            for one, why in verdicts
+        ]
     if steps_by_evaluation(composed.config.scheduler):
         # Then an evaluation more or less is another training.
         verdicts = [
