@@ -95,6 +95,7 @@ PAGES = {
     "docs/own-project.md": Page(shows=(r"finished at step", r"exact")),
     "docs/python.md": Page(
         shows=(
+            r"^MLP False$",
             r"^rate 0\.\d+",
             r"^batch 256$",
             r"^90 0\.[5-9]\d*$",

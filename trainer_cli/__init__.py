@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.trackio import TrackioLogger
     from trainer_cli.loggers.wandb import WandbLogger
     from trainer_cli.models.lora import lora
+    from trainer_cli.run.load_model import load_model
     from trainer_cli.trainer.duration import Duration
     from trainer_cli.trainer.evaluate import Evaluation
     from trainer_cli.trainer.find import find_batch_size, find_learning_rate
@@ -114,6 +115,7 @@ _MODULES = {
     "latest_checkpoint": "trainer_cli.checkpoint.find",
     "LearningRateMonitor": "trainer_cli.callbacks.learning_rate_monitor",
     "load_checkpoint": "trainer_cli.checkpoint.without_trainer",
+    "load_model": "trainer_cli.run.load_model",
     "Loader": "trainer_cli.data.loader",
     "LoadOptions": "trainer_cli.checkpoint.load_options",
     "Logger": "trainer_cli.loggers.base",
@@ -239,6 +241,7 @@ __all__ = [
     "find_learning_rate",
     "latest_checkpoint",
     "load_checkpoint",
+    "load_model",
     "lora",
     "make_async_checkpointer",
     "make_sync_checkpointer",

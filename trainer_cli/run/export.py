@@ -68,7 +68,7 @@ def export_one(
         raise UserError("--hf-config is for --format huggingface")
     extra = _model_files(path, hf_config) if format is ExportFormat.huggingface else {}
     weights: Weights
-    weights, callback = _weights(path, ema)
+    weights, callback = evaluated_weights(path, ema)
     weights = renamed(merged_lora(weights, str(path)) if merge_lora else weights, key_mapping or {})
     output = output or _beside(path, _SUFFIXES[format])
     size_bytes = export(
@@ -124,7 +124,7 @@ def average(
         raise UserError(f"--weights has {len(shares)} numbers for {len(paths)} checkpoints, or none above 0")
     mean, callbacks = Average(), set()
     for path, share in zip(paths, shares, strict=True):
-        weights, callback = _weights(path, ema)
+        weights, callback = evaluated_weights(path, ema)
         mean.add(weights, str(path), share)
         callbacks.add(callback)
     if len(callbacks) > 1:
@@ -145,11 +145,11 @@ def strip(path: Path, output: Path, *, ema: str | None = None) -> Written:
         CheckpointError: it is damaged, or has no such weights.
         UserError: the output exists.
     """
-    weights, callback = _weights(path, ema)
+    weights, callback = evaluated_weights(path, ema)
     return _save(weights, path, output, f"weights of {path}"[:500], callback)
 
 
-def _weights(path: Path, ema: str | None = None) -> tuple[dict[str, torch.Tensor], str | None]:
+def evaluated_weights(path: Path, ema: str | None = None) -> tuple[dict[str, torch.Tensor], str | None]:
     """Weights of a checkpoint, and the name of the callback whose average they are.
 
     Args:
