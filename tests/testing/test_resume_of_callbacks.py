@@ -62,3 +62,23 @@ class Bad(Callback):
     )
     print(report)
     assert report.exact, report
+
+
+@pytest.mark.slow
+def test_a_callback_that_adds_a_parameter_group_is_exact(check: Check) -> None:
+    code = """
+class Frozen(Line):
+    def __init__(self):
+        super().__init__()
+        self.hidden.requires_grad_(False)
+
+
+class Unfreeze(Callback):
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if trainer.progress.step == 2:
+            model.hidden.requires_grad_(True)
+            trainer.optimizer.add_param_group({"params": list(model.hidden.parameters()), "lr": 0.001})
+"""
+    added = ("model._target_=parts.Frozen", "+callbacks.unfreeze._target_=parts.Unfreeze")
+    report = check(code, *added, steps=6)
+    assert report.exact, report

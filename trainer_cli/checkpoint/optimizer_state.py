@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer_cli.checkpoint.added_groups import ADDED, describe_added, match_groups, names_of
 from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
 from trainer_cli.checkpoint.model_state import Fitting, parameter_names, plain_name
 
@@ -27,7 +28,10 @@ _NEEDS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
 
 
 def capture_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, evaluated: Container[nn.Parameter] = ()
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    evaluated: Container[nn.Parameter] = (),
+    made: int | None = None,
 ) -> dict[str, Any]:
     """The optimizer's state by parameter name, and its groups with their settings.
 
@@ -37,8 +41,10 @@ def capture_optimizer(
     Args:
         evaluated: parameters of which the model's state holds the weights to evaluate; those that are trained are kept
             with the optimizer's state.
+        made: how many groups the optimizer was made with: a load makes the others again.
     """
-    names = _parameter_names(model, optimizer)
+    model_names = parameter_names(model)
+    names = names_of(model_names, optimizer)
     packed = optimizer.state_dict()
     kept_of = packed["state"]
     tree: dict[str, Any] = {
@@ -51,6 +57,8 @@ def capture_optimizer(
     for name, parameter in zip(names, _parameters(optimizer), strict=True):
         if parameter in evaluated and name in tree["state"]:
             tree["state"][name][_TRAINED] = parameter.detach()
+    if added := describe_added(model_names, optimizer, made):
+        tree[ADDED] = added
     if other := {key: kept for key, kept in kept_of.items() if not isinstance(key, int)}:
         tree["other"] = other
     if more := {key: value for key, value in packed.items() if key not in _PACKED}:
@@ -77,15 +85,16 @@ def fit_optimizer(
     Args:
         configured: the groups' settings as the optimizer was made with them; not given: as they are.
     """
-    names = _parameter_names(model, optimizer)
-    live = optimizer.state_dict()["param_groups"]
+    model_names = parameter_names(model)
+    renamed = options.renamed([*state["state"], *(name for group in state["groups"] for name in group["params"])])
+    every_name = set(model_names.values())
+    in_model = {name: plain_name(new, every_name) for name, new in renamed.items()}
+    saved_groups = [{**group, "params": [in_model[name] for name in group["params"]]} for group in state["groups"]]
+    made = None if configured is None else len(configured)
+    here = match_groups(model_names, optimizer, saved_groups, state.get(ADDED, ()), made)
+    names, live = here.names, here.packed
     known_here = set(names)
-    new_name = {
-        name: plain_name(new, known_here)
-        for name, new in options.renamed(
-            [*state["state"], *(name for group in state["groups"] for name in group["params"])]
-        ).items()
-    }
+    new_name = {name: plain_name(new, known_here) for name, new in renamed.items()}
     ignored = options.ignored({*names, *new_name.values()})
     if not options.strict:
         ignored |= known_here ^ set(new_name.values())
@@ -97,14 +106,14 @@ def fit_optimizer(
         rows.append(f"it is a {_class_name(optimizer)}, but the checkpoint has a {state['class']}")
     if len(mine) != len(saved):
         rows.append(f"it has {len(mine)} parameter groups, but the checkpoint has {len(saved)}")
-    for number, (here, there) in enumerate(zip(mine, saved, strict=False)):
-        rows += [f"{name}: missing in group {number} of the checkpoint" for name in here if name not in set(there)]
-        rows += [f"{name}: not in group {number} of this optimizer" for name in there if name not in set(here)]
+    for number, (present, there) in enumerate(zip(mine, saved, strict=False)):
+        rows += [f"{name}: missing in group {number} of the checkpoint" for name in present if name not in set(there)]
+        rows += [f"{name}: not in group {number} of this optimizer" for name in there if name not in set(present)]
     known = {name for group in saved for name in group}
     rows += [f"{name}: has state, but is in no group of the checkpoint" for name in kept_of if name not in known]
     rows += [
         f"{name}: its {_TRAINED} {fault}"
-        for name, parameter in zip(names, _parameters(optimizer), strict=True)
+        for name, parameter in zip(names, here.parameters, strict=True)
         if (weights := kept_of.get(name, {}).get(_TRAINED)) is not None
         and (fault := _tensor_fault(parameter, weights, exact=True))
     ]
@@ -125,12 +134,13 @@ def fit_optimizer(
         kept = {key: group[key] for key in ours}
         groups.append({**group, **settings, **kept, "params": group["params"]})
     if not rows:
-        rows = _state_faults(optimizer, names, kept_of, groups)
+        rows = _state_faults(optimizer, names, here.parameters, kept_of, groups)
     index_of = {name: index for index, name in enumerate(names)}
 
     def load() -> None:
         for line in dict.fromkeys(notes):
             log.warning("optimizer: %s", line)
+        here.change()
         trained = {name: kept.pop(_TRAINED) for name, kept in kept_of.items() if _TRAINED in kept}
         packed: dict[Any, Any] = {index_of[name]: kept for name, kept in kept_of.items()}
         packed |= state.get("other", {})
@@ -147,6 +157,7 @@ def fit_optimizer(
 def _state_faults(
     optimizer: torch.optim.Optimizer,
     names: Sequence[str],
+    parameters: Sequence[torch.Tensor],
     kept_of: Mapping[str, Mapping[str, Any]],
     groups: Sequence[Mapping[str, Any]],
 ) -> list[str]:
@@ -157,7 +168,6 @@ def _state_faults(
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim") or kind is torch.optim.LBFGS:
         return []
-    parameters = _parameters(optimizer)
     rows = []
     for group in groups:
         needed = [entry for setting, entry in _NEEDS.items() if group.get(setting)]
@@ -211,16 +221,6 @@ def _arguments(kind: type) -> set[str]:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return set()
     return {parameter.name for parameter in parameters}
-
-
-def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """The name of each of the optimizer's parameters, in the order in which it counts them."""
-    named = parameter_names(model)
-    names = []
-    for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            names.append(named.get(parameter, f"param_groups.{number}.{place}"))
-    return names
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[Any, Any]) -> None:

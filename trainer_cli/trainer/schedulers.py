@@ -265,6 +265,8 @@ class Schedulers:
         saved: Mapping[str, Any] | Sequence[Any],
         progress: Mapping[str, Any] | None = None,
         steps_per_epoch: int | None = None,
+        *,
+        with_rates: bool = True,
     ) -> Fitting:
         """The parts of saved states that do not fit, and a function that loads them. Old checkpoints hold a list of
         states without names.
@@ -272,6 +274,7 @@ class Schedulers:
         Args:
             progress: of the checkpoint; a schedule that has another interval now is brought to this position.
             steps_per_epoch: orders the steps of schedules of several intervals.
+            with_rates: whether the optimizers have loaded the rates that the schedules had set.
         """
         rows: list[str] = []
         if not isinstance(saved, Mapping):
@@ -313,8 +316,10 @@ class Schedulers:
                 loaded = copy_rates(optimizer)
                 for name in names:
                     self.live[name].load_state_dict(states[name])
-                if len(names) > 1:
-                    # A scheduler that sets the rate on load does not know the factors of the others.
+                is_same_schedule = owner not in changed and all("settings" in saved[name] for name in names)
+                if with_rates and (len(names) > 1 or is_same_schedule):
+                    # A scheduler that sets the rate on load knows neither the factors of the others nor what a
+                    # callback has set.
                     put_rates(optimizer, loaded)
                 put_rates(optimizer, rates.get(owner, ()))
                 if owner in changed:

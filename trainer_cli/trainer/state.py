@@ -85,7 +85,10 @@ def capture(trainer: Trainer, train_loader: Any) -> Tree:
         callbacks={name: own for name, call in trainer.callbacks.items() if (own := call.state_dict())},
         rng=trainer.rng or model_state.capture_rng(),
     )
-    captured = {name: capture_optimizer(trainer.model, one, weights) for name, one in trainer.optimizers.items()}
+    captured = {
+        name: capture_optimizer(trainer.model, one, weights, len(trainer.first_settings[name]))
+        for name, one in trainer.optimizers.items()
+    }
     if ONLY in captured:
         state[ONLY] = captured[ONLY]
     elif captured:
@@ -239,7 +242,10 @@ def load_all(
         fittings |= _of_optimizers(trainer, state, options, keep_settings)
     if options.takes("schedulers"):
         fit = partial(
-            trainer.schedulers.fit, progress=state.get("progress"), steps_per_epoch=trainer.loop.steps_per_epoch
+            trainer.schedulers.fit,
+            progress=state.get("progress"),
+            steps_per_epoch=trainer.loop.steps_per_epoch,
+            with_rates=options.takes("optimizer"),
         )
         fittings["schedulers"] = _of(state, "schedulers", fit)
     if options.takes("optimizer"):
