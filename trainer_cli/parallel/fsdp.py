@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.blocks import apart, blocks_of
 from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.parallel.ranks import check_shards
 from trainer_cli.parallel.single import on_local_device
 from trainer_cli.parallel.tensor import divide
 
@@ -46,17 +47,8 @@ class FSDP:
         cpu_offload: bool = False,
     ) -> None:
         self.group, self.world_size = group, group.world_size
-        if shard_size is not None and (shard_size > self.world_size or self.world_size % shard_size):
-            raise ConfigError(
-                f"parallel.shard_size is {shard_size}, which does not divide {self.world_size} processes",
-                location="parallel.shard_size",
-            )
+        check_shards(shard_size, group.tensor_size, group.world_size)
         self._shard_size = self.world_size if shard_size is None else shard_size
-        if self._shard_size % group.tensor_size:
-            raise ConfigError(
-                f"parallel.shard_size is {shard_size}, which is no multiple of tensor_size, {group.tensor_size}",
-                location="parallel.shard_size",
-            )
         self._wrap, self._min_parameters = wrap, wrap_min_parameters
         self._precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
         # Memory is pinned for copies to a GPU.

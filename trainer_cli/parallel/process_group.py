@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.lost import report_failure, what_happened
 from trainer_cli.parallel.peers import LostRankError, PeerError, noting
-from trainer_cli.parallel.ranks import Ranks, ranks_in
+from trainer_cli.parallel.ranks import Ranks, check_tensor_size, ranks_in
 from trainer_cli.parallel.rendezvous import has_agent_store, meet
 
 if TYPE_CHECKING:
@@ -67,13 +66,7 @@ class ProcessGroup:
         Raises:
             ConfigError: the ranks cannot be divided into groups of that size.
         """
-        if self.world_size % tensor_size:
-            count = "one process" if self.world_size == 1 else f"{self.world_size} processes"
-            raise ConfigError(
-                f"parallel.tensor_size is {tensor_size}, which does not divide {count}",
-                location="parallel.tensor_size",
-                hint="Start a multiple of tensor_size processes: parallel.processes_per_node, torchrun or srun.",
-            )
+        check_tensor_size(tensor_size, self.world_size)
         self.tensor_size = tensor_size
 
     def broadcast(self, value: T) -> T:

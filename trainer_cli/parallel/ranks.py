@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainer_cli.errors import UserError
+from trainer_cli.errors import ConfigError, UserError
 
 _TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "GROUP_RANK")
 _SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
@@ -74,6 +74,39 @@ def refuse_other_processes(ranks: Ranks, per_node: int | None) -> None:
             "machine",
             where="parallel.processes_per_node",
             cure=f"Leave it out, and start {per_node} by torchrun --nproc-per-node or srun --ntasks-per-node.",
+        )
+
+
+def check_tensor_size(tensor_size: int, world_size: int) -> None:
+    """Refuse a tensor_size that does not divide the processes.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if world_size % tensor_size:
+        count = "one process" if world_size == 1 else f"{world_size} processes"
+        raise ConfigError(
+            f"parallel.tensor_size is {tensor_size}, which does not divide {count}",
+            location="parallel.tensor_size",
+            hint="Start a multiple of tensor_size processes: parallel.processes_per_node, torchrun or srun.",
+        )
+
+
+def check_shards(shard_size: int | None, tensor_size: int, world_size: int) -> None:
+    """Refuse a number of processes for one copy of the parameters that does not fit; None: all processes.
+
+    Raises:
+        ConfigError: it does not divide the processes, or is no multiple of tensor_size.
+    """
+    if shard_size is not None and (shard_size > world_size or world_size % shard_size):
+        raise ConfigError(
+            f"parallel.shard_size is {shard_size}, which does not divide {world_size} processes",
+            location="parallel.shard_size",
+        )
+    if shard_size is not None and shard_size % tensor_size:
+        raise ConfigError(
+            f"parallel.shard_size is {shard_size}, which is no multiple of tensor_size, {tensor_size}",
+            location="parallel.shard_size",
         )
 
 

@@ -29,6 +29,7 @@ from trainer_cli.config.arguments import (
     no_node,
     optimizers,
 )
+from trainer_cli.config.processes import batches_of_step, check_strategy
 from trainer_cli.config.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.config.signatures import call_parameters, misfits
 from trainer_cli.config.targets import Trust, component
@@ -59,13 +60,8 @@ def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> St
     Raises:
         ConfigError: there are several, but the config says single; or it says what cannot be.
     """
+    check_strategy(config, dtype, group.world_size)
     if config.strategy is ParallelStrategy.fsdp:
-        if dtype is Dtype.fp16:
-            raise ConfigError(
-                "parallel.strategy is fsdp, and precision.dtype fp16, whose loss scaling knows no shards",
-                location="precision.dtype",
-                hint="Choose precision=bf16.",
-            )
         from trainer_cli.parallel.fsdp import FSDP
 
         return FSDP(
@@ -76,21 +72,8 @@ def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> St
             dtype=torch.bfloat16 if config.mixed_precision and dtype is Dtype.bf16 else None,
             cpu_offload=config.cpu_offload,
         )
-    if config.tensor_size > 1:
-        raise ConfigError(
-            f"parallel.tensor_size is {config.tensor_size}, but parallel.strategy is {config.strategy}, which divides "
-            "no layers",
-            location="parallel.tensor_size",
-            hint="Choose parallel=fsdp. With parallel.shard_size equal to tensor_size, nothing else is sharded.",
-        )
     if config.strategy is ParallelStrategy.ddp and group.world_size > 1:
         return DDP(group, find_unused_parameters=config.find_unused_parameters)
-    if group.world_size > 1:
-        raise ConfigError(
-            f"there are {group.world_size} processes, but parallel.strategy is {config.strategy}",
-            location="parallel.strategy",
-            hint="Choose parallel=ddp or parallel=fsdp, or start one process.",
-        )
     return Single()
 
 
@@ -131,7 +114,7 @@ class Builder:
             settings["collate_fn"] = component(settings["collate_fn"], "data.collate_fn", self.trust)
         elif settings.get("collate_fn") is not None:
             settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
-        settings["batch_size"] = self._batch_size()
+        settings["batch_size"], _ = batches_of_step(self.config, self.group.data_size)
         settings |= {"rank": self.group.data_rank, "world_size": self.group.data_size}
         settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
         val_batch_size, overfit = settings.pop("val_batch_size", None), settings.pop("overfit_batches", None)
@@ -207,21 +190,8 @@ class Builder:
             ConfigError: this many ranks cannot make batches of that size.
         """
         settings = asdict(self.config.loop)
-        node = _node(self.config.data, "data")
-        whole, batch_size = node.get(GLOBAL_BATCH_SIZE), node.get("batch_size")
-        if whole is not None and batch_size is not None:
-            settings["grad_accum_steps"] = accumulation(
-                whole, batch_size, self.group.data_size, settings["grad_accum_steps"]
-            )
+        _, settings["grad_accum_steps"] = batches_of_step(self.config, self.group.data_size)
         return TrainingLoop(**settings)
-
-    def _batch_size(self) -> int | None:
-        """The batch of one rank, which `data.global_batch_size` decides where it is given alone; None: the default."""
-        node = _node(self.config.data, "data")
-        whole, batch_size = node.get(GLOBAL_BATCH_SIZE), node.get("batch_size")
-        if whole is None or batch_size is not None:
-            return batch_size
-        return batch_of_rank(whole, self.group.data_size, self.config.loop.grad_accum_steps)
 
     def schedulers(self, loop: TrainingLoop) -> Any:
         """What makes each schedule, by name, as the trainer takes them."""
@@ -411,48 +381,6 @@ class Builder:
             for name, node in nodes.items()
             if node is not None
         }
-
-
-def accumulation(whole: int, batch_size: int, world_size: int, given: int) -> int:
-    """How many batches of each rank make a step of `whole` samples.
-
-    Raises:
-        ConfigError: no whole number does, or another number is `given`.
-    """
-    at_once = batch_size * world_size
-    ranks = "" if world_size == 1 else f" on each of {world_size} ranks"
-    if whole % at_once:
-        fit = [size for size in range(batch_size, 0, -1) if whole % (size * world_size) == 0]
-        raise ConfigError(
-            f"data.global_batch_size is {whole}, which is no multiple of batches of {batch_size}{ranks}",
-            location="data.global_batch_size",
-            hint=f"Set data.batch_size={fit[0]}." if fit else f"Use a multiple of {world_size}.",
-        )
-    if given not in (1, whole // at_once):
-        raise ConfigError(
-            f"data.global_batch_size of {whole} takes {whole // at_once} batches of {batch_size}{ranks}, but "
-            f"loop.grad_accum_steps is {given}",
-            location="loop.grad_accum_steps",
-            hint="Leave loop.grad_accum_steps out.",
-        )
-    return whole // at_once
-
-
-def batch_of_rank(whole: int, world_size: int, accumulated: int) -> int:
-    """The batch of each rank, `accumulated` of which make a step of `whole` samples.
-
-    Raises:
-        ConfigError: no whole number of samples does.
-    """
-    batch_size, rest = divmod(whole, world_size * accumulated)
-    if batch_size and not rest:
-        return batch_size
-    batches = "" if accumulated == 1 else f" of {accumulated} batches each"
-    raise ConfigError(
-        f"data.global_batch_size is {whole}, which cannot be divided between {world_size} ranks{batches}",
-        location="data.global_batch_size",
-        hint=f"Use a multiple of {world_size * accumulated}. To accumulate gradients, set data.batch_size, too.",
-    )
 
 
 def _few(dataset: Any, count: int, seed: int) -> Any:

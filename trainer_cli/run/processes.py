@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from trainer_cli.config.processes import check_processes
 from trainer_cli.errors import ExitCode
 from trainer_cli.parallel.peers import LostRankError, PeerError, is_of_peer, noting, waited
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
@@ -35,16 +36,20 @@ def fit_in_processes(
         def composed_by_main() -> Composed:
             composed = compose()
             refuse_other_processes(ranks, composed.config.parallel.processes_per_node)
+            with composed.placing():
+                check_processes(composed.config, ranks.world_size)
             return composed
 
         return _fit_as_rank(composed_by_main, allow_pickle=allow_pickle)
     composed = compose()
     config = composed.config
+    processes = config.parallel.processes_per_node or 1
+    if not supervised and (config.restarts.max > 0 or processes > 1):
+        _refuse_early(composed, processes)
     if config.restarts.max > 0 and not supervised:
         from trainer_cli.run.supervise import supervise
 
         return supervise(config, again)
-    processes = config.parallel.processes_per_node or 1
     if processes > 1:
         from trainer_cli.parallel.launch import launch
 
@@ -67,6 +72,23 @@ def fit_in_processes(
     from trainer_cli.run.fit import fit
 
     return fit(composed, allow_pickle=allow_pickle)
+
+
+def _refuse_early(composed: Composed, processes: int) -> None:
+    """Refuse what the config and the run directory show before processes are started, each of which would find it.
+
+    Raises:
+        TrainError: as `fit` would.
+    """
+    from trainer_cli.run.run_dir import RunDir
+    from trainer_cli.run.start import accepted_changes, refuse_no_optimizer
+
+    with composed.placing():
+        refuse_no_optimizer(composed)
+        check_processes(composed.config, processes)
+        run = RunDir(composed.config.run_dir)
+        if run.exists_as_run():
+            accepted_changes(run, composed)
 
 
 def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:

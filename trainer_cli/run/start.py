@@ -92,14 +92,10 @@ def of_existing(
         TrainError: the run cannot resume, or not with this config.
     """
     config = composed.config
-    stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
-    changes = changes_since(run, stored, composed)
-    folder = folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)
+    stored, changes, folder = accepted_changes(run, composed)
     run_id = run.run_id
     attempt = len(run.attempts) + 1
     catalog = Catalog(open_storage(folder, cache=run.checkpoints_folder, run_id=run_id, attempt=attempt))
-    if holds_training(run, folder):
-        refuse_changes(changes, composed, run.path)
     summary = run.read_summary()
     ended = not reopens(stored.config.loop, config.loop)
     if config.resume in ("auto", "must") and ended:
@@ -139,6 +135,20 @@ def of_existing(
         keep_settings=_kept_settings(changes),
         finished=finished,
     )
+
+
+def accepted_changes(run: RunDir, composed: Composed) -> tuple[Composed, list[Change], Path]:
+    """The config that a run was trained with, the changes from it, and the folder of the checkpoints to resume.
+
+    Raises:
+        ConfigError: a resume does not accept the changes.
+    """
+    stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
+    changes = changes_since(run, stored, composed)
+    folder = folder_of_checkpoints(run, composed.config.checkpoint, stored.config.checkpoint)
+    if holds_training(run, folder):
+        refuse_changes(changes, composed, run.path)
+    return stored, changes, folder
 
 
 def of_new(
