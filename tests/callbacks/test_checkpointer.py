@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, trainer
+from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, recorder, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.history import lives
+from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.errors import CheckpointError, ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
@@ -677,6 +678,42 @@ def test_what_was_asked_for_is_made_up_for_at_the_very_next_step(tmp_path: Path,
         loader(10, 4)
     )
     assert steps(tmp_path) == ([0, 2, 8] if type(callback.storage.disk) is Disk else [0, 3, 8])
+
+
+@pytest.mark.parametrize(
+    ("hook", "settings", "kept"),
+    [
+        ("on_fit_start", {}, []),
+        ("on_validate_start", {"eval_sanity_steps": 1}, []),
+        ("on_validate_start", {"eval_at_start": True}, []),
+        ("on_train_batch_start", {}, ["step0"]),
+        ("on_after_optimizer_step", {}, ["step0"]),
+        ("on_validate_start", {"eval_interval": 2}, ["step2"]),
+    ],
+)
+def test_a_state_is_kept_after_a_failure_only_once_training_has_begun(
+    hook: str, settings: dict[str, Any], kept: list[str], tmp_path: Path
+) -> None:
+    saver = CheckpointerCallback(tmp_path, save_interval=None, pre_train_checkpoint=False)
+    made = trainer(callbacks=[recorder([], fail_in=(hook,))], settings=settings, checkpoint=saver)
+    with pytest.raises(RuntimeError, match=f"{hook} failed"):
+        made.fit(loader(), loader(4, shuffle=False))
+    assert [path.name for path in sorted((tmp_path / "exception").glob("step*"))] == kept
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda made, path: made.fit(loader(), ckpt_path=path),
+        lambda made, path: made.fit(loader(), ckpt_path=path, load=LoadOptions(states=["model"])),
+        lambda made, path: made.load_checkpoint(path),
+        lambda made, path: made.validate(loader(4), path),
+        lambda made, path: made.validate_all(loader(4), f"{path}/step*"),
+    ],
+)
+def test_a_checkpoint_that_is_not_there_is_a_file_not_found(call: Any, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        call(trainer(), tmp_path / "none")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.targets import Trust
 from trainer_cli.errors import ConfigError
 from trainer_cli.run.build import Builder
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.trainer import Trainer
 
 
 class Data:
@@ -75,6 +77,27 @@ def test_a_sanity_evaluation_sees_so_many_batches_and_leaves_no_trace() -> None:
     first = book[: book.index("on_enter_train")]
     assert (first.count("on_validate_batch_end"), first.count("run_validation")) == (2, 1)
     assert logger.steps("val/loss") == [1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "batches"),
+    [
+        ({"eval_sanity_steps": 3}, {"a": 3, "b": 3}),
+        ({"eval_sanity_steps": 3, "eval_steps": 2}, {"a": 2, "b": 2}),
+        ({"eval_sanity_steps": 3, "eval_loaders": {"a": {"steps": 1}}}, {"a": 1, "b": 3}),
+        ({"eval_sanity_steps": 1, "eval_steps": 2}, {"a": 1, "b": 1}),
+    ],
+)
+def test_a_sanity_evaluation_is_no_longer_than_an_evaluation(settings: dict[str, Any], batches: dict[str, int]) -> None:
+    seen = {"a": 0, "b": 0}
+
+    class Counts(Callback):
+        def on_validate_batch_end(self, trainer: Trainer, *args: Any) -> None:
+            seen[trainer.name_scope_path[:1]] += trainer.sanity_checking
+
+    loaders = {name: loader(16, 4, shuffle=False) for name in "ab"}
+    trainer(callbacks=[Counts()], settings={"max_duration": 1, **settings}).fit(loader(), loaders)
+    assert seen == batches
 
 
 def _data(**settings: Any) -> Any:

@@ -88,6 +88,8 @@ def test_a_pattern_names_the_counts(pattern, suffix, name):
     ("pattern", "suffix", "wrong"),
     [
         ("step{stepp}", None, "there is no {stepp}; there are {step}, {epoch}"),
+        ("step{step}-{val/loss:.2f}", None, "there is no {val/loss}"),
+        ("step{step}-{val_loss:.2f}", None, "Metrics are no part of a name: `train ckpt ls` lists them"),
         ("step{}", None, "checkpoint.name"),
         ("step{step", None, "checkpoint.name"),
         ("step{step.real}", None, "there is no {step.real}"),

@@ -47,6 +47,8 @@ from trainer_cli.parallel.peers import is_of_peer
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
 
@@ -144,6 +146,8 @@ class CheckpointerCallback(Callback):
         self._rules: SaveRules | None = None
         self._last_saved_step: int | None = None
         self._failures = 0
+        self._has_begun = False
+        """Whether steps are made."""
 
     def hold_ephemeral(self, name: str) -> None:
         """Hold saves by `ephemeral_save_interval` back until this name is released."""
@@ -191,7 +195,7 @@ class CheckpointerCallback(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        self._failed_step, self._failures = None, 0
+        self._failed_step, self._failures, self._has_begun = None, 0, False
         self._rules = save_rules(self.settings, loop.checkpoint_interval)
         self.retention.rules = retention_rules(self.settings, loop.checkpoint_interval)
         if not self.settings.enabled:
@@ -206,6 +210,11 @@ class CheckpointerCallback(Callback):
                 hint="Use a folder that all machines share.",
             )
         group.on_main(lambda: self._open_folder(trainer))
+
+    def on_train_start(
+        self, trainer: Trainer, model: nn.Module, train_loader: Any, loop: TrainingLoop, loop_idx: int
+    ) -> None:
+        self._has_begun = True
 
     def _open_folder(self, trainer: Trainer) -> None:
         """Make the folder ready for the saves of this training; by rank 0, as all that follows."""
@@ -350,7 +359,8 @@ class CheckpointerCallback(Callback):
             return
         if is_of_peer(exception):
             return
-        if not self.settings.enabled or self._rules is None or trainer.progress.step == self._newest_step:
+        # Before the first step there is nothing that is not in a checkpoint, or made anew.
+        if not self.settings.enabled or not self._has_begun or trainer.progress.step == self._newest_step:
             return
         self.saver.save_after(exception, trainer)
 

@@ -98,7 +98,10 @@ def why_unfit(pattern: str, suffix: str | None) -> str | None:
     except KeyError as error:
         wrong = str(error.args[0])
         known = ", ".join(f"{{{name}}}" for name in VARIABLES)
-        return f"checkpoint.name is {pattern!r}, but there is no {{{wrong}}}; there are {known}"
+        return (
+            f"checkpoint.name is {pattern!r}, but there is no {{{wrong}}}; there are {known}. "
+            "Metrics are no part of a name: `train ckpt ls` lists them"
+        )
     except ValueError as error:
         return f"checkpoint.name is {pattern!r} with suffix {suffix!r}: {error}"
     if is_backup(sample):

@@ -305,8 +305,8 @@ class LoopConfig:
     eval_at_start: bool = False
     """Evaluate once before the first step."""
     eval_sanity_steps: Optional[int] = at_least(1)
-    """Evaluate so many batches of each loader before the first step, as a check whose results are dropped; null: one,
-    where a metric is needed."""
+    """Evaluate so many batches of each loader (at most eval_steps) before the first step, as a check whose results are
+    dropped; null: one, where a metric is needed."""
     eval_loaders: dict[str, Any] = checked(_check_eval_loaders, {})
     """Validation loader -> its own `interval` and `steps` in place of eval_interval and eval_steps, and the base name
     of its hooks, `hook`."""

@@ -66,7 +66,9 @@ def _reported(trainer: Trainer, val_loaders: Mapping[str, Any], wanted: set[str]
     with exceptions_reported(trainer), ExitStack() as stack:
         hooks.call("on_enter_validate_all", trainer, stack, val_loaders)
         for name, loader in val_loaders.items():
-            loop = ValidationLoop(steps or 1, hook=trainer.loop.validation_of(name).hook)
+            own = trainer.loop.validation_of(name)
+            # No more than an evaluation has: the check is the shorter one.
+            loop = ValidationLoop(min(steps or 1, own.eval_steps or steps or 1), hook=own.hook)
             with trainer.name_scope(name):
                 reported |= {f"{name}/{key}" for key in loop.run(trainer, loader, name)}
         if steps is not None or not wanted <= reported | set(trainer.metric_logger.record):
