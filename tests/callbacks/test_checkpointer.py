@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -357,6 +358,21 @@ def test_checkpoints_of_another_run_are_neither_taken_nor_removed(tmp_path: Path
     made = attempt(tmp_path, 3, max_checkpoints=1, pre_train_checkpoint=False, identity=RunIdentity(run_id="ours"))
     assert made.loaded_from is None
     assert steps(tmp_path) == [0, 2, 3, 4]
+
+
+def test_copies_that_a_user_made_are_neither_resumed_nor_counted_nor_removed(tmp_path: Path) -> None:
+    attempt(tmp_path, stop=8, save_interval=4)
+    copies = ["best_so_far", "step8 copy", "step8_backup", "step9", "step99", "step12"]
+    for name in copies:
+        shutil.copytree(tmp_path / "step8", tmp_path / name)
+    shutil.rmtree(tmp_path / "step8")
+    made = attempt(tmp_path, 12, save_interval=4, max_checkpoints=1)
+    assert made.loaded_from == tmp_path / "step4"
+    # That of step 12 was in the way of a save, and is set aside.
+    left = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".aside.step12.")}
+    assert left == {*copies, "step12"}
+    assert manifest(tmp_path, 12)["step"] == 12
+    assert trainer().validate(loader(3), ckpt_path=tmp_path / "best_so_far")
 
 
 def test_what_cannot_be_saved_is_said_before_the_first_step(tmp_path: Path) -> None:

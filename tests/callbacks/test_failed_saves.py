@@ -85,6 +85,22 @@ def test_any_error_while_a_checkpoint_is_written_is_a_failed_save(
     assert "The training goes on (failure 1" in message[0]
 
 
+@pytest.mark.parametrize(
+    ("ending", "named"),
+    [(SystemExit(3), "SystemExit: 3"), (KeyboardInterrupt(), "KeyboardInterrupt"), (GeneratorExit(), "GeneratorExit")],
+)
+def test_what_ends_the_thread_that_writes_is_a_failed_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ending: BaseException, named: str
+) -> None:
+    """As where the client of a store calls sys.exit."""
+    with pytest.raises(SaveError, match=rf"step 4 could not be saved: the thread that writes was ended by {named} "):
+        fit(tmp_path / "a", disk=FailsIn(4, ending), save_async=True)
+    assert steps(tmp_path / "a") == [2]
+    made = fit(tmp_path / "b", disk=FailsIn(4, ending), save_async=True, on_save_error="warn")
+    assert (made.progress.step, steps(tmp_path / "b")) == (8, [2, 6, 8])
+    assert f"ended by {named} ({tmp_path}/b/step4)" in caplog.text
+
+
 @pytest.mark.parametrize("error", ERRORS[1:3], ids=lambda error: type(error).__name__)
 def test_any_error_while_the_state_is_copied_is_a_failed_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception

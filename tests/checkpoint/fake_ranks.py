@@ -46,4 +46,4 @@ def save_as(root: Path, shape: Sequence[int], tree: Callable[[DeviceMesh, int], 
                 layout = ShardedFormat(rank, world_size).plan(tree(mesh, rank))
                 place = storage.joining(folder.place) if rank else folder
                 ranks.append(write(place, Snapshot(layout, []), {}))
-        return commit(folder, ranks, CheckpointMetadata(step=1, world_size=world_size), format="tensors")
+        return commit(folder, ranks, CheckpointMetadata(step=1, world_size=world_size), name=name, format="tensors")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+from dataclasses import replace
 
 import pytest
-from states import small_state
+from states import same, small_state
 
 from trainer_cli.checkpoint.catalog import GONE, REMOVING, Catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.naming import removed_marker
+from trainer_cli.checkpoint.manifest import Manifest
+from trainer_cli.checkpoint.naming import Naming, removed_marker
 from trainer_cli.checkpoint.policy import Kind, Saved
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -69,9 +72,61 @@ def test_what_is_partial_or_damaged_is_listed_with_its_problem_and_never_newest(
     assert Catalog(LocalStorage(root)).newest_valid() is None
 
 
-def test_a_renamed_checkpoint_is_not_taken_for_another_step(root):
+COPIES = ["best_so_far", "step10 copy", "step10_backup", "step10.bak", "my-paper", "step500", "step9999", "step10-ema"]
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+@pytest.mark.parametrize("name", COPIES)
+def test_what_a_user_copied_or_renamed_is_no_checkpoint_of_a_run_but_can_be_named(root, name, renamed):
+    if renamed:
+        (root / "step10").rename(root / name)
+    else:
+        shutil.copytree(root / "step10", root / name)
+    catalog = Catalog(LocalStorage(root))
+    assert [entry.name for entry in catalog.entries()] == ["step9", *(["step10"] * (not renamed)), "step100", "step200"]
+    assert catalog.newest_valid("a").name == ("step9" if renamed else "step10")
+    copy = catalog.entry(name)
+    assert (copy.valid, copy.step, copy.is_copy) == (True, 10, True)
+    assert same(dict(SyncCheckpointer().load(root / name)), small_state(10))
+
+
+@pytest.mark.parametrize("pattern", ["step{step}", "step{step:06}", "ep{epoch}-ba{batch}", "{run_name}.{samples}-x"])
+@pytest.mark.parametrize("suffix", [None, "best"])
+def test_a_checkpoint_of_any_pattern_is_known_by_its_own_name(tmp_path, pattern, suffix):
+    naming = Naming(pattern, suffix)
+    for step in (1, 2):
+        counts = {"step": step, "epoch": 0, "batch": step, "samples": 4 * step, "run_name": "mine"}
+        name = naming.name(counts)
+        path = tmp_path / "here" / name
+        SyncCheckpointer().save({"a": step}, path, metadata=CheckpointMetadata(run_id="r", step=step))
+        shutil.copytree(path, f"{path}-kept")
+    shutil.copytree(tmp_path / "here", tmp_path / "moved")
+    for folder in (tmp_path / "here", tmp_path / "moved"):
+        assert [entry.step for entry in Catalog(LocalStorage(folder)).valid("r")] == [1, 2]
+
+
+def test_an_old_manifest_without_a_name_is_judged_by_the_step_in_the_name_of_its_folder(root):
+    for name in ("step10", "step100"):
+        path = root / name / "manifest.json"
+        path.write_bytes(replace(Manifest.parse(path.read_bytes()), name=None).to_bytes())
     (root / "step10").rename(root / "step500")
+    (root / "step100").rename(root / "mine")
     assert problems(root)["step500"] == "its manifest is of step 10"
+    assert problems(root)["mine"] is None
+
+
+def test_a_copy_in_the_way_of_a_save_is_set_aside(root):
+    (root / "step10").rename(root / "step11")
+    metadata = CheckpointMetadata(run_id="a", step=11)
+    SyncCheckpointer().save(small_state(11), root / "step11", metadata=metadata, overwrite=False)
+    assert same(dict(SyncCheckpointer().load(root / "step11")), small_state(11))
+    assert [name for name in os.listdir(root) if name.startswith(".aside.step11.")]
+
+
+def test_a_format_that_does_not_exist_is_a_problem_of_the_checkpoint(root):
+    path = root / "step10" / "manifest.json"
+    path.write_bytes(replace(Manifest.parse(path.read_bytes()), format="zarr").to_bytes())
+    assert problems(root)["step10"] == "its format 'zarr' is unknown"
 
 
 def test_files_that_the_manifest_does_not_list_are_ignored(root):

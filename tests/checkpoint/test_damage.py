@@ -98,6 +98,7 @@ def test_a_damaged_checkpoint_in_the_way_is_set_aside_and_saved_anew(checkpointe
     content = bytearray((path / "rank0.safetensors").read_bytes())
     content[-1] ^= 1
     (path / "rank0.safetensors").write_bytes(content)
-    checkpointer.save(small_state(5), path, metadata=CheckpointMetadata(run_id="r", step=5))
+    metadata = CheckpointMetadata(run_id="r", step=5)
+    checkpointer.save(small_state(5), path, metadata=metadata, overwrite=False)
     assert same(dict(checkpointer.load(path)), small_state(5))
     assert len([name for name in os.listdir(path.parent) if name.startswith(".aside.step5.")]) == 1

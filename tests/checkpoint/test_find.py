@@ -126,7 +126,7 @@ def test_each_rank_finds_its_own_folder(tmp_path: Path, monkeypatch: pytest.Monk
 def test_copies_that_a_user_made_are_no_checkpoints_of_a_folder(folder: Path) -> None:
     for name in ("step500.bak", "step-600.backup", "step700~", "step800.OLD", "step900-ema.tmp"):
         shutil.copytree(folder / "step200-ema", folder / name)
-    names = catalog_of(folder).names()
+    names = [entry.name for entry in catalog_of(folder).entries()]
     assert "step200-ema" in names
     assert not [name for name in names if name.endswith((".bak", ".backup", "~", ".OLD", ".tmp"))]
 

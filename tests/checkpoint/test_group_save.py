@@ -230,3 +230,16 @@ def test_a_format_of_one_process_is_refused_for_several() -> None:
     for error in on_ranks(2, act):
         assert isinstance(error, UserError)
         assert "checkpoint.format=torch_file saves the state of one process, and this training has 2" in str(error)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_ends_the_thread_that_writes_on_one_rank_fails_the_save_on_both(memory_path: Path, rank: int) -> None:
+    class Ends(FaultyDisk):
+        def write(self, fd: int, data: memoryview, offset: int) -> int:
+            raise SystemExit(3)
+
+    found = save(memory_path, background=True, disks={rank: Ends()})
+    for error in found:
+        assert isinstance(error, SaveError)
+        assert "step 2 could not be saved: the thread that writes was ended by SystemExit: 3" in str(error)
+    assert steps(memory_path) == []

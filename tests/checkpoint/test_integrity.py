@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +12,8 @@ from states import small_state
 
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.integrity import newest_intact, verify_beside
+from trainer_cli.checkpoint.integrity import newest_intact, verify_beside, why_damaged
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest, new_digest
 from trainer_cli.checkpoint.storage.local import LocalStorage
 
 
@@ -52,3 +55,70 @@ def test_a_failure_of_that_work_is_its_own_and_sets_nothing_aside(catalog):
         newest_intact(catalog, "r", "here", check=partial(verify_beside, fails))
     assert len(catalog.entries()) == 3
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-proof")]
+
+
+def reseal(checkpoint, file: str, content: bytes) -> None:
+    """Other content with right digests: by a faulty disk no, but by a faulty or hostile writer."""
+    path = checkpoint / "manifest.json"
+    manifest = Manifest.parse(path.read_bytes())
+    digest = new_digest("xxh3_128")
+    digest.update(content)
+    entry = replace(manifest.files[file], size_bytes=len(content), digest=f"xxh3_128:{digest.hexdigest()}")
+    (checkpoint / file).write_bytes(content)
+    path.write_bytes(replace(manifest, files={**manifest.files, file: entry}).to_bytes())
+
+
+def state_of(value: str) -> bytes:
+    return f'{{"version": 1, "state": {{"a": {value}}}}}'.encode()
+
+
+def header_of(fields: object) -> bytes:
+    text = json.dumps(fields).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+HOSTILE = {
+    "nested lists": ("rank0.json", state_of("[" * 100_000 + "]" * 100_000)),
+    "nested mappings": ("rank0.json", state_of('{"a":' * 70 + "1" + "}" * 70)),
+    "nested tuples": ("rank0.json", state_of('{"$":"tuple","v":[' * 5000 + "]}" * 5000)),
+    "nested keys": ("rank0.json", state_of('{"$":"dict","v":[[' * 300 + "1,1" + "]]}" * 300)),
+    "no JSON": ("rank0.json", b"\xff\xfe"),
+    "nothing": ("rank0.json", b""),
+    "a list": ("rank0.json", b"[]"),
+    "another version": ("rank0.json", b'{"version": 2, "state": {}}'),
+    "a huge number": ("rank0.json", state_of("9" * 5000)),
+    "a tag that does not exist": ("rank0.json", state_of('{"$":"set","v":[]}')),
+    "a tag without a name": ("rank0.json", state_of('{"$":["tensor"],"v":"a"}')),
+    "a tensor that no file has": ("rank0.json", state_of('{"$":"tensor","v":"b"}')),
+    "a key that cannot be one": ("rank0.json", state_of('{"$":"dict","v":[[{"$":"dict","v":[]},1]]}')),
+    "a shape of texts": ("rank0.json", state_of('{"$":"size","v":["a"]}')),
+    "no header": ("rank0.safetensors", b""),
+    "a long header": ("rank0.safetensors", (2**63).to_bytes(8, "little")),
+    "a nested header": ("rank0.safetensors", header_of(None)[:8].replace(b"\4", b"\0") + b"[" * 100),
+    "a header of numbers": ("rank0.safetensors", header_of({"model/weight": 1})),
+    "no tensors": ("rank0.safetensors", header_of({})),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_whatever_reading_raises_is_damage_and_the_next_older_one_is_taken(catalog, caplog, hostile):
+    reseal(catalog.storage.root / "step3", *hostile)
+    assert why_damaged(catalog.storage, catalog.entry("step3")) is not None
+    with pytest.raises(DamagedCheckpoint):
+        SyncCheckpointer().load(catalog.storage.root / "step3")
+    found = newest_intact(catalog, "r", "here")
+    assert found is not None
+    assert found.step == 2
+    assert "step3 is not used, and is quarantined" in caplog.text
+
+
+@pytest.mark.parametrize("format", ["tensors", "torch_file", "archive", "huggingface"])
+def test_a_checkpoint_of_every_format_is_readable_and_not_under_the_name_of_another(tmp_path, format):
+    SyncCheckpointer(format=format).save(small_state(1), tmp_path / "step1")
+    catalog = Catalog(LocalStorage(tmp_path))
+    assert why_damaged(catalog.storage, catalog.entry("step1")) is None
+    path = tmp_path / "step1" / "manifest.json"
+    manifest = Manifest.parse(path.read_bytes())
+    for other in {"tensors", "torch_file", "archive", "zarr"} - {format}:
+        path.write_bytes(replace(manifest, format=other).to_bytes())
+        assert why_damaged(catalog.storage, catalog.entry("step1")) is not None, other

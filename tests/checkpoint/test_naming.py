@@ -8,7 +8,6 @@ from trainer_cli.checkpoint.naming import (
     Hidden,
     HiddenName,
     Naming,
-    is_backup,
     is_plain,
     is_run_id,
     numbers_within,
@@ -112,6 +111,52 @@ def test_a_pattern_that_would_make_trouble_is_refused(pattern, suffix, wrong):
     assert wrong in (fault or "")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "wrong"),
+    [
+        # legal for every number
+        ("step{step:,}", "'step1,023' cannot be the name"),
+        ("-{step}", "'-0' cannot be the name"),
+        ("+{step}", "cannot be the name"),
+        ("{step:>6}", "cannot be the name"),
+        ("{step:%}", "cannot be the name"),
+        ("{step:c}", "cannot be the name"),
+        ("{step:s}", "Unknown format code"),
+        ("{step:.3}", "Precision not allowed"),
+        # different for every step
+        ("s{step:.0e}x", "step 10 (s1e+01x) before step 9"),
+        ("{step:.0f}-{epoch:.0e}", None),
+        ("{samples:.0e}-{epoch:.0e}", "before step"),
+        ("{step!s:.9}", "sorts step 1,000,000,000 (100000000) before"),
+        # in the order of their steps
+        ("{step:x}", "sorts step 16 (10) before step 15 (f)"),
+        ("{step:_}", "sorts step 1,023 (1_023) before"),
+        ("{step:g}", "sorts step 1,000,000 (1e+06) before"),
+        ("{step:e}", "sorts step 10"),
+        ("ba{batch}-ep{epoch}", "sorts step 7 (ba0-ep1) before step 6"),
+        ("{batch}-{step}", "sorts step 7"),
+        # fine
+        ("{step:b}", None),
+        ("{step:o}", None),
+        ("{step:09}", None),
+        ("{step!r}", None),
+        ("{step:.1f}", None),
+        ("{epoch:03}{step:06}", None),
+        ("{run_name}-{world_size}-{samples}", None),
+        ("step{samples}", None),
+        ("ep{epoch}-ba{batch}-end.v2", None),
+    ],
+)
+def test_a_pattern_is_tried_over_the_steps_that_a_run_may_have(pattern: str, wrong: str | None) -> None:
+    fault = why_unfit(pattern, None)
+    assert fault is None if wrong is None else wrong in (fault or "")
+
+
+@pytest.mark.parametrize(("run_name", "fits"), [("my run", False), ("a/b", False), ("a,b", False), ("mine.2", True)])
+def test_a_pattern_is_tried_with_the_name_of_the_run(run_name: str, fits: bool) -> None:
+    assert (why_unfit("{run_name}-{step}", None, run_name) is None) is fits
+
+
 def test_a_run_name_that_a_shell_would_trip_over_is_refused_when_it_is_known():
     with pytest.raises(ValueError, match="cannot be the name"):
         Naming("{run_name}-{step}").name({**COUNTS, "run_name": "a b"})
@@ -132,25 +177,6 @@ def test_a_run_name_that_a_shell_would_trip_over_is_refused_when_it_is_known():
 )
 def test_the_step_is_found_in_a_name_of_another_pattern(name: str, step: int | None) -> None:
     assert step_within(name) == step
-
-
-@pytest.mark.parametrize(
-    ("name", "copy"),
-    [
-        ("step10.bak", True),
-        ("step-100.backup", True),
-        ("step10-ema.tmp", True),
-        ("step10.old2", True),
-        ("step10", False),
-        ("step10-ema", False),
-        ("step10~", True),
-        ("step10.OLD", True),
-        ("step10.x", False),
-        ("step10.backups", False),
-    ],
-)
-def test_the_name_of_a_copy_is_told_from_that_of_a_checkpoint(name: str, copy: bool) -> None:
-    assert is_backup(name) is copy
 
 
 def test_numbers_in_names_count_by_value() -> None:

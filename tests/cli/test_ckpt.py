@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from trainer_cli.checkpoint import integrity
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.checkpoint.integrity import catalog_of
+from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.cli.main import main
@@ -706,7 +707,6 @@ LIGHT = [
     ["ls"],
     ["ls", "runs/fine@best", "--json"],
     ["show", "runs/fine@best", "--states"],
-    ["verify", "runs/fine"],
     ["pin", "runs/fine@best"],
     ["unpin", "runs/fine@best"],
     ["rm", "runs/fine@step10", "--yes"],
@@ -714,11 +714,11 @@ LIGHT = [
 HEAVIER = [
     ["show", "runs/fine@best", "--norms"],
     ["diff", "runs/fine@best", "runs/fine@latest"],
-    ["prune", "runs/fine", "--dry-run"],
 ]
 
 
 def test_no_action_needs_torch_and_the_plain_ones_neither_numpy_nor_hydra(root: Path) -> None:
+    """But verify and prune, which decode checkpoints as a resume does."""
     code = (
         "import sys\nfrom trainer_cli.cli.main import main\n"
         "from trainer_cli import checkpoint_path, checkpoint_pattern, latest_checkpoint\n"
@@ -731,3 +731,19 @@ def test_no_action_needs_torch_and_the_plain_ones_neither_numpy_nor_hydra(root: 
     with process(root, "-c", code, stdout=subprocess.DEVNULL) as done:
         assert done.communicate(timeout=60)[1] == ""
     assert done.returncode == 0
+
+
+def test_verify_names_a_format_that_validate_would_refuse(ckpt: Ckpt, root: Path) -> None:
+    path = root / FINE / "step20/manifest.json"
+    path.write_bytes(replace(Manifest.parse(path.read_bytes()), format="zarr").to_bytes())
+    output = ckpt("verify", "runs/fine")
+    assert output.code != 0
+    assert "its format 'zarr' is unknown" in output.out + output.err
+
+
+def test_a_copy_is_not_among_a_runs_checkpoints_but_can_be_looked_at_by_its_own_name(ckpt: Ckpt, root: Path) -> None:
+    shutil.copytree(root / FINE / "step20", root / FINE / "best_so_far")
+    assert "best_so_far" not in ckpt("ls", "runs/fine").out
+    for action in ("ls", "show", "verify"):
+        output = ckpt(action, f"{FINE}/best_so_far")
+        assert (output.code, "best_so_far" in output.out) == (0, True), action

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from trainer_cli import make_sync_checkpointer
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata
-from trainer_cli.run.select import select_one
+from trainer_cli.run.select import select, select_one
 
 
 @pytest.fixture
@@ -65,3 +66,15 @@ def test_a_newer_checkpoint_that_is_not_finite_is_passed_over_with_a_warning(
     caplog.clear()
     assert select_one(f"{run}@latest").name == "step30"
     assert caplog.messages == ["step50 is passed over, and step30 is used: its weights are not finite"]
+
+
+def test_a_glob_passes_over_a_copy_whose_original_is_there_and_takes_any_other(run: Path) -> None:
+    for name in ("step30_backup", "best"):
+        shutil.copytree(run / "checkpoints/step30", run / f"checkpoints/{name}")
+    selection = select([f"{run}/checkpoints/*"])
+    assert [path.name for path in selection.paths] == ["step10", "step20", "step30"]
+    copies = {path.name: problem for path, problem in selection.skipped.items() if path.name != "step40"}
+    assert copies == dict.fromkeys(["best", "step30_backup"], "it is a copy of step30")
+    assert select_one(f"{run}/checkpoints/best").name == "best"
+    (run / "checkpoints/best").rename(run.parent / "paper")
+    assert [path.name for path in select([f"{run.parent}/pap*"]).paths] == ["paper"]

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trainer_cli.checkpoint.manifest import Manifest, ManifestError
-from trainer_cli.checkpoint.naming import MANIFEST_FILE, REMOVED_PREFIX, is_backup, parse_step
+from trainer_cli.checkpoint.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
 from trainer_cli.checkpoint.policy import Saved
 from trainer_cli.checkpoint.storage.interfaces import Storage
+from trainer_cli.config.schema import CheckpointFormat
+from trainer_cli.errors import one_line
 from trainer_cli.trainer.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -39,6 +41,12 @@ class Entry:
     def removed(self) -> bool:
         """Whether its removal has begun or is done."""
         return self.problem in (REMOVING, GONE)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it was saved under another name: a user copied or renamed it. It is no checkpoint of a run by itself:
+        nothing counts, resumes or removes it unless it is named."""
+        return self.manifest is not None and self.manifest.name not in (None, self.name)
 
     @property
     def valid(self) -> bool:
@@ -72,7 +80,7 @@ class Entry:
 
 
 class Catalog:
-    """The checkpoints of one storage: folders called `step{N}`, and all others that hold a manifest."""
+    """The checkpoints of one storage: folders called `step{N}`, and all others that hold a manifest, but no copies."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -82,21 +90,24 @@ class Catalog:
         return [
             name
             for name in self.storage.names()
-            if parse_step(name) is not None or (not is_backup(name) and MANIFEST_FILE in self.storage.sizes(name))
+            if parse_step(name) is not None or MANIFEST_FILE in self.storage.sizes(name)
         ]
 
     def entries(self) -> list[Entry]:
-        """All checkpoints by step, partial and damaged ones too. Sizes are checked."""
-        names = [name for name in self.storage.names() if not is_backup(name)]
-        found = [entry for name in names if (entry := self._look(name)) is not None]
+        """All checkpoints by step, partial and damaged ones too, but no copies. Sizes are checked."""
+        found = [entry for name in self.storage.names() if (entry := self._look(name)) is not None]
         return sorted(found, key=lambda entry: (entry.step, entry.name))
 
     def entry(self, name: str) -> Entry:
-        """The checkpoint of that name."""
+        """The checkpoint of that name, or the copy."""
         step = parse_step(name)
         manifest, problem = examine(self.storage, name)
-        if manifest is not None and problem is None and step not in (None, manifest.step):
+        if manifest is not None and manifest.name is not None:
+            step = manifest.step
+        elif manifest is not None and problem is None and step not in (None, manifest.step):
             problem = f"its manifest is of step {manifest.step}"
+        if manifest is not None and problem is None and manifest.format not in tuple(CheckpointFormat):
+            problem = f"its format {one_line(manifest.format[:40])!r} is unknown"
         try:
             pinned = self.storage.is_pinned(name)
         except OSError as error:
@@ -116,10 +127,11 @@ class Catalog:
         return next((entry for entry in reversed(self.valid(run_id)) if entry.resumable), None)
 
     def _look(self, name: str) -> Entry | None:
-        """The entry of a folder; None if it does not exist, or has neither a checkpoint's name nor a manifest."""
+        """The entry of a folder; None if it does not exist, has neither a checkpoint's name nor a manifest, or is a
+        copy."""
         entry = self.entry(name)
         is_other = entry.problem == PARTIAL and parse_step(name) is None
-        return None if is_other or entry.problem == GONE else entry
+        return None if is_other or entry.is_copy or entry.problem == GONE else entry
 
 
 @lru_cache(maxsize=4096)

@@ -34,14 +34,23 @@ from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_save import GroupSave
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.naming import is_plain
+from trainer_cli.checkpoint.readable import undecodable
 from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
-from trainer_cli.checkpoint.save import CheckpointWriter, CommitHook, Writer, errors_of_save, metadata_of, nothing
+from trainer_cli.checkpoint.save import (
+    CheckpointWriter,
+    CommitHook,
+    Writer,
+    as_failure,
+    errors_of_save,
+    metadata_of,
+    nothing,
+)
 from trainer_cli.checkpoint.snapshot_buffer import LiveStager, Snapshot, Stager
 from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.schema import DigestAlgorithm
-from trainer_cli.errors import CheckpointError, MissingStateError, NoCheckpointError, UserError
+from trainer_cli.errors import CheckpointError, MissingStateError, NoCheckpointError, TrainError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, default_group, default_ranks
 
 logger = logging.getLogger(__name__)
@@ -91,7 +100,9 @@ class InFlightSave(tuple[Future[None], Future[None]]):
         """
         first, self.ended = not self.ended, True
         with errors_of_save(self.metadata.step, self.path):
-            self.written.result()
+            error = self.written.exception()
+            if error is not None:
+                raise as_failure(error, self.metadata.step, self.path)
             if first and self.finish is not None:
                 self.finish()
 
@@ -476,6 +487,10 @@ class FolderCheckpointer(Checkpointer):
             raise NoCheckpointError("there is no checkpoint", where=where) from None
         except OSError as error:
             raise DamagedCheckpoint(f"the checkpoint cannot be read: {error}", where=where) from error
+        except (TrainError, MemoryError):
+            raise
+        except Exception as error:
+            raise undecodable(error, where) from error
 
 
 class SyncCheckpointer(FolderCheckpointer):

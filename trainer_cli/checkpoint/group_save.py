@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainer_cli.checkpoint.format.codec import decode
 from trainer_cli.checkpoint.format.sharded import why_uncovered
 from trainer_cli.checkpoint.manifest import FileEntry
-from trainer_cli.checkpoint.save import CheckpointWriter, RankFiles, commit, disk_error, is_saved, write
+from trainer_cli.checkpoint.save import CheckpointWriter, RankFiles, as_failure, commit, disk_error, is_saved, write
 from trainer_cli.checkpoint.shards import Shard
 from trainer_cli.errors import NotDurableError, SaveError, UserError
 from trainer_cli.parallel.peers import PeerError
@@ -153,14 +153,16 @@ class GroupSave:
             hook.pre_commit(self.where)
         if not (finite := finite and self.metadata.finite):
             log.warning("the weights of step %d are not finite: no resume takes %s", self.metadata.step, self.name)
-        commit(self._folder, ranks, replace(self.metadata, finite=finite), format="tensors")
+        commit(self._folder, ranks, replace(self.metadata, finite=finite), name=self.name, format="tensors")
         if hook is not None:
             hook.post_commit(self.where)
 
     def _named(self, error: BaseException | None) -> Any:
-        """An error of the disk as a SaveError that names the checkpoint; another as it is."""
-        if not isinstance(error, OSError):
-            return error
+        """An error of the disk as a SaveError that names the checkpoint; another exception as it is."""
+        if error is not None and not isinstance(error, OSError):
+            return as_failure(error, self.metadata.step, self.where)
+        if error is None:
+            return None
         size_bytes = None if self._snapshot is None else self._snapshot.layout.total_bytes
         return disk_error(error, self.where, size_bytes, self.storage.free_bytes())
 

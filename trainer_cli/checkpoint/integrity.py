@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ Check = Callable[[ReadableFolder, Manifest], object]
 
 
 def why_damaged(storage: Storage, entry: Entry, check: Check = verify) -> str | None:
-    """What is wrong with a checkpoint, after every file was read and digested; None for an intact one.
+    """What is wrong with a checkpoint, after every file was read, digested and decoded; None for an intact one.
 
     Raises:
         OSError: it cannot be read now, so it is unknown whether it is damaged.
@@ -36,8 +37,14 @@ def why_damaged(storage: Storage, entry: Entry, check: Check = verify) -> str | 
     try:
         with storage.reading(entry.name) as folder:
             check(folder, entry.manifest)
-    except DamagedCheckpoint as error:
+            # After the check, during which torch is imported.
+            from trainer_cli.checkpoint.readable import check_readable
+
+            check_readable(folder, entry.manifest)
+    except CheckpointError as error:
         return str(error)
+    except MemoryError as error:
+        raise OSError(errno.ENOMEM, "there is not enough memory to read it") from error
     return None
 
 

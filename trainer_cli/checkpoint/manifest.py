@@ -68,6 +68,8 @@ class Manifest:
     kind: Kind
     reason: str
     """Why it was saved: a sentence."""
+    name: str | None = None
+    """The name of its folder; under another name it is a copy that a user made. None in old manifests."""
     finished: str | None = None
     """How the run ended, if this is its final checkpoint."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -151,6 +153,7 @@ class Manifest:
             "files": {n: {"size_bytes": e.size_bytes, "digest": e.digest} for n, e in self.files.items()},
             "aliases": {file: dict(table) for file, table in self.aliases.items()},
             "progress": dict(self.progress),
+            **({} if self.name is None else {"name": self.name}),
             **({"shards": shards} if shards else {}),
             **({"tensor_size": self.tensor_size} if self.tensor_size > 1 else {}),
             **({"average": self.average} if self.average is not None else {}),
@@ -192,9 +195,9 @@ def _not_json(error: Exception) -> ManifestError:
 
 
 def _read(raw: dict[str, Any]) -> Manifest:
-    # Old manifests have no progress, samples or source, those of one process nothing of several, and most no average.
-    absent = {"progress": {}, "samples": {}, "source": {}, "shards": {}, "tensor_size": 1, "average": None}
-    raw = {**absent, **raw}
+    # Old manifests lack progress, name, samples and source; those of one process what is of several, and an average.
+    absent: dict[str, Any] = {"progress": {}, "name": None, "samples": {}, "source": {}}
+    raw = {**absent, "shards": {}, "tensor_size": 1, "average": None, **raw}
     if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
         raise ManifestError(f"the manifest lacks, or does not know: {one_line(', '.join(sorted(wrong))[:200])}")
     for name, allowed in _FIELDS.items():
@@ -269,6 +272,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "epoch": _is_count,
     "kind": lambda value: value in tuple(Kind),
     "reason": _is_text,
+    "name": lambda value: value is None or (isinstance(value, str) and is_plain(value)),
     "finished": _is_optional_text,
     "metrics": _maps_to(_is_measured),
     "finite": lambda value: type(value) is bool,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
 from string import Formatter
 from typing import NamedTuple
 
@@ -32,13 +33,19 @@ RANK_VARIABLES = {
 }
 """Variables that a path to load may have, and the environment variables that give their values: torchrun's, Slurm's."""
 
-_FIT = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,199}")
+_FIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 _STEP = re.compile(r"step(0|[1-9][0-9]{0,17})")
 _STEP_WITHIN = re.compile(r"(?<![A-Za-z])step[-_]?([0-9]{1,18})(?![0-9])")
 _DIGITS = re.compile(r"[0-9]+")
 _UNFIT = r"/\\\x00-\x1f\x7f\ud800-\udfff"
 _PLAIN = re.compile(rf"[^.{_UNFIT}][^{_UNFIT}]{{0,199}}")
-_BACKUP = re.compile(r"(?:[.](?:bak|backup|old|orig|copy|save|saved|tmp|temp|part|partial)[0-9]*|~)$", re.IGNORECASE)
+_LONGEST_NAME = 150
+_EPOCHS = (7, 100, 10**18)
+"""Steps of an epoch for which patterns are tried."""
+_MOST_STEPS = 10**15
+_POWERS = [base**power for base in (2, 10) for power in range(4, 51) if base**power < _MOST_STEPS]
+_STEPS = sorted({*range(24), *(power + more for power in _POWERS for more in (-1, 0, 1))})
+"""Steps at which patterns are tried."""
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HIDDEN = re.compile(r"\.(tmp|trash|aside)\.(.+)\.([A-Za-z0-9_-]{1,64})\.([0-9]+)(?:-([0-9]+))?")
 
@@ -83,34 +90,65 @@ class Naming(NamedTuple):
         name = self.pattern.format(**counts) + ("" if self.suffix is None else f"-{self.suffix}")
         if not _FIT.fullmatch(name):
             raise ValueError(
-                f"{name!r} cannot be the name of a checkpoint: use letters, digits and any of _ - + . (not first)"
+                f"{name!r} cannot be the name of a checkpoint: use letters, digits and any of _ - + . "
+                "(the last three not first)"
             )
         return name
 
 
-def why_unfit(pattern: str, suffix: str | None) -> str | None:
-    """What is wrong with a pattern and suffix of names, or None."""
+@lru_cache(maxsize=64)
+def why_unfit(pattern: str, suffix: str | None, run_name: str = "run") -> str | None:
+    """What is wrong with a pattern and suffix of names for any run of this name, or None.
+
+    The names of a run must be legal, all different, and in the order of their steps where numbers in names are compared
+    as numbers (`ls -v`): tried over steps up to a million billion, in epochs of several lengths.
+    """
+    setting = f"checkpoint.name is {pattern!r}" + ("" if suffix is None else f" with suffix {suffix!r}")
     try:
         variables = [variable for _, variable, _, _ in Formatter().parse(pattern) if variable is not None]
         if unknown := [variable for variable in variables if variable not in VARIABLES]:
             raise KeyError(unknown[0])
-        sample = Naming(pattern, suffix).name(dict.fromkeys(VARIABLES, 1))
+        if not {"step", "samples", "tokens"}.intersection(variables) and not {"epoch", "batch"}.issubset(variables):
+            return f"{setting}, which may name two checkpoints alike; put {{step}} into it"
+        for steps_per_epoch in _EPOCHS:
+            if fault := _why_names_unfit(Naming(pattern, suffix), run_name, steps_per_epoch):
+                return f"{setting}, {fault}"
     except KeyError as error:
         wrong = str(error.args[0])
         known = ", ".join(f"{{{name}}}" for name in VARIABLES)
         return (
-            f"checkpoint.name is {pattern!r}, but there is no {{{wrong}}}; there are {known}. "
+            f"{setting}, but there is no {{{wrong}}}; there are {known}. "
             "Metrics are no part of a name: `train ckpt ls` lists them"
         )
-    except ValueError as error:
-        return f"checkpoint.name is {pattern!r} with suffix {suffix!r}: {error}"
-    if is_backup(sample):
-        return f"checkpoint.name is {pattern!r} with suffix {suffix!r}: so end copies, which are no checkpoints"
-    if len(sample) > 150:
-        return f"checkpoint.name is {pattern!r}, which is too long"
-    if not {"step", "samples", "tokens"}.intersection(variables) and not {"epoch", "batch"}.issubset(variables):
-        return f"checkpoint.name is {pattern!r}, which may name two checkpoints alike; put {{step}} into it"
+    except (ValueError, OverflowError) as error:
+        return f"{setting}: {error}"
     return None
+
+
+def _why_names_unfit(naming: Naming, run_name: str, steps_per_epoch: int) -> str | None:
+    """What is wrong with the names that a pattern gives at some steps of a run.
+
+    Raises:
+        ValueError: one has characters that are not allowed.
+    """
+    before: tuple[int, str] | None = None
+    for step in _STEPS:
+        epoch, batch = divmod(step, steps_per_epoch)
+        counts = {"step": step, "epoch": epoch, "batch": batch, "samples": 32 * step, "tokens": 1024 * step}
+        name = naming.name({**counts, "run_name": run_name, "world_size": 8})
+        if len(name) > _LONGEST_NAME:
+            return "which is too long"
+        if before is not None and name == before[1]:
+            return f"which names steps {before[0]:,} and {step:,} alike ({name})"
+        if before is not None and _sort_key(name) <= _sort_key(before[1]):
+            return f"which sorts step {step:,} ({name}) before step {before[0]:,} ({before[1]})"
+        before = step, name
+    return None
+
+
+def _sort_key(name: str) -> list[tuple[int, str]]:
+    """A key by which names sort as `ls -v` sorts them: numbers by value."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def parse_step(name: str) -> int | None:
@@ -165,14 +203,6 @@ def removed_marker(run_id: str) -> str:
 def is_plain(name: str) -> bool:
     """True for a name without separator, leading dot or control character."""
     return _PLAIN.fullmatch(name) is not None
-
-
-def is_backup(name: str) -> bool:
-    """Whether a folder is called as a copy that a user made of a checkpoint: `step10.bak`, `step-100.backup`, `step3~`.
-
-    It is no checkpoint of a run: nothing resumes from it, and no rule removes it.
-    """
-    return _BACKUP.search(name) is not None
 
 
 def is_run_id(text: str) -> bool:

@@ -100,7 +100,7 @@ def write(folder: WritableFolder, snapshot: Snapshot, files: Mapping[str, bytes]
 
 
 def commit(
-    folder: WritableFolder, ranks: Sequence[RankFiles], metadata: CheckpointMetadata, *, format: str
+    folder: WritableFolder, ranks: Sequence[RankFiles], metadata: CheckpointMetadata, *, name: str, format: str
 ) -> Manifest:
     """Write the manifest and rename the folder: from here on the checkpoint exists.
 
@@ -116,7 +116,9 @@ def commit(
         shards |= rank.shards
     said = {one.name: getattr(metadata, one.name) for one in fields(metadata) if one.name not in ("files", "versions")}
     versions = {**library_versions(), **metadata.versions}
-    manifest = Manifest(**said, versions=versions, format=format, files=files, aliases=aliases, shards=shards)
+    manifest = Manifest(
+        **said, name=name, versions=versions, format=format, files=files, aliases=aliases, shards=shards
+    )
     with folder.create(MANIFEST_FILE) as writer:
         writer.write(manifest.to_bytes())
     folder.publish()
@@ -201,7 +203,7 @@ class CheckpointWriter:
                 finite = metadata.finite and snapshot.is_finite()
                 if not finite:
                     logger.warning("the weights of step %d are not finite: no resume takes %s", metadata.step, name)
-                commit(folder, [own], replace(metadata, finite=finite), format=format)
+                commit(folder, [own], replace(metadata, finite=finite), name=name, format=format)
         except OSError as error:
             size_bytes = snapshot.layout.total_bytes + sum(len(content) for content in metadata.files.values())
             raise disk_error(error, where, size_bytes, storage.free_bytes()) from error
@@ -236,6 +238,8 @@ def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata, *, overw
                 verify(folder, manifest)
         except DamagedCheckpoint as error:
             problem = str(error)
+    if manifest is not None and manifest.name not in (None, name):
+        problem = f"it is a copy of {manifest.name}"
     if manifest is None or problem is not None:
         storage.quarantine(name, problem or "it has no manifest")
         return False
@@ -272,6 +276,16 @@ def disk_error(
         if error.errno == errno.ENOSPC and free_bytes is not None:
             what += f", {free_bytes:,} bytes are free"
     return SaveError(what, where=str(where), cure=cure)
+
+
+def as_failure(error: BaseException, step: int, where: str | Path) -> Exception:
+    """What the thread that writes has raised, for the main thread. What only ends a thread (SystemExit,
+    KeyboardInterrupt) is a failure of its save."""
+    if isinstance(error, Exception):
+        return error
+    ending = f"{type(error).__name__}: {error}".removesuffix(": ")
+    what = f"step {step} could not be saved: the thread that writes was ended by {ending}"
+    return SaveError(what, where=str(where), cure=_INTACT)
 
 
 @contextmanager

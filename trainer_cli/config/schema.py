@@ -666,3 +666,6 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        pattern, suffix = self.checkpoint.name, self.checkpoint.suffix
+        if "{run_name" in pattern and (fault := why_unfit(pattern, suffix, self.name or "default")) is not None:
+            raise ConfigError(fault, location="checkpoint.name")

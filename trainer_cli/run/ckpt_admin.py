@@ -94,9 +94,12 @@ def look(patterns: Sequence[str]) -> list[Item]:
         named.setdefault(path.parent, {})[path.name] = how
     items: list[Item] = []
     for folder, names in named.items():
-        entries = catalog_of(folder).entries()
+        catalog = catalog_of(folder)
+        entries = catalog.entries()
         missing = names.keys() - {entry.name for entry in entries}
-        if lost := [name for name in missing if names[name].itself]:
+        # A copy is none of the run's, but may be named itself.
+        copies = [catalog.entry(name) for name in sorted(missing) if names[name].itself]
+        if lost := [entry.name for entry in copies if entry.manifest is None]:
             raise CheckpointError(f"{folder / min(lost)} is no checkpoint, or was removed meanwhile")
         run = next((how.run for how in names.values() if how.run is not None), None)
         run_id = id_of(run)
@@ -110,7 +113,7 @@ def look(patterns: Sequence[str]) -> list[Item]:
                 best is not None and entry.name == best.name,
                 names[entry.name].itself,
             )
-            for entry in entries
+            for entry in (*entries, *copies)
             if entry.name in names
         ]
     return items

@@ -86,12 +86,22 @@ def select(patterns: Sequence[str]) -> Selection:
             entry = catalogs[path.parent].entry(path.name)
             if entry.problem is not None:
                 (skipped if entry.partial else damaged)[path] = entry.problem
+            elif not os.path.lexists(pattern) and (original := _original_of(catalogs[path.parent], entry)):
+                skipped[path] = f"it is a copy of {original}"
             else:
                 found[path] = (str(path.parent), entry.step)
     if not found:
         listed = "\n".join(f"  {path}: {problem}" for path, problem in {**skipped, **damaged}.items())
         raise CheckpointError(f"ckpt={', '.join(patterns)} matches no valid checkpoint:\n{listed}\n")
     return Selection(sorted(found, key=lambda path: found[path]), skipped, damaged)
+
+
+def _original_of(catalog: Catalog, entry: Entry) -> str | None:
+    """The name of the checkpoint beside it that a user has copied; None if it is no copy of any."""
+    if not entry.is_copy or entry.manifest is None or entry.manifest.name is None:
+        return None
+    original = catalog.entry(entry.manifest.name)
+    return original.name if original.valid and original.manifest == entry.manifest else None
 
 
 def select_one(pattern: str | list[str]) -> Path:

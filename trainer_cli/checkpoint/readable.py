@@ -1,0 +1,59 @@
+"""Checks that a checkpoint can be decoded, without keeping its tensors: `ckpt verify` and a resume share it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer_cli.checkpoint.format import codec
+from trainer_cli.checkpoint.format.header import own_file, parsed_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.registry import new_format
+from trainer_cli.checkpoint.format.sharded import decode_own, is_sharded, why_uncovered
+from trainer_cli.checkpoint.format.verified_file import VerifiedFile, read_verified
+from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.checkpoint.storage.interfaces import ReadableFolder
+from trainer_cli.errors import CheckpointError
+
+
+def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
+    """Decode the small states, and look for every tensor that they name. Files of torch and archives are read whole.
+
+    Raises:
+        DamagedCheckpoint: whatever reading raises, but for an OSError: it may be readable later.
+    """
+    form = new_format(manifest.format, str(folder.path))
+    try:
+        if manifest.format in ("tensors", "huggingface"):
+            _check_tensor_files(folder, manifest)
+        else:
+            form.read(folder, manifest)
+    except (OSError, CheckpointError, MemoryError):
+        raise
+    except Exception as error:
+        raise undecodable(error, folder.path) from error
+
+
+def undecodable(error: Exception, where: Path | str) -> DamagedCheckpoint:
+    """What reading a checkpoint raised, as damage: its content is not what a save writes."""
+    return DamagedCheckpoint(f"it cannot be read: {type(error).__name__}: {str(error)[:200]}", where=str(where))
+
+
+def _check_tensor_files(folder: ReadableFolder, manifest: Manifest) -> None:
+    wanted = codec.decode(read_verified(folder, manifest, state_file(0))).wanted
+    aliases = {alias: name for table in manifest.aliases.values() for alias, name in table.items()}
+    if is_sharded(manifest):
+        for rank in range(manifest.world_size):
+            decode_own(read_verified(folder, manifest, own_file(rank)))
+        if problem := why_uncovered(wanted, manifest.shards, aliases):
+            raise codec.Undecodable(problem)
+    stored: set[str] = set()
+    ranks = {tensor_file(rank) for rank in range(manifest.world_size)}
+    for file_name in manifest.files:
+        of_rank = file_name in ranks
+        if of_rank or (manifest.format == "huggingface" and file_name.endswith(".safetensors")):
+            file = VerifiedFile(folder, manifest, file_name)
+            with file.peeked():
+                names = [entry.name for entry in parsed_header(file)]
+            stored.update(names if of_rank else [f"model/{name}" for name in names])
+    for name in wanted:
+        if aliases.get(name, name) not in stored:
+            raise codec.Undecodable(f"the tensor {name[:80]!r} is in none of the files")
