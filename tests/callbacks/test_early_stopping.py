@@ -31,7 +31,7 @@ class Scores(Callback):
 
 
 def _stopping(**settings: Any) -> EarlyStopping:
-    return EarlyStopping(**{"metric": "task/score", "patience": 2, **settings})
+    return EarlyStopping(**{"metric": "task/score", "patience": 2, "check_finite": False, **settings})
 
 
 def _fit(scores: tuple[float, ...], stopping: EarlyStopping, folder: Path | None = None, **more: Any) -> Any:
@@ -75,6 +75,23 @@ def test_it_ends_the_run_once_nothing_was_better_for_as_long_as_patience(
         assert f"task/score has not been {'below' if stopping.mode == 'min' else 'above'} {best:g}" in result.reason
     else:
         assert result.reason == "task/score has been no number for 2 steps"
+
+
+@pytest.mark.parametrize("value", [NAN, math.inf, -math.inf])
+@pytest.mark.parametrize("check_finite", [True, False])
+def test_a_value_that_is_not_finite_ends_the_run_at_once_and_is_never_the_best(
+    value: float, check_finite: bool
+) -> None:
+    stopping = _stopping(check_finite=check_finite)
+    _, result = _fit((3, value, 2, 4, 4), stopping)
+    assert (result.step, stopping.best) == ((2, 3) if check_finite else (5, 2))
+    assert result.finished
+    if check_finite:
+        assert result.reason == f"task/score is {value}"
+
+
+def test_the_default_is_to_end_at_once() -> None:
+    assert EarlyStopping().check_finite
 
 
 def test_the_reason_names_metric_value_and_step() -> None:

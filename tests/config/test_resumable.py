@@ -8,9 +8,11 @@ from trainer_cli.config.fields import MAY_CHANGE, fields, why_may_change
 
 _FREE = """
     name run_dir device model_call resume resume_allow ckpt trust loggers loggers.jsonl loggers.console.style
-    load.states load.strict load.ignore_keys load.key_mapping load.key_mapping.model validate.folder validate.watch
+    load.states load.strict load.ignore_keys load.key_mapping load.key_mapping.model load.average
+    validate.folder validate.watch
     logging.level logging.console
-    loop.max_duration loop.hard_stop loop.max_time loop.eval_interval loop.eval_steps loop.eval_at_start
+    loop.max_duration loop.min_duration loop.hard_stop loop.max_time loop.eval_interval loop.eval_steps
+    loop.eval_at_start
     loop.log_interval loop.eval_sanity_steps loop.eval_loaders restarts.max restarts.backoff
     checkpoint.enabled checkpoint.save_interval checkpoint.ephemeral_save_interval checkpoint.ephemeral_cooldown
     checkpoint.fixed_steps checkpoint.pre_train_checkpoint checkpoint.save_final checkpoint.save_on_stop

@@ -343,3 +343,19 @@ def test_an_end_by_a_callback_evaluates_what_was_not_due() -> None:
 def test_wrong_settings_of_a_loader_are_refused(given: Any, message: str) -> None:
     with pytest.raises((UserError, ConfigError), match=message):
         trainer(settings={"eval_loaders": given}).fit(loader(), _several())
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "time"])
+@pytest.mark.parametrize("scope", [None, "mine"])
+def test_a_records_own_fields_cannot_be_logged_over(name: str, scope: str | None) -> None:
+    made = trainer()
+    if scope is None:
+        with pytest.raises(UserError, match=f"'{name}' cannot be logged"):
+            made.log_metrics({name: 1.0, "other": 2.0})
+        with pytest.raises(UserError, match=f"'{name}' cannot be logged"):
+            made.log_metrics(**{name: 1.0})
+        assert made.metric_logger.record == {}
+    else:
+        with made.name_scope(scope):
+            made.log_metrics({name: 1.0})
+        assert made.metric_logger.record == {f"{scope}/{name}": 1.0}

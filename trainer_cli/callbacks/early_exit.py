@@ -20,7 +20,8 @@ Condition = Callable[["Trainer"], object]
 
 class EarlyExit(Callback):
     """Calls functions after each optimizer step, with the trainer; the first that returns something true finishes the
-    run. A string is the reason that is logged and saved.
+    run. A string is the reason that is logged and saved. The run stays finished when started again, unless
+    `max_duration` is larger.
 
     Args:
         conditions: the first functions; in a config, nodes with `_partial_: true`. `register` adds others.
@@ -53,5 +54,5 @@ class EarlyExit(Callback):
         for condition in list(self._conditions.values()):
             if answer := condition(trainer):
                 name = getattr(condition, "__name__", type(condition).__name__)
-                trainer.stop(answer if isinstance(answer, str) else f"{name} asked for it")
+                trainer.stop(answer if isinstance(answer, str) else f"{name} asked for it", by=self)
                 return

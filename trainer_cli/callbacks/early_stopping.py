@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.schema import needed_duration
 from trainer_cli.errors import ConfigError
-from trainer_cli.trainer.duration import Duration, Unit
+from trainer_cli.trainer.duration import Unit
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -23,19 +23,25 @@ _COUNTS = {
 
 
 class EarlyStopping(Callback):
-    """Finishes the run if `patience` has passed since the best evaluation. NaN is never the best. The run stays
-    finished when started again. With a larger `max_duration`, another metric or patience it trains up to the next
-    evaluation that is not better.
+    """Finishes the run if `patience` has passed since the best evaluation. A value that is not finite is never best.
+    The run stays finished when started again. With a larger `max_duration`, another metric or patience it trains up to
+    the next evaluation that is not better. `loop.min_duration` holds it back.
 
     Args:
         metric: `LOADER/NAME` as it is logged, such as `val/loss`.
         mode: `min` where less is better, `max` where more is.
         patience: a duration; an int means optimizer steps.
         min_delta: what is better by no more than this is not better.
+        check_finite: finish the run at once if the metric is NaN or infinite.
     """
 
     def __init__(
-        self, metric: str = "val/loss", mode: str = "min", patience: int | str = "3ep", min_delta: float = 0.0
+        self,
+        metric: str = "val/loss",
+        mode: str = "min",
+        patience: int | str = "3ep",
+        min_delta: float = 0.0,
+        check_finite: bool = True,
     ) -> None:
         if mode not in ("min", "max"):
             raise ConfigError(f"mode is {mode!r}, but it is min or max", location="mode")
@@ -43,14 +49,14 @@ class EarlyStopping(Callback):
             raise ConfigError(
                 f"min_delta is {min_delta}, but it must be a finite number of at least 0", location="min_delta"
             )
-        self.metric, self.mode, self.min_delta = metric, mode, float(min_delta)
+        if not isinstance(check_finite, bool):
+            raise ConfigError(f"check_finite is {check_finite!r}, but it is true or false", location="check_finite")
+        self.metric, self.mode, self.min_delta, self.check_finite = metric, mode, float(min_delta), check_finite
         self.patience = needed_duration("patience", patience)
         self.best: float | None = None
         self.since: dict[str, int | float] | None = None
         """The position of the best evaluation; of the first, as long as none had a number."""
-        self._stopped: dict[str, Any] | None = None
         self._steps_per_epoch: int | None = None
-        self._max_duration = ""
 
     def wanted_metrics(self) -> Mapping[str, str]:
         return {"metric": self.metric}
@@ -59,15 +65,14 @@ class EarlyStopping(Callback):
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
         self._steps_per_epoch = loop.steps_per_epoch
-        self._max_duration = str(Duration.parse(loop.settings.max_duration))
-        stopped, self._stopped = self._stopped, None
-        if stopped is not None and stopped["step"] == trainer.progress.step and stopped["rule"] == self._rule():
-            self._stop(trainer, stopped["reason"])
 
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if self.metric not in metrics:
             return  # Its loader has an interval of its own, and is not due.
         value, now = metrics[self.metric], trainer.progress
+        if self.check_finite and not math.isfinite(value):
+            trainer.stop(f"{self.metric} is {value}", by=self)
+            return
         better = self._is_better(value)
         if better:
             self.best = value
@@ -83,25 +88,20 @@ class EarlyStopping(Callback):
                     f"{self.metric} has not been {than} {self.best:.6g} (step {self.since['step']}){by} "
                     f"for {self.patience}"
                 )
-            self._stop(trainer, reason)
+            trainer.stop(reason, by=self)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, its position, and whether it ended the run."""
-        return {"best": self.best, "since": self.since, "stopped": self._stopped}
+        """The best value and its position."""
+        return {"best": self.best, "since": self.since}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.since, self._stopped = state["best"], state["since"], state["stopped"]
+        self.best, self.since = state["best"], state["since"]
 
-    def _stop(self, trainer: Trainer, reason: str) -> None:
-        self._stopped = {"step": trainer.progress.step, "reason": reason, "rule": self._rule()}
-        trainer.stop(reason)
-
-    def _rule(self) -> list[str | float]:
-        """The settings of the decision: if they are unchanged, the run stays finished."""
-        return [self.metric, self.mode, str(self.patience), self.min_delta, self._max_duration]
+    def end_rule(self) -> Sequence[str | float]:
+        return [self.metric, self.mode, str(self.patience), self.min_delta, self.check_finite]
 
     def _is_better(self, value: float) -> bool:
-        if math.isnan(value):
+        if not math.isfinite(value):
             return False
         if self.best is None:
             return True

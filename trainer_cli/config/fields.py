@@ -46,6 +46,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "validate.*": "is used by `train validate` only",
     "loop.max_duration": "where the run ends",
     "loop.hard_stop": "where the run ends",
+    "loop.min_duration": "where the run ends",
     "loop.max_time": "when this process stops",
     "loop.eval_*": "evaluation does not change the training",
     "loop.log_interval": "what is recorded",

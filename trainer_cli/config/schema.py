@@ -287,6 +287,8 @@ class LoopConfig:
 
     max_duration: Any = duration("10ep", null=False)
     """The whole training, and what learning-rate schedules are stretched over."""
+    min_duration: Any = duration()
+    """Callbacks that end the run early, such as EarlyStopping, do so no earlier: a request is held until then."""
     hard_stop: Any = duration()
     """Ends the run earlier without changing what schedules see."""
     max_time: Any = duration(units=(Unit.SECOND,))

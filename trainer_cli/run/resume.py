@@ -16,11 +16,10 @@ from trainer_cli.config.arguments import GLOBAL_BATCH_SIZE, steps_by_evaluation
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
 from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may_change
-from trainer_cli.config.schema import CheckpointConfig, LoopConfig, Newer
+from trainer_cli.config.schema import CheckpointConfig, Newer
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.run.run_dir import RunDir, RunStatus
 from trainer_cli.run.table import table
-from trainer_cli.trainer.duration import Duration
 
 log = logging.getLogger(__name__)
 
@@ -177,14 +176,6 @@ def unsaved_end(
     if last is not None and last.step == step:
         return None if last.resumable else (step, reason)
     return None if settings.enabled and settings.save_final else (step, reason)
-
-
-def reopens(old: LoopConfig, new: LoopConfig) -> bool:
-    """Whether a finished run trains further: a longer `max_duration`, or another `hard_stop`."""
-    if old.hard_stop != new.hard_stop:
-        return True
-    before, now = Duration.parse(old.max_duration), Duration.parse(new.max_duration)
-    return now.unit is not before.unit or now.value > before.value
 
 
 def _named(

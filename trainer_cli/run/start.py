@@ -27,12 +27,12 @@ from trainer_cli.run.resume import (
     folder_of_checkpoints,
     holds_training,
     refuse_changes,
-    reopens,
     unsaved_end,
     why_finished,
 )
 from trainer_cli.run.run_dir import RunDir, RunStatus
 from trainer_cli.run.select import select_one
+from trainer_cli.trainer.stopping import reopens
 
 
 @dataclass(slots=True)

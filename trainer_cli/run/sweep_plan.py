@@ -18,9 +18,10 @@ from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.config.validation import contents
 from trainer_cli.errors import ConfigError, TrainError, UserError, raise_all
 from trainer_cli.run.compose_fit import refuse_shipped_default
-from trainer_cli.run.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes, reopens
+from trainer_cli.run.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes
 from trainer_cli.run.run_dir import RunDir, RunStatus
 from trainer_cli.run.start import refuse_no_optimizer
+from trainer_cli.trainer.stopping import reopens
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ nothing: the loop holds an empty tuple.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -108,6 +108,11 @@ class Callback(CheckedArguments):
     def wanted_metrics(self) -> Mapping[str, str]:
         """Setting -> the metric of an evaluation that it needs."""
         return {}
+
+    def end_rule(self) -> Sequence[str | float]:
+        """The settings by which it ends a run with `trainer.stop(reason, by=self)`. If they have changed, a run that it
+        finished goes on when started again."""
+        return ()
 
     def pre_setup(self, trainer: Trainer) -> None:
         """Before model and optimizer exist, in the constructor."""
@@ -284,7 +289,8 @@ class CheckpointSaver(Protocol):
 
 
 _NO_HOOKS = (
-    "state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics", "validation_hooks",
+    "state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics", "end_rule",
+    "validation_hooks",
 )  # fmt: skip
 VOCABULARY: tuple[str, ...] = tuple(
     name for name in vars(Callback) if not name.startswith("_") and name not in _NO_HOOKS

@@ -55,12 +55,20 @@ class Lengths:
             self.log_interval = self.interval(settings.log_interval)
             self.evaluations.learn(self.interval)
             longest, hard_stop = self.interval(settings.max_duration), self.interval(settings.hard_stop)
+            least = self.interval(settings.min_duration)
         except ValueError as error:
             raise UserError(str(error)) from None
         assert longest is not None, "the schema refuses a null max_duration"
         max_time = check_duration("loop.max_time", settings.max_time, units=(Unit.SECOND,))
-        self.limits = Limits(longest, hard_stop, float(max_time.value) if max_time else None)
+        self.limits = Limits(longest, hard_stop, least, float(max_time.value) if max_time else None)
         self.total_steps = self.length(train_loader)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step at which `max_duration` or `hard_stop` ends the training, if known."""
+        stop = self.limits.hard_stop
+        steps = [self.total_steps, None if stop is None else stop.end]
+        return min((step for step in steps if step is not None), default=None)
 
     def interval(self, duration: Any) -> Interval | None:
         """An interval of this training, or None for null."""

@@ -21,6 +21,9 @@ _SHORTEST_PAUSE_S = 0.01
 """Less is no pause: most of the steps at which a save may be made make none."""
 
 
+_OWN_FIELDS = frozenset({"step", "epoch", "time"})
+
+
 class MetricLogger:
     """Collects the metrics of a step and gives them to the loggers as one record."""
 
@@ -51,7 +54,17 @@ class MetricLogger:
             logger.start(facts)
 
     def add(self, metrics: Mapping[str, float | Tensor]) -> None:
-        """Add to the record of the current step."""
+        """Add to the record of the current step.
+
+        Raises:
+            UserError: a name is one of the record's own fields, which readers and a resume go by.
+        """
+        if not _OWN_FIELDS.isdisjoint(metrics):
+            names = " and ".join(f"'{name}'" for name in _OWN_FIELDS if name in metrics)
+            raise UserError(
+                f"{names} cannot be logged: every record has that field of its own",
+                cure="Log it under another name, such as 'my/step'.",
+            )
         for name, value in metrics.items():
             self.record[name] = value.detach() if isinstance(value, Tensor) else value
 

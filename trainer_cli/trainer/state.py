@@ -362,7 +362,7 @@ def _of_progress(progress: Progress, own: Any) -> Fitting:
 
 
 def _of_loop(trainer: Trainer, own: Any) -> Fitting:
-    wanted = set(trainer.loop.state_dict())
+    wanted = set(trainer.loop.state_dict()) | ({"ended"} & set(own))
     rows = [f"{key}: missing in the checkpoint" for key in sorted(wanted - set(own))]
     rows += [f"{key}: not in this loop" for key in sorted(set(own) - wanted)]
     return Fitting(rows, lambda: trainer.loop.load_state_dict(own))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainer_cli.config.schema import LoopConfig
+from trainer_cli.trainer.duration import Duration
 from trainer_cli.trainer.intervals import Interval
 from trainer_cli.trainer.progress import Progress
 
@@ -14,6 +16,10 @@ class Stop:
 
     reason: str
     finished: bool
+    by: str | None = None
+    """The name of the callback that requested it, if it said so."""
+    rule: tuple[str | float, ...] = ()
+    """The settings of that callback's decision, from `Callback.end_rule`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,8 @@ class Limits:
 
     max_duration: Interval
     hard_stop: Interval | None = None
+    min_duration: Interval | None = None
+    """Before it a request to finish the run is held."""
     max_time_s: float | None = None
 
 
@@ -38,9 +46,20 @@ def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: S
     return None
 
 
-def next_stop_step(limits: Limits, now: Progress) -> int:
-    """The earliest step after `now` at which `why_stop` may return a reason, requests aside."""
+def reopens(old: LoopConfig, new: LoopConfig) -> bool:
+    """Whether a finished run trains further: a longer `max_duration`, or another `hard_stop`."""
+    if old.hard_stop != new.hard_stop:
+        return True
+    before, now = Duration.parse(old.max_duration), Duration.parse(new.max_duration)
+    return now.unit is not before.unit or now.value > before.value
+
+
+def next_stop_step(limits: Limits, now: Progress, *, holds: bool = False) -> int:
+    """The earliest step after `now` at which `why_stop` may return a reason, requests aside, or a request that is held
+    must be looked at.
+    """
     if limits.max_time_s is not None:
         return now.step + 1
-    ends = [end for end in (limits.max_duration, limits.hard_stop) if end is not None]
+    min_duration = limits.min_duration if holds else None
+    ends = [end for end in (limits.max_duration, limits.hard_stop, min_duration) if end is not None]
     return min(now.step + 1 if end.end is None else end.end for end in ends)

@@ -505,6 +505,7 @@ class Trainer(Recording, Requests):
         early = Occasion.last_stop if over else Occasion.stop
         occasion = Occasion.step if stop is None else Occasion.final if stop.finished else early
         self.stop_reason = stop.reason if stop is not None else None
+        self.loop.note_stop(self, stop)
         with self.metric_logger.pause(SAVING, self.progress):
             self.hooks.call("on_save_opportunity", self, occasion)
 
@@ -669,7 +670,7 @@ class Trainer(Recording, Requests):
         facts = RunFacts(
             run_dir=self.run_dir,
             name=self.name,
-            total_steps=self.loop.total_steps,
+            total_steps=self.loop.last_step,
             start_step=self.progress.step,
             start_samples=self.progress.samples,
             console=self.logging.console,

@@ -25,7 +25,7 @@ from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.prefetch import FillerPrefetcher, TrainBatches, device_prefetcher
 from trainer_cli.trainer.roll_back import roll_back
 from trainer_cli.trainer.samples import sample_count
-from trainer_cli.trainer.stopping import Stop, next_stop_step, why_stop
+from trainer_cli.trainer.stopping import Stop, next_stop_step, reopens, why_stop
 from trainer_cli.trainer.validation_loop import Due, ValidationLoop
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class TrainingLoop(Lengths):
         self,
         *,
         max_duration: int | str = "10ep",
+        min_duration: int | str | None = None,
         hard_stop: int | str | None = None,
         max_time: int | str | None = None,
         steps_per_epoch: int | None = None,
@@ -58,6 +59,7 @@ class TrainingLoop(Lengths):
         settings = build_section(
             LoopConfig,
             max_duration=max_duration,
+            min_duration=min_duration,
             hard_stop=hard_stop,
             max_time=max_time,
             steps_per_epoch=steps_per_epoch,
@@ -88,6 +90,8 @@ class TrainingLoop(Lengths):
         self._saved_means: dict[str, Any] | None = None
         self._loss_check = LossCheck()
         self._start_step = 0
+        self._ended: dict[str, Any] | None = None
+        """Of a loaded checkpoint, or of the one being saved: the requested end of the run, or one that is held."""
         self._eval_intervals: list[Interval] = []
 
     @property
@@ -142,6 +146,7 @@ class TrainingLoop(Lengths):
         """Train until there is a reason to stop, and return it."""
         self._start_step, trainer.step.step_idx = trainer.progress.step, -1
         self._eval_intervals = self.evaluations.intervals(val_loaders, callbacks=bool(trainer.hooks["run_validation"]))
+        self._resume_stop(trainer)
         stop = self._first_moments(trainer, val_loaders)
         trainer.restore_rng()
         loop_idx = 0
@@ -161,23 +166,25 @@ class TrainingLoop(Lengths):
     def why_stop(self, trainer: Trainer) -> Stop | None:
         """The stop that is due, or None."""
         process_s = trainer.share_requests(time.monotonic() - self._began)
+        trainer.hold_stop(holds=self._holds(trainer.progress))
         return why_stop(self.limits, trainer.progress, process_s=process_s, stop_request=trainer.stop_request)
 
     def state_dict(self) -> dict[str, Any]:
         """The means since the last log, and the record of a pending evaluation."""
         means = self._means_since_log.state_dict() if self._means_since_log is not None else None
-        return {"meter": means, "owed_record": self.pending_eval_record}
+        state = {"meter": means, "owed_record": self.pending_eval_record}
+        return state if self._ended is None else {**state, "ended": self._ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the means and the pending evaluation."""
         self._saved_means = state["meter"]
         if self._means_since_log is not None and self._saved_means is not None:
             self._means_since_log.load_state_dict(self._saved_means)
-        self.pending_eval_record = state["owed_record"]
+        self.pending_eval_record, self._ended = state["owed_record"], state.get("ended")
 
     def reset(self) -> None:
         """Reset the state of an earlier training."""
-        self._means_since_log, self._saved_means, self.pending_eval_record = None, None, None
+        self._means_since_log, self._saved_means, self.pending_eval_record, self._ended = None, None, None, None
         self._loss_check = LossCheck()
 
     def data_state(self, trainer: Trainer) -> dict[str, Any]:
@@ -208,6 +215,26 @@ class TrainingLoop(Lengths):
         if stop is not None:
             trainer.maybe_checkpoint(stop)
         return stop
+
+    def _resume_stop(self, trainer: Trainer) -> None:
+        """Request again the end that an earlier fit was finished by, or held, unless what decided it has changed."""
+        ended, self._ended = self._ended, None
+        if ended is None or ended["step"] != trainer.progress.step:
+            return
+        before = replace(self.settings, max_duration=ended["max_duration"], hard_stop=ended["hard_stop"])
+        callback = trainer.callbacks.get(ended["by"]) if ended["by"] is not None else None
+        same_rule = callback is not None and list(callback.end_rule()) == ended["rule"]
+        if (ended["by"] is None or same_rule) and (ended["held"] or not reopens(before, self.settings)):
+            trainer.stop(ended["reason"], by=callback)
+
+    def note_stop(self, trainer: Trainer, stop: Stop | None) -> None:
+        """Before a save: note a requested end of the run, or one that is held, for the next fit."""
+        held = stop is None or not stop.finished
+        end = trainer.held_stop if held else trainer.stop_request
+        self._ended = None if end is None or not end.finished else {
+            "step": trainer.progress.step, "held": held, "reason": end.reason, "by": end.by, "rule": list(end.rule),
+            "max_duration": self.settings.max_duration, "hard_stop": self.settings.hard_stop,
+        }  # fmt: skip
 
     def _wants_evaluation_at_start(self, trainer: Trainer) -> bool:
         progress = trainer.progress
@@ -274,11 +301,16 @@ class TrainingLoop(Lengths):
         trainer.maybe_checkpoint(stop, over=end is not None)
         return stop
 
-    @staticmethod
-    def _take_requests(trainer: Trainer) -> bool:
+    def _holds(self, now: Progress) -> bool:
+        """Whether a request to finish the run is held."""
+        least = self.limits.min_duration
+        return least is not None and not least.reached(now)
+
+    def _take_requests(self, trainer: Trainer) -> bool:
         """Whether an evaluation was requested. Later requests of other threads are handled after the next step."""
         trainer.interrupt_requested = False
         trainer.share_requests(0.0)
+        trainer.hold_stop(holds=self._holds(trainer.progress))
         if trainer.stop_request is not None:
             trainer.interrupt_requested = True
         requested, trainer.evaluation_requested = trainer.evaluation_requested, False
@@ -287,7 +319,7 @@ class TrainingLoop(Lengths):
     def _next_event(self, trainer: Trainer) -> int:
         """The earliest step after this one at which something other than training may be due."""
         now = trainer.progress
-        end = next_stop_step(self.limits, now)
+        end = next_stop_step(self.limits, now, holds=trainer.held_stop is not None)
         steps = [end, *trainer.callback_steps()]
         steps += [
             interval.next_step(now) for interval in (self.log_interval, *self._eval_intervals) if interval is not None
