@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import LIMIT_S, Result, command, environment, names
+from command import LIMIT_S, Result, command, environment, names, records
 from printed import message
 
 RUN = (
@@ -89,3 +89,35 @@ def test_a_full_disk_is_reported_with_what_the_checkpoint_really_takes(tmp_path:
     sizes = [int(line.split()[4]) for line in full.out.splitlines() if line.startswith("-")]
     assert 0 <= sum(sizes) - int(needed.replace(",", "")) < 5_000, "all but the manifest"
     assert int(free.replace(",", "")) < 300 << 10
+
+
+@pytest.mark.root
+def test_with_the_policy_warn_a_full_disk_ends_no_run_and_no_record_is_lost(tmp_path: Path) -> None:
+    if mounted(tmp_path, "-t tmpfs none", "true").code != 0:
+        pytest.skip("no file system can be mounted here")
+    (tmp_path / "filling.py").write_text(
+        "import os\n"
+        "from trainer_cli import Callback\n\n\n"
+        "class Fill(Callback):\n"
+        '    """Fills the disk during some steps."""\n\n'
+        "    def on_train_step_end(self, trainer, *results):\n"
+        "        if trainer.progress.step == 25:\n"
+        '            ballast = os.open("disk/ballast", os.O_CREAT | os.O_WRONLY)\n'
+        "            try:\n"
+        "                while os.write(ballast, bytes(256)):\n"
+        "                    pass\n"
+        "            except OSError:\n"
+        "                os.close(ballast)\n"
+        "        if trainer.progress.step == 45:\n"
+        '            os.unlink("disk/ballast")\n'
+    )
+    rules = (
+        "checkpoint.on_save_error=warn", "loggers={jsonl:{_target_: trainer_cli.loggers.jsonl.JsonlLogger}}",
+        "+callbacks.fill._target_=filling.Fill", "loop.max_duration=60", "loop.log_interval=1",
+    )  # fmt: skip
+    script = '"$@"; code=$?; cp disk/run/metrics.jsonl disk/run/train.log .; exit $code'
+    full = mounted(tmp_path, "-t tmpfs -o size=2m none", "sh", "-c", script, "sh", *command(*RUN, *rules))
+    assert full.code == 0, full.err
+    assert "jsonl cannot be written: [Errno 28] No space left on device" in full.err
+    assert [record["step"] for record in records(tmp_path / "metrics.jsonl")] == list(range(1, 61))
+    assert "jsonl cannot be written" in (tmp_path / "train.log").read_text()

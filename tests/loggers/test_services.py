@@ -6,6 +6,8 @@ Each is tested where its extra is installed: pip install "trainer-cli[wandb,mlfl
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Record, RunFacts, Table
-from trainer_cli.loggers.mlflow import MlflowLogger
+from trainer_cli.loggers.mlflow import LegalNames, MlflowLogger, legal_name
 from trainer_cli.loggers.own_run import imported, saved_id
 from trainer_cli.loggers.trackio import TrackioLogger
 from trainer_cli.loggers.wandb import WandbLogger
@@ -104,3 +106,60 @@ def test_trackio_continues_one_run_in_its_folder(
     assert {"samples/0", "val/grey", "val/rgb", "weights", "worst"} <= set(logs[-1])
     assert len(list((tmp_path / "store").rglob("*.png"))) == 2
     assert capsys.readouterr().out == ""
+
+
+LEGAL = ("train/loss", "acc", "a b-c_d.e/f", "épreuve", "a..b", "a" * 250)
+ILLEGAL = {
+    "acc@1": "acc_1",
+    "f1 (macro) %": "f1 _macro_ _",
+    "val[hard]/loss": "val_hard_/loss",
+    "param_groups.*bias.weight_decay": "param_groups._bias.weight_decay",
+    "a//b": "a/_/b",
+    "/a": "_/a",
+    "c/": "c/_",
+    "../a": "__/a",
+    "..a": "__a",
+    ".": "_",
+    "": "_",
+    "a\nb": "a_b",
+    "x" * 300: "x" * 230 + "_1b432d13",
+}
+
+
+@pytest.mark.parametrize("name", [*LEGAL, *ILLEGAL])
+def test_names_for_mlflow_are_legal_and_legal_ones_stay(name: str) -> None:
+    sent = legal_name(name)
+    assert sent == ILLEGAL.get(name, name)
+    assert re.fullmatch(r"[/\w.\- ]{1,250}", sent)
+    assert posixpath.normpath(sent) == sent
+    assert not sent.startswith("/")
+    assert legal_name(sent) == sent
+
+
+def test_each_name_that_mlflow_does_not_take_is_told_once_and_two_never_become_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = LegalNames()
+    sent = [names(name) for name in ("acc@1", "acc#1", "loss", "acc@1", "acc_1")]
+    assert (sent[0], sent[2], sent[3]) == ("acc_1", "loss", "acc_1")
+    assert len({sent[0], sent[1], sent[4]}) == 3
+    assert len(caplog.messages) == 3
+    assert caplog.messages[0] == "MLflow does not take the name 'acc@1': it is sent as 'acc_1'"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_takes_every_name_as_it_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'trainer-cli[mlflow]'")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "store").as_uri()
+    logger = MlflowLogger(tracking_uri=uri)
+    # In its files `_` cannot be a name beside `_/a`.
+    names = dict.fromkeys((*LEGAL, *(name for name in ILLEGAL if name.strip("."))), 1.0)
+    logger.start(RunFacts(run_dir=tmp_path, hparams=names))
+    logger.log(Record(1, 0.1, 1e9, names, texts={"a//b@": "x"}))
+    logger.close()
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    run = client.get_run(json.loads((tmp_path / "mlflow.json").read_text())["run_id"])
+    assert len(run.data.metrics) == len(names) + 1
+    assert len(run.data.params) == len(names)

@@ -164,6 +164,11 @@ class CheckpointerCallback(Callback):
     def setup(self, trainer: Trainer) -> None:
         self.saver.join(trainer.strategy.group)
 
+    @property
+    def tolerates_errors(self) -> bool:
+        """Whether a disk that cannot be written does not end the training."""
+        return self.settings.on_save_error is OnSaveError["warn"]
+
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run, every byte verified; newer damaged ones are quarantined. With
         several ranks it is for rank 0 alone, while the others call `verify_share`.

@@ -467,7 +467,8 @@ class CheckpointConfig:
     digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
     """Digest of every file: xxh3_128 (at memory speed) or sha256."""
     on_save_error: OnSaveError = OnSaveError["raise"]
-    """What a failed save does: raise (training ends), or warn (it goes on, up to max_save_errors; not at its end)."""
+    """What a failed save does: raise (training ends), or warn (it goes on, up to max_save_errors; not at its end).
+    The same for metrics that cannot be written."""
     max_save_errors: int = at_least(0, 3)
     """Failures in a row that are passed over with a warning before one ends the training."""
 

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from trainer_cli.config.signatures import CheckedArguments
 
@@ -107,7 +107,13 @@ class Record:
 
 class Logger(CheckedArguments, ABC):
     """Base class of loggers; only `log` must be implemented. Calls come from the main thread, one at a time; except
-    `flush(durable=True)`, which another thread may call while `log` runs."""
+    `flush(durable=True)`, which another thread may call while `log` runs.
+
+    A record that `log` could not write, and raised an OSError for, may be given again: nothing of it is to be left.
+    """
+
+    is_remote: ClassVar[bool] = False
+    """Whether records go to a service: whatever it raises, the training goes on, and the records are sent later."""
 
     def rewind(self, run_dir: Path, step: int) -> None:
         """Drop every record later than `step`, and a torn last one, or note to do so when the first record is written.

@@ -35,11 +35,11 @@ class CsvLogger(FileLogger):
             return
         text = io.StringIO(HEADER if self._is_empty else "")
         text.seek(0, io.SEEK_END)
-        self._is_empty = False
         rows = csv.writer(text, lineterminator="\n")
         for name, value in record.metrics.items():
             rows.writerow([record.step, record.epoch, f"{record.time:.3f}", name, repr(float(value))])
         self._file.append(text.getvalue().encode())
+        self._is_empty = False
 
 
 def _rows_up_to(path: Path, step: int) -> Iterator[tuple[int, int]]:

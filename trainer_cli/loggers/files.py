@@ -24,11 +24,18 @@ class AppendedFile:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def append(self, content: bytes) -> None:
-        """Write a record. A part of it may be in the file after an OSError."""
+        """Write a record. After an OSError nothing of it is in the file, as far as the file can still be changed."""
         left = memoryview(content)
         with naming(self.path):
-            while left:
-                left = left[os.write(self._descriptor, left) :]
+            try:
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+            except OSError:
+                if written := len(content) - len(left):
+                    # A full disk takes a part; to truncate needs no space.
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+                raise
 
     def sync(self) -> None:
         """fsync the file."""

@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from posixpath import normpath
 from typing import Any
+from zlib import crc32
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.own_run import imported, save_id, saved_id
 
+log = logging.getLogger(__name__)
+
+_ILLEGAL = re.compile(r"[^\w.\- /]")
+_LONGEST_NAME = 250
 _MOST_PARAMS, _MOST_METRICS = 100, 1000
 """In one request."""
+
+
+class LegalNames:
+    """Names that MLflow takes: letters, digits and `_ - . / ` and spaces, in the form of a relative path."""
+
+    def __init__(self) -> None:
+        self._sent_as: dict[str, str] = {}
+
+    def __call__(self, name: str) -> str:
+        """A name as it is sent: other characters are replaced by `_`, and one that is then taken gets a digest."""
+        sent = self._sent_as.get(name)
+        if sent is None:
+            sent = legal_name(name)
+            if sent in self._sent_as.values():
+                sent = _with_digest(sent, name)
+            self._sent_as[name] = sent
+            if sent != name:
+                log.warning("MLflow does not take the name %r: it is sent as %r", name, sent)
+        return sent
+
+
+def legal_name(name: str) -> str:
+    """The name, or the nearest one that MLflow takes."""
+    if len(name) > _LONGEST_NAME:
+        name = _with_digest(name, name)
+    name = _ILLEGAL.sub("_", name)
+    # What is no plain relative path: `a//b`, `/a`, `a/`, `../a`, `.` and nothing.
+    parts = [part if part.strip(".") else "_" * max(len(part), 1) for part in name.split("/")]
+    return re.sub(r"^\.\.", "__", normpath("/".join(parts)))
+
+
+def _with_digest(name: str, source: str) -> str:
+    return f"{name[: _LONGEST_NAME - 20]}_{crc32(source.encode()):08x}"
 
 
 class MlflowLogger(Logger):
@@ -24,6 +65,8 @@ class MlflowLogger(Logger):
         tags: of the run.
     """
 
+    is_remote = True
+
     def __init__(
         self, tracking_uri: str | None = None, experiment: str = "trainer-cli", tags: dict[str, str] | None = None
     ) -> None:
@@ -31,6 +74,7 @@ class MlflowLogger(Logger):
         self._client: Any = None
         self._run_id = ""
         self._entities: Any = None
+        self._names = LegalNames()
 
     def start(self, facts: RunFacts) -> None:
         mlflow, self._entities = imported("mlflow", "mlflow"), imported("mlflow.entities", "mlflow")
@@ -42,7 +86,7 @@ class MlflowLogger(Logger):
             place = client.create_experiment(self.experiment) if found is None else found.experiment_id
             run_id = client.create_run(place, run_name=facts.name, tags=self.tags).info.run_id
             save_id(file, run_id)
-            params = [self._entities.Param(key, str(value)[:500]) for key, value in facts.hparams.items()]
+            params = [self._entities.Param(self._names(key), str(value)[:500]) for key, value in facts.hparams.items()]
             for start in range(0, len(params), _MOST_PARAMS):
                 client.log_batch(run_id, params=params[start : start + _MOST_PARAMS])
         else:
@@ -54,16 +98,18 @@ class MlflowLogger(Logger):
             return
         client, run_id, at = self._client, self._run_id, round(record.time * 1000)
         found = {**record.metrics, "epoch": record.epoch} if record.metrics else {}
-        metrics = [self._entities.Metric(name, value, at, record.step) for name, value in found.items()]
+        metrics = [self._entities.Metric(self._names(name), value, at, record.step) for name, value in found.items()]
         for start in range(0, len(metrics), _MOST_METRICS):
             client.log_batch(run_id, metrics=metrics[start : start + _MOST_METRICS])
         for name, text in record.texts.items():
-            client.log_text(run_id, text, f"{name}/step{record.step}.txt")
+            client.log_text(run_id, text, f"{self._names(name)}/step{record.step}.txt")
         for name, image in record.images.items():
-            client.log_image(run_id, image[..., 0] if image.shape[-1] == 1 else image, f"{name}/step{record.step}.png")
+            client.log_image(
+                run_id, image[..., 0] if image.shape[-1] == 1 else image, f"{self._names(name)}/step{record.step}.png"
+            )
         for name, table in record.tables.items():
             rows = {"columns": list(table.columns), "rows": [list(row) for row in table.rows]}
-            client.log_dict(run_id, rows, f"{name}/step{record.step}.json")
+            client.log_dict(run_id, rows, f"{self._names(name)}/step{record.step}.json")
 
     def close(self) -> None:
         client, self._client = self._client, None

@@ -32,7 +32,9 @@ class TensorBoardLogger(Logger):
         self._file = Path(folder)
         self._writer: SummaryWriter | None = None
         self._facts = RunFacts()
-        self._first_step = 0
+        self._first_step = self._next_step = 0
+        """From which step on a new writer drops what is in the files, and the step after the last record."""
+        self._is_broken = False
 
     @property
     def writer(self) -> SummaryWriter:
@@ -48,7 +50,7 @@ class TensorBoardLogger(Logger):
         return self._writer
 
     def rewind(self, run_dir: Path, step: int) -> None:
-        self._first_step = step + 1
+        self._first_step = self._next_step = step + 1
 
     def start(self, facts: RunFacts) -> None:
         self._facts = facts
@@ -57,8 +59,10 @@ class TensorBoardLogger(Logger):
     def log(self, record: Record) -> None:
         if self._folder is None:
             return
+        if self._is_broken:
+            self._drop_writer(self._next_step)
         writer, step, at = self.writer, record.step, record.time
-        with self._writing():
+        with self._writing(step):
             for tag, value in record.metrics.items():
                 writer.add_scalar(tag, value, step, at)
             for tag, text in record.texts.items():
@@ -75,15 +79,23 @@ class TensorBoardLogger(Logger):
     def flush(self, durable: bool = False) -> None:
         if (writer := self._writer) is None:
             return
-        with self._writing():
-            writer.flush()
-            if durable:
+        if not durable:
+            with self._writing():
+                writer.flush()
+            return
+        # In a thread that saves: it leaves the writer to the thread that logs.
+        try:
+            with naming(self._file):
+                writer.flush()
                 with open(self._file, "rb") as file:
                     sync(file.fileno())
+        except OSError:
+            self._is_broken = True
+            raise
 
     def close(self) -> None:
         writer, self._writer, self._folder = self._writer, None, None
-        if writer is not None:
+        if writer is not None and not self._is_broken:
             with self._writing():
                 writer.close()
 
@@ -100,26 +112,40 @@ class TensorBoardLogger(Logger):
         description = described(facts)
         with naming(folder):
             held: dict[str, bool] = {}
-            for path in event_files(folder):
+            earlier = event_files(folder)
+            for path in earlier:
                 held |= cut_back(path, kept, description)
-            writer = SummaryWriter(str(folder), purge_step=kept.others_before)
-            for tag, summary in description.items():
-                if not held.get(tag) and writer.file_writer is not None:
-                    writer.file_writer.add_summary(summary, facts.start_step)
-            writer.flush()
+            try:
+                writer = SummaryWriter(str(folder), purge_step=kept.others_before)
+                for tag, summary in description.items():
+                    if not held.get(tag) and writer.file_writer is not None:
+                        writer.file_writer.add_summary(summary, facts.start_step)
+                writer.flush()
+            except OSError:
+                # On a full disk each trial would leave another file.
+                for path in event_files(folder):
+                    if path not in earlier:
+                        path.unlink(missing_ok=True)
+                raise
         self._file = event_files(folder)[-1]
         sync_folder(folder)
         return writer
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Put the file's name into an OSError, and drop the writer, which would raise the same error at `close`."""
+    def _writing(self, step: int | None = None) -> Iterator[None]:
+        """Put the file's name into an OSError. The writer, which would raise the same error again, is dropped; the next
+        one drops what the files have of `step` and later ones."""
         try:
             with naming(self._file):
                 yield
         except OSError:
-            self._writer = self._folder = None
+            self._drop_writer(self._next_step if step is None else step)
             raise
+        if step is not None:
+            self._next_step = step + 1
+
+    def _drop_writer(self, step: int) -> None:
+        self._writer, self._is_broken, self._first_step = None, False, step
 
 
 def _markdown(table: Table) -> str:

@@ -22,6 +22,8 @@ class TrackioLogger(Logger):
         project, group, space_id: as of `trackio.init`. Without a space, everything is in the folder TRACKIO_DIR.
     """
 
+    is_remote = True
+
     def __init__(self, project: str = "trainer-cli", group: str | None = None, space_id: str | None = None) -> None:
         self.project, self.group, self.space_id = project, group, space_id
         self._run: Any = None

@@ -26,6 +26,8 @@ class WandbLogger(Logger):
             says.
     """
 
+    is_remote = True
+
     def __init__(
         self,
         project: str = "trainer-cli",

@@ -278,6 +278,10 @@ class CheckpointSaver(Protocol):
     checkpointer: Checkpointer
     """Loads the checkpoints that this callback saves."""
 
+    @property
+    def tolerates_errors(self) -> bool:
+        """Whether a disk that cannot be written does not end the training."""
+
     def newest(self) -> Path | None:
         """The newest valid checkpoint of this run, to resume from."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -43,22 +44,28 @@ class _StderrHandler(logging.Handler):
             self.handleError(record)
 
 
+_MOST_KEPT = 10_000
+"""Messages that are kept while the file cannot be written."""
+
+
 class _FileHandler(logging.Handler):
-    """Write messages to a file. If that fails, report it once and continue without."""
+    """Write messages to a file. If that fails, report it once; messages are kept, and written once that is possible."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
         self._file: AppendedFile | None = None
+        self._kept: deque[bytes] = deque(maxlen=_MOST_KEPT)
         self._failed = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._failed:
-            return
         try:
-            line = f"{self.format(record)}\n".encode(errors="backslashreplace")
+            self._kept.append(f"{self.format(record)}\n".encode(errors="backslashreplace"))
             self._file = self._file or AppendedFile(self._path)
-            self._file.append(line)
+            while self._kept:
+                self._file.append(self._kept[0])
+                self._kept.popleft()
+            self._failed = False
         except OSError as error:
             self._fail(error)
         except Exception:

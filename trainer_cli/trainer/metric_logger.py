@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts
+from trainer_cli.loggers.record_keeper import RecordKeeper
 from trainer_cli.trainer.media import Kind, Medium
 from trainer_cli.trainer.progress import Progress
 
@@ -29,6 +30,7 @@ class MetricLogger:
 
     def __init__(self, loggers: Mapping[str, Logger]) -> None:
         self.loggers = loggers
+        self._keepers = [RecordKeeper(name, logger) for name, logger in loggers.items()]
         self.record: dict[str, float | Tensor | Medium] = {}
         """What was logged for the current step, by name."""
         self.last: dict[str, float] = {}
@@ -44,14 +46,17 @@ class MetricLogger:
         self.rate_seconds = 0.0
         """Seconds between the last two calls of `samples_per_second`, without evaluations and saves."""
 
-    def start(self, facts: RunFacts, progress: Progress, *, keep: int) -> None:
-        """Rewind every logger to step `keep`, start it, and start the clock."""
+    def start(self, facts: RunFacts, progress: Progress, *, keep: int, tolerant: bool = False) -> None:
+        """Rewind every logger to step `keep`, start it, and start the clock.
+
+        Args:
+            tolerant: records that cannot be written to a disk are kept, with a warning, instead of ending the training.
+        """
         self._began, self._seconds_before = time.monotonic(), progress.seconds
         self._rate_mark = (self._began, progress.samples)
-        for logger in self.loggers.values():
-            if facts.run_dir is not None:
-                logger.rewind(facts.run_dir, keep)
-            logger.start(facts)
+        for keeper in self._keepers:
+            keeper.tolerant = tolerant
+            keeper.start(facts, keep)
 
     def add(self, metrics: Mapping[str, float | Tensor]) -> None:
         """Add to the record of the current step.
@@ -102,8 +107,8 @@ class MetricLogger:
         if record or media:
             kinds = {kind: {one.name: one.value for one in media if one.kind is kind} for kind in Kind} if media else {}
             entry = Record(progress.step, epoch, at, record, progress.samples, **kinds)
-            for logger in self.loggers.values():
-                logger.log(entry)
+            for keeper in self._keepers:
+                keeper.log(entry)
         return record
 
     def _noted(self, progress: Progress, given: Mapping[str, float | Tensor | Medium]) -> dict[str, float]:
@@ -115,16 +120,16 @@ class MetricLogger:
     def write_out(self) -> None:
         """Write everything logged so far to the operating system, so that `make_durable` may follow later."""
         self.settle()
-        for logger in self.loggers.values():
-            logger.flush()
+        for keeper in self._keepers:
+            keeper.flush(durable=False)
 
     def make_durable(self) -> None:
         """Flush everything logged so far to the disk, before a checkpoint of this step is committed.
 
         Called in the writer thread; the main thread may log meanwhile.
         """
-        for logger in self.loggers.values():
-            logger.flush(durable=True)
+        for keeper in self._keepers:
+            keeper.flush(durable=True)
 
     def seconds(self) -> float:
         """Seconds of training over all attempts."""
@@ -165,8 +170,8 @@ class MetricLogger:
     def close(self) -> None:
         """Close every logger, also after an error in one."""
         with ExitStack() as stack:
-            for logger in self.loggers.values():
-                stack.callback(logger.close)
+            for keeper in self._keepers:
+                stack.callback(keeper.close)
             self.settle()
 
 

@@ -678,7 +678,9 @@ class Trainer(Recording, Requests):
             hparams=self.hparams,
             now=self._now,
         )
-        self.metric_logger.start(facts, self.progress, keep=self.progress.step if whole else self.progress.step - 1)
+        tolerant = self.checkpoint is not None and self.checkpoint.tolerates_errors
+        keep = self.progress.step if whole else self.progress.step - 1
+        self.metric_logger.start(facts, self.progress, keep=keep, tolerant=tolerant)
 
     def _now(self) -> Now:
         """What the training is at, for displays, which call this in threads of their own."""

@@ -1,0 +1,165 @@
+"""Keep the records that a logger cannot write, as on a full disk, and write them once it can."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from trainer_cli.errors import TrainError
+from trainer_cli.loggers.base import Logger, Record, RunFacts
+
+log = logging.getLogger(__name__)
+
+_MOST_BYTES = 64 * 1024 * 1024
+"""Of kept records of one logger, as far as their size can be told."""
+_RETRY_S = 10.0
+_MOST_REFUSALS = 3
+"""After so many refusals by a service a record is dropped, so that one that it never takes keeps no others back."""
+
+
+class RecordKeeper:
+    """Passes records to one logger. Failures of a service never end a training; those of a disk if `tolerant`.
+
+    Records reach the logger in their order, each once. All methods but `flush` are called by the main thread.
+
+    Args:
+        name: the logger's, for messages.
+        clock: seconds.
+    """
+
+    def __init__(self, name: str, logger: Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name, self.logger = name, logger
+        self.tolerant = False
+        self._clock = clock
+        self._kept: deque[Record] = deque()
+        self._kept_bytes = self._dropped = self._refusals = 0
+        self._retry_at = 0.0
+        self._failing = False
+        self._unstarted: RunFacts | None = None
+        """Facts of a start that failed and is tried again."""
+
+    def start(self, facts: RunFacts, keep: int) -> None:
+        """Rewind the logger to step `keep`, and start it. Records kept since an earlier start are rewound too.
+
+        Raises:
+            TrainError: a service cannot be reached at the beginning of a run.
+        """
+        self._kept = deque(record for record in self._kept if record.step <= keep)
+        self._kept_bytes = sum(map(_size_bytes, self._kept))
+        if facts.run_dir is not None:
+            self.logger.rewind(facts.run_dir, keep)
+        try:
+            self.logger.start(facts)
+        except TrainError:
+            raise
+        except Exception as error:
+            if not self._tolerates(error):
+                raise
+            if facts.start_step == 0:
+                cure = f"Check its settings, or switch it off: loggers.{self.name}=null."
+                raise TrainError(f"the logger {self.name} cannot be started: {_line(error)}", cure=cure) from error
+            self._unstarted = facts
+            self._fail(error)
+
+    def log(self, record: Record) -> None:
+        """Write a record, after those that are kept."""
+        if not self._kept and not self._failing:
+            try:
+                self.logger.log(record)
+                return
+            except Exception as error:
+                if not self._tolerates(error):
+                    raise
+                self._fail(error)
+        self._keep(record)
+        if self._clock() >= self._retry_at:
+            self._write()
+
+    def flush(self, *, durable: bool) -> None:
+        """As `Logger.flush`. Another thread may call it with `durable`."""
+        if not durable and self._kept and self._clock() >= self._retry_at:
+            self._write()
+        if self._unstarted is not None:
+            return
+        try:
+            self.logger.flush(durable)
+        except Exception as error:
+            if not self._tolerates(error):
+                raise
+            self._warn(error)
+
+    def close(self) -> None:
+        """Write what is kept, if that is possible now, and close the logger."""
+        if self._kept:
+            self._write()
+        if self._kept or self._dropped:
+            log.error("%s lacks %d records, which could not be written", self.name, len(self._kept) + self._dropped)
+        try:
+            self.logger.close()
+        except Exception as error:
+            if not self._tolerates(error):
+                raise
+            self._warn(error)
+
+    def _write(self) -> None:
+        """Write kept records until one cannot be written."""
+        try:
+            if self._unstarted is not None:
+                self.logger.start(self._unstarted)
+                self._unstarted = None
+            while self._kept:
+                self.logger.log(self._kept[0])
+                self._kept_bytes -= _size_bytes(self._kept.popleft())
+                self._refusals = 0
+        except Exception as error:
+            if not self._tolerates(error):
+                raise
+            # OSError says that nothing can be written now; another error may be about this record.
+            self._refusals += self._unstarted is None and not isinstance(error, OSError)
+            if self._refusals >= _MOST_REFUSALS:
+                self._drop_oldest()
+            self._fail(error)
+        else:
+            self._failing = False
+            log.info("%s is written again", self.name)
+
+    def _keep(self, record: Record) -> None:
+        self._kept.append(record)
+        self._kept_bytes += _size_bytes(record)
+        while self._kept_bytes > _MOST_BYTES and len(self._kept) > 1:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        self._kept_bytes -= _size_bytes(self._kept.popleft())
+        self._dropped, self._refusals = self._dropped + 1, 0
+        if self._dropped == 1:
+            log.warning("%s: the oldest records that could not be written are dropped", self.name)
+
+    def _tolerates(self, error: Exception) -> bool:
+        return self.logger.is_remote or (self.tolerant and isinstance(error, OSError))
+
+    def _fail(self, error: Exception) -> None:
+        self._retry_at = self._clock() + _RETRY_S
+        if not self._failing:
+            self._failing = True
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        log.warning(
+            "%s cannot be written: %s. The training goes on; its records are kept, and written later",
+            self.name, _line(error),
+        )  # fmt: skip
+        log.debug("%s failed", self.name, exc_info=error)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def _size_bytes(record: Record) -> int:
+    """About how much memory a record takes."""
+    arrays = sum(array.nbytes for media in (record.images, record.histograms) for array in media.values())
+    texts = sum(map(len, record.texts.values())) + 100 * sum(len(table.rows) for table in record.tables.values())
+    return 500 + 150 * len(record.metrics) + arrays + texts
