@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import default_collate
 
+from trainer_cli.data.epochs import EpochParts
 from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed, sample_seeds
 from trainer_cli.data.position import STATE_VERSION, check_counts, check_same
 from trainer_cli.data.randomness import kept_random_state, seed_random
@@ -39,6 +40,8 @@ class MapDataset(Protocol):
 class Loader:
     """Batches of a map-style dataset; which samples, in what order and with what randomness is a pure
     function of (seed, epoch), the same with any number of workers and ranks, and from any sample on.
+
+    `set_epoch` of the dataset, and of datasets inside it, is called before its samples of an epoch, in every worker.
 
     Before each `dataset[index]` python's, numpy's and torch's CPU generators are seeded from (seed, epoch,
     index), or with an order of the dataset's own from (seed, epoch, position); `collate_fn` draws after the last
@@ -200,7 +203,8 @@ class KeyedSource:
         self.length = length
         self.collate = collate_fn or getattr(dataset, "collate", None) or default_collate
         self.deterministic = bool(getattr(dataset, "deterministic", False))
-        self.draws = not self.deterministic or collate_fn is not None
+        self.epochs = EpochParts(dataset, seed)
+        self.draws = not self.deterministic or collate_fn is not None or bool(self.epochs)
         self.many = getattr(dataset, "__getitems__", None) if self.deterministic else None
         self.own_order = getattr(dataset, "sample_keys", None)
         usual = ORDER_VERSION if shuffle else "sequential"
@@ -216,6 +220,8 @@ class KeyedSource:
     def fetch(self, part: Part) -> Any:
         """The batch at this part of the order. An error of the dataset keeps its type and says which sample it was."""
         epoch, start, stop = part
+        if self.epochs:
+            self.epochs.set(epoch)
         keys = self.keys(epoch, start, stop)
         samples: list[Any] = []
         seeds: Sequence[int] = ()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.duration import Duration, Unit
+
+log = logging.getLogger(__name__)
 
 STATE_VERSION = 3
 """Changes when a saved position would mean another, or `seed_random` would give other random numbers."""
@@ -20,6 +26,51 @@ def check_counts(*, batch_size: int, num_workers: int) -> None:
                 f"data.{name} is {value!r}, but it must be a whole number of at least {least}",
                 where=f"data.{name}",
             )
+
+
+class StateWatch:
+    """Warns once if the state of a loader or dataset does not move from one batch to the next.
+
+    A resume inside an epoch would then repeat the batches since the epoch's beginning.
+    """
+
+    def __init__(self, owner: Any, *, stateful: bool) -> None:
+        self._name = type_name(owner)
+        self._first: Any = None
+        self.watches = stateful
+        """Whether the state is still to be seen."""
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        self._first = None
+
+    def see(self, state: Any) -> None:
+        """Compare the states after the first and after the second batch of an epoch."""
+        if self._first is None:
+            try:
+                self._first = copy.deepcopy(state)
+            except Exception:  # The checkpoint reports what cannot be saved.
+                self.watches = False
+            return
+        self.watches = False
+        if _are_equal(state, self._first):
+            log.warning(
+                "the state of %s is the same after two batches, so a resume inside an epoch repeats samples: "
+                "its state_dict() must say where it stands",
+                self._name,
+            )
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Whether two states are certainly equal; what cannot be compared is not."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(_are_equal(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_are_equal, first, second))
+    try:
+        return bool((np.asarray(first) == np.asarray(second)).all())
+    except Exception:
+        return False
 
 
 def timeout_seconds(value: float | str | None) -> float | None:

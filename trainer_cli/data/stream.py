@@ -16,8 +16,16 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import default_collate
 
+from trainer_cli.data.epochs import EpochParts
 from trainer_cli.data.order import sample_seed
-from trainer_cli.data.position import STATE_VERSION, check_batch_size, check_counts, check_same, type_name
+from trainer_cli.data.position import (
+    STATE_VERSION,
+    StateWatch,
+    check_batch_size,
+    check_counts,
+    check_same,
+    type_name,
+)
 from trainer_cli.data.randomness import kept_random_state, seed_random
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
@@ -111,6 +119,7 @@ class StreamLoader:
             timeout_s=worker_timeout_s,
             pin_memory=pin_memory,
         )
+        self._watch = StateWatch(dataset, stateful=self.source.stateful)
         self._turn = 0
         self._position = 0, 0
         self._next = 0
@@ -148,6 +157,7 @@ class StreamLoader:
             skip = batch
             self._position, self._next, self._places = (epoch, 0), 0, self._beginning()
         self._turn += 1
+        self._watch.begin()
         return self._batches(epoch, skip)
 
     def close(self) -> None:
@@ -223,6 +233,8 @@ class StreamLoader:
                 self._places[worker] = Place(answer.state, place.batches + bool(answer.samples), answer.ended)
                 if answer.samples:
                     self._position = epoch, self._position[1] + 1
+                    if self._watch.watches and worker == 0 and not answer.ended:
+                        self._watch.see(answer.state)
                     if self._position[1] > skip:
                         self.batch_samples = answer.samples
                         yield answer.batch
@@ -275,6 +287,7 @@ class StreamSource:
         self.stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         self._reported = False
         self.initial = self._state()
+        self.epochs = EpochParts(dataset, seed)
         self._turn = 0
         self._ended = False
         self._iterator: Iterator[Any] = iter(())
@@ -319,8 +332,9 @@ class StreamSource:
 
     def _start(self, request: Request) -> None:
         self._turn, self._ended = request.turn, False
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(request.epoch)
+        if self.epochs:
+            self.epochs.set(request.epoch)
+            seed_random(sample_seed(self.seed, request.epoch, request.number + 1))
         if self.stateful:
             self.dataset.load_state_dict(copy.deepcopy(request.start))
         self._iterator = iter(self.dataset)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from trainer_cli.data.epochs import EpochParts
 from trainer_cli.data.order import sample_seed
-from trainer_cli.data.position import STATE_VERSION, check_batch_size, check_same, type_name
+from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_same, type_name
 from trainer_cli.data.randomness import kept_random_state, seed_random
 from trainer_cli.data.workers import WorkerProcesses
 from trainer_cli.errors import UserError
@@ -28,7 +29,8 @@ class UserLoader:
     If the sampler is walked and the DataLoader makes batches of `batch_size` samples itself, a position counts
     samples, so the batch size may change inside an epoch. Otherwise it counts batches.
 
-    `set_epoch` of the loader, its samplers and its dataset is called before each epoch, if they have one.
+    `set_epoch` of the loader, its samplers, its dataset and datasets inside it is called before each epoch. Where the
+    dataset has it, persistent workers are started anew for each epoch.
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int) -> None:
@@ -44,14 +46,25 @@ class UserLoader:
         self.per_rank = _is_per_rank(loader)
         """Whether each of several ranks has batches of its own, and so their positions differ."""
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-        self.persistent = bool(getattr(loader, "persistent_workers", False))
+        self._watch = StateWatch(loader, stateful=self.stateful)
+        self._epochs = EpochParts(loader, seed)
         self._is_torchs = isinstance(loader, DataLoader)
+        self._renews = _keeps_workers(loader) and bool(EpochParts(getattr(loader, "dataset", None), seed))
+        """Whether workers would be kept from epoch to epoch, with a dataset that is to be told of the epoch."""
+        if self._renews and type(loader) is not DataLoader:
+            raise UserError(
+                f"the workers of {type_name(loader)} are kept from epoch to epoch, so set_epoch of their dataset would "
+                "not reach them",
+                where="data",
+                cure="Make it with persistent_workers=False.",
+            )
+        self.persistent = _keeps_workers(loader) and not self._renews
         self._processes = WorkerProcesses()
         self._rest: _Rest | None = None
         self._own = self.loader
         self._own_started = False
         if self._is_torchs and type(self.loader) is DataLoader:
-            self._own, self._rest = _rebuilt(self.loader, self._processes)
+            self._rebuild()
         self.walks = self._rest is not None and self.loader.num_workers == 0
         counts_samples = self.walks and self.loader.batch_size is not None
         self.length = _length(self.loader.sampler) if counts_samples else None
@@ -97,7 +110,9 @@ class UserLoader:
             "time it is started with the same random seeds, and has no memory of earlier epochs but a torch "
             "generator, which is saved."
         )
-        if self.persistent:
+        if self._renews:
+            text += " Its workers are started anew for each epoch, as its dataset has set_epoch."
+        elif self.persistent:
             text += (
                 " Its persistent workers have one: their random numbers go on from epoch to epoch. Without "
                 "persistent_workers, samples that draw any are the same after a resume."
@@ -115,6 +130,7 @@ class UserLoader:
             raise ValueError(f"an epoch cannot be entered at {place}, before its start")
         position, self._position = self._position, None
         self._left_early = False
+        self._watch.begin()
         replayed = 0 if self.walks else batch
         if position is not None and position[:2] == (epoch, place):
             if self.stateful:
@@ -141,14 +157,14 @@ class UserLoader:
         """End persistent workers; the next epoch starts new ones."""
         self._processes.ask_to_end()
         if self._rest is not None:
-            self._own, self._rest = _rebuilt(self.loader, self._processes)
+            self._rebuild()
         self._own_started = False
         self._processes.end()
 
+    def _rebuild(self) -> None:
+        self._own, self._rest = _rebuilt(self.loader, self._processes, persistent=self.persistent)
+
     def _batches(self, epoch: int, first: int, replayed: int, place: int) -> Generator[Any, None, None]:
-        for part in (*_samplers(self.loader), getattr(self.loader, "dataset", None)):
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
         if self._processes.died():
             self.close()
         if self.walks and self._rest is not None:
@@ -157,6 +173,7 @@ class UserLoader:
         number = first
         try:
             with kept_random_state(), self._processes.starting():
+                self._epochs.set(epoch)
                 seed_random(sample_seed(self.seed, epoch, 0))
                 if self.persistent and self._own_started:
                     # New workers draw a seed before the order is drawn; draw it for workers that are kept too.
@@ -165,12 +182,17 @@ class UserLoader:
                 self._own_started = self._rest is not None
             while True:
                 with kept_random_state():
+                    if self._epochs:
+                        # An evaluation in between may have set the epoch of what both have.
+                        self._epochs.set(epoch)
                     seed_random(sample_seed(self.seed, epoch, number + 1))
                     try:
                         batch = next(iterator)
                     except StopIteration:
                         return
                 number += 1
+                if self._watch.watches:
+                    self._watch.see(self.loader.state_dict())
                 if self._own is not self.loader:
                     self.batch_samples, batch = batch
                 if number > first + replayed:
@@ -305,8 +327,17 @@ def _nothing(number: int) -> None:
     """Do nothing before an entry."""
 
 
-def _rebuilt(loader: Any, processes: WorkerProcesses) -> tuple[Any, _Rest | None]:
-    """A DataLoader with the same settings, whose sampler can be walked and whose workers end when asked to."""
+def _keeps_workers(loader: Any) -> bool:
+    """Whether a loader keeps its workers from epoch to epoch."""
+    return bool(getattr(loader, "persistent_workers", False))
+
+
+def _rebuilt(loader: Any, processes: WorkerProcesses, *, persistent: bool) -> tuple[Any, _Rest | None]:
+    """A DataLoader with the same settings, whose sampler can be walked and whose workers end when asked to.
+
+    Args:
+        persistent: whether it keeps its workers, whatever `loader` does.
+    """
     settings: dict[str, Any] = {}
     rest = None
     of_samples = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
@@ -326,7 +357,7 @@ def _rebuilt(loader: Any, processes: WorkerProcesses) -> tuple[Any, _Rest | None
             "worker_init_fn": processes.init_fn(loader.worker_init_fn),
             "multiprocessing_context": loader.multiprocessing_context,
             "prefetch_factor": loader.prefetch_factor,
-            "persistent_workers": loader.persistent_workers,
+            "persistent_workers": persistent,
             "in_order": loader.in_order,
         }
     made: Any = DataLoader(

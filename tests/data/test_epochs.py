@@ -1,0 +1,184 @@
+"""`set_epoch` reaches every dataset and sampler before each epoch, in every process that loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    random_split,
+)
+
+from trainer_cli.data.adapt import as_loader
+from trainer_cli.data.mixture import MixedDataset
+from trainer_cli.errors import UserError
+
+
+class Rows(Dataset[Any]):
+    """Each sample is the epoch that the dataset was given last."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(self.epoch)
+
+
+class Draws(Rows):
+    """Each sample is what `set_epoch` drew."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = int(torch.randint(1 << 30, ()))
+
+
+class Stream(IterableDataset[Any]):
+    epoch = -1
+    set_epoch = Rows.set_epoch
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(4):
+            yield torch.tensor(self.epoch)
+
+
+class Chained(IterableDataset[Any]):
+    """A wrapper of a user's own."""
+
+    def __init__(self) -> None:
+        self.dataset = Stream()
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.dataset)
+
+
+class Order(Sampler[int]):
+    """Gives the index of the epoch that it was given last."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.epoch] * 4)
+
+
+class Batches(BatchSampler):
+    epoch = 0
+    set_epoch = Order.set_epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield [self.epoch] * 2
+        yield [self.epoch] * 2
+
+
+def _loader(dataset: Any, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, **{"batch_size": 2, **settings})
+
+
+KINDS: dict[str, Any] = {
+    "given directly": Rows,
+    "in a Subset": lambda: Subset(Rows(), [0, 1, 2, 3]),
+    "in a random_split": lambda: random_split(Rows(), [4, 0])[0],
+    "in a ConcatDataset": lambda: ConcatDataset([Rows(), Subset(Rows(), [0, 1])]),
+    "in a mixture": lambda: MixedDataset({"a": Rows(), "b": Rows()}, [1, 1]),
+    "iterable": Stream,
+    "in a wrapper of a user": Chained,
+    "in a DataLoader": lambda: _loader(Rows()),
+    "in a Subset in a DataLoader": lambda: _loader(Subset(Rows(), [0, 1, 2, 3])),
+    "iterable in a DataLoader": lambda: _loader(Stream()),
+    "a sampler": lambda: _loader(range(9), sampler=Order()),
+    "a sampler in a batch sampler": lambda: DataLoader(range(9), batch_sampler=BatchSampler(Order(), 2, False)),
+    "a batch sampler": lambda: DataLoader(range(9), batch_sampler=Batches(SequentialSampler(range(4)), 2, False)),
+    "in a DataLoader with workers": lambda: _loader(Rows(), num_workers=1),
+    "in a DataLoader with persistent workers": lambda: _loader(Rows(), num_workers=1, persistent_workers=True),
+    "iterable, with persistent workers": lambda: _loader(Stream(), num_workers=1, persistent_workers=True),
+}
+WORKERS = {"given directly": 1, "in a Subset": 2, "iterable": 1}
+
+
+def _seen(loader: Any, epoch: int, **place: int) -> set[int]:
+    return {int(value) for batch in loader.iterate(epoch, **place) for value in batch}
+
+
+def _made(kind: str, num_workers: int | None) -> Any:
+    data = KINDS[kind]()
+    settings = {} if isinstance(data, DataLoader) else {"batch_size": 2, "num_workers": num_workers or 0}
+    return as_loader(data, shuffle=False, seed=0, **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"), [*((kind, None) for kind in KINDS), *((kind, count) for kind, count in WORKERS.items())]
+)
+def test_every_epoch_is_passed_on(kind: str, workers: int | None) -> None:
+    loader = _made(kind, workers)
+    assert [_seen(loader, epoch) for epoch in range(3)] == [{0}, {1}, {2}]
+    loader.close()
+    later = _made(kind, workers)
+    assert _seen(later, 2, batch=1, samples=2) == {2}, "after a stop"
+    assert _seen(later, 3) == {3}
+    later.close()
+
+
+@pytest.mark.parametrize("kind", ["direct", "loader"])
+def test_an_evaluation_on_the_other_half_of_a_split_does_not_move_the_epoch(kind: str) -> None:
+    halves = random_split(Rows(), [2, 2])
+    train, val = (
+        as_loader(half if kind == "direct" else DataLoader(half, 1), shuffle=False, seed=0,
+                  batch_size=1 if kind == "direct" else None)
+        for half in halves
+    )  # fmt: skip
+    batches = train.iterate(3)
+    assert int(next(batches)[0]) == 3
+    assert _seen(val, 0) == {0}
+    assert int(next(batches)[0]) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_set_epoch_draws_is_a_function_of_seed_and_epoch(workers: int) -> None:
+    def drawn(seed: int) -> list[set[int]]:
+        loader = as_loader(Draws(), shuffle=True, seed=seed, batch_size=1, num_workers=workers)
+        before = torch.get_rng_state()
+        values = [_seen(loader, epoch) for epoch in (0, 1)]
+        assert torch.equal(torch.get_rng_state(), before)
+        loader.close()
+        return values
+
+    first = drawn(0)
+    assert first == drawn(0)
+    assert [len(values) for values in first] == [1, 1], "equal in all workers"
+    assert first[0] != first[1] != drawn(1)[1]
+
+
+def test_a_loader_that_keeps_its_workers_and_is_no_plain_dataloader_is_refused() -> None:
+    class Mine(DataLoader[Any]):
+        """A loader whose workers cannot be renewed from outside."""
+
+    with pytest.raises(UserError, match="persistent_workers=False"):
+        as_loader(Mine(Rows(), 2, num_workers=1, persistent_workers=True), shuffle=False, seed=0)
+    as_loader(Mine(range(4), 2, num_workers=1, persistent_workers=True), shuffle=False, seed=0)  # type: ignore[arg-type]
+
+
+def test_persistent_workers_are_kept_where_no_dataset_has_set_epoch() -> None:
+    loader = as_loader(_loader(list(range(4)), num_workers=1, persistent_workers=True), shuffle=False, seed=0)
+    assert loader.persistent
+    assert "started anew" not in loader.promise
+    renewed = as_loader(_loader(Rows(), num_workers=1, persistent_workers=True), shuffle=False, seed=0)
+    assert "started anew" in renewed.promise
