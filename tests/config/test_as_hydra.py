@@ -1,17 +1,26 @@
-"""What is composed is what Hydra itself makes of the same files and command lines: its grammar is kept whole."""
+"""What is composed is what Hydra itself makes of the same files and command lines: its grammar is kept whole.
+
+TRAIN_COMPOSITIONS=5000 tries so many random command lines.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from random_project import COMPONENTS, RandomProject
 
 import trainer_cli
 from trainer_cli.config import fields, override_values, overrides, search_path
@@ -20,7 +29,10 @@ from trainer_cli.config.file_merge import merge
 from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.config.validation import contents
+from trainer_cli.errors import ConfigError, raise_all
 
+COMPOSITIONS = int(os.environ.get("TRAIN_COMPOSITIONS", "200"))
+"""Random command lines, four for each random project."""
 SHIPPED = search_path.shipped_configs(Path(trainer_cli.__file__).parent)
 FILES = {
     "config.yaml": """
@@ -125,26 +137,34 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield root
 
 
-def ours(project: Path, primary: str, *lines: str) -> dict[str, Any]:
-    """What we make of it."""
-    search = SearchPath.of(None, primary, project)
+def compose_plainly(search: SearchPath, lines: Sequence[str]) -> dict[str, Any]:
+    """The values that we make of the files and overrides, before the schema's defaults and checks."""
     given = overrides.read(lines).overrides
-    choices = [one for one in given if search.is_group(one.key_or_group) and not isinstance(one.value(), dict)]
+    choices = [one for one in given if search.is_choice(one)]
     files = ConfigFiles(search)
     merged = merge(search, choices, files)
     values, mistakes = override_values.apply(merged.values, [one for one in given if one not in choices], search)
-    assert [*mistakes, *files.mistakes] == []
+    raise_all([*files.mistakes, *mistakes])
     return values
 
 
-def theirs(project: Path, primary: str, *lines: str) -> dict[str, Any]:
+def hydras(folder: Path, lines: Sequence[str], primary: str = "config") -> dict[str, Any]:
     """What Hydra's own `compose` makes of it."""
+    with warnings.catch_warnings(), initialize_config_dir(str(folder), version_base="1.3"):
+        warnings.simplefilter("ignore")
+        return contents(hydra_compose(primary, list(lines)))
+
+
+def ours(project: Path, primary: str, *lines: str) -> dict[str, Any]:
+    """What we make of a command line in the project."""
+    return compose_plainly(SearchPath.of(None, primary, project), lines)
+
+
+def theirs(project: Path, primary: str, *lines: str) -> dict[str, Any]:
+    """What Hydra makes of it."""
     ConfigStore.instance().store(SCHEMA, fields.defaults())
     places = [f"file://{SHIPPED}", f"file://{project / 'shared'}"]
-    with warnings.catch_warnings(), initialize_config_dir(str(project / "configs"), version_base="1.3"):
-        warnings.simplefilter("ignore")
-        config = hydra_compose(primary, [f"hydra.searchpath=[{','.join(places)}]", *lines])
-    return contents(config)
+    return hydras(project / "configs", [f"hydra.searchpath=[{','.join(places)}]", *lines], primary)
 
 
 LINES: list[tuple[str, ...]] = [
@@ -214,3 +234,54 @@ def test_interpolations_resolve_as_in_hydra(project: Path) -> None:
     lines = ("+experiment=one", "name=${oc.env:WHO}", "run_dir=${oc.select:nope,runs/x}", "seed=${loop.log_interval}")
     resolved = [OmegaConf.create(made(project, "config", *lines)) for made in (ours, theirs)]
     assert OmegaConf.to_container(resolved[0], resolve=True) == OmegaConf.to_container(resolved[1], resolve=True)
+
+
+RULES = (
+    r"is a list, whose items are not set singly",
+    r"is \$\{.*\}, and what it names has that key",
+    r"exists already",
+)
+"""Refusals of ours where Hydra makes a config: the rules of docs/configuration.md."""
+
+
+def hydras_lines(project: RandomProject, lines: list[str]) -> list[str]:
+    """The command line that says to Hydra what the rules of docs/configuration.md say of components."""
+    bare = [line for line in lines if line.startswith("~") and line[1:] in COMPONENTS]
+    experiments = re.findall(r"first|second", next((line for line in lines if "experiment=" in line), ""))
+    defaults = yaml.safe_load(project.files["config.yaml"])["defaults"]
+    chosen = {group: option for entry in defaults if entry != "_self_" for group, option in entry.items()}
+    own = {group for name in experiments for group in project.written_out[name]}
+    documents = [yaml.safe_load(project.files[f"experiment/{name}.yaml"]) for name in experiments]
+    kept = {str(key).rpartition("/")[2] for each in documents for entry in each.get("defaults", ()) for key in entry}
+    kept |= {line.lstrip("+~").partition("=")[0] for line in lines}
+    replaced = [f"~{group}" for group in sorted(own - kept) if chosen.get(group) is not None]
+    off = [f"+off=[{','.join(line[1:] for line in bare)}]"] if bare else []
+    return [*lines, *replaced, *off]
+
+
+def composed(project: RandomProject, root: Path, lines: list[str]) -> tuple[Any, Any]:
+    """What we and Hydra make of a random command line: a tree, or the reason for none."""
+    try:
+        ours: Any = compose_plainly(SearchPath([root], root, root, "config"), lines)
+    except (HydraException, OmegaConfBaseException, ConfigError, ValueError, RecursionError) as error:
+        ours = str(error)
+    try:
+        return ours, hydras(root, hydras_lines(project, lines))
+    except Exception as error:  # Hydra's own errors, and those of Python that it lets pass.
+        return ours, f"{error} {error.__cause__ or ''}"
+
+
+def test_random_configs_give_what_hydra_makes_of_them(tmp_path: Path) -> None:
+    trees = 0
+    for seed in range(COMPOSITIONS // 4):
+        project, root = RandomProject(seed), tmp_path / str(seed)
+        project.write(root)
+        for lines in [project.command_line() for _ in range(4)]:
+            ours, theirs = composed(project, root, lines)
+            shown = f"seed {seed}: {' '.join(lines)}\nours: {ours}\nHydra's: {theirs}"
+            if isinstance(ours, str):
+                assert isinstance(theirs, str) or any(re.search(rule, ours) for rule in RULES), shown
+            else:
+                assert ours == theirs, shown
+                trees += 1
+    assert trees > COMPOSITIONS // 3

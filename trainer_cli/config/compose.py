@@ -8,7 +8,7 @@ Each stage continues after a mistake as far as it can, so that independent mista
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -150,14 +150,12 @@ def from_yaml(
         fresh = _composed(search, CommandLine(swaps))
         mistakes += fresh.mistakes
         for override in swaps:
-            section = (override.package or override.key_or_group).replace("/", ".")
-            if section not in values or section not in fresh.values:
+            path = tuple((override.package or override.key_or_group).replace("/", ".").split("."))
+            if not _replace_section(values, fresh.values, path):
                 what = f"{line_of(override)} names no section of the recovered config"
                 mistakes.append(refused(what, "Write experiment=NAME to compose anew.", Code.unknown_option))
                 continue
-            values[section] = fresh.values[section]
-            path = tuple(section.split("."))
-            sources[0] = sources[0]._replace(but=(*sources[0].but, section))
+            sources[0] = sources[0]._replace(but=(*sources[0].but, path))
             sources += [source._replace(only=path) for source in fresh.provenance.sources]
             choices |= {key: choice for key, choice in fresh.provenance.choices.items() if key == path}
     rest = replace(line, overrides=[override for override in line.overrides if override not in swaps])
@@ -169,6 +167,21 @@ def from_yaml(
         return Trust() if trusted else Trust.recovered(search.root, config.trust)
 
     return _checked(draft, overrides, search, missing_ok, trust, () if trusted else sections)
+
+
+def _replace_section(values: dict[str, Any], fresh: Mapping[str, Any], path: KeyPath) -> bool:
+    """Put the freshly composed node at `path` into recovered values; False if one of them has no such place."""
+    above: Any = values
+    node: Any = fresh
+    for part in path[:-1]:
+        above = above.get(part) if isinstance(above, dict) else None
+        node = node.get(part) if isinstance(node, Mapping) else None
+    if not isinstance(above, dict) or not isinstance(node, Mapping) or path[-1] not in node:
+        return False
+    if above is values and path[-1] not in values:
+        return False
+    above[path[-1]] = node[path[-1]]
+    return True
 
 
 def to_yaml(composed: Composed) -> str:
@@ -245,7 +258,7 @@ def _load(source: str | Path, cwd: Path) -> tuple[dict[str, Any], Source, list[C
             values[section].pop(key, None)
     _rename_targets(values.get("scheduler"))
     recovered = completed({str(key): value for key, value in values.items() if key not in OF_ONE_COMMAND})
-    return recovered, Source(name, reading.node, but=OF_ONE_COMMAND), reading.mistakes
+    return recovered, Source(name, reading.node, but=tuple((key,) for key in OF_ONE_COMMAND)), reading.mistakes
 
 
 def _rename_targets(value: Any) -> None:

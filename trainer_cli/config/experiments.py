@@ -16,7 +16,6 @@ from trainer_cli.config.search_path import find
 from trainer_cli.config.yaml_reader import Reading
 from trainer_cli.errors import Code, ConfigError
 
-COMPONENTS = ("model", "data", "optimizer", "scheduler", "step", "sparsity")
 _MAKES_IT = (("_target_",), ("dtype",))
 """Keys that identify an option: with another value of these it is another option."""
 

@@ -19,9 +19,10 @@ from omegaconf import OmegaConf
 
 from trainer_cli.config import hydra_compat
 from trainer_cli.config.config_files import ConfigFiles
-from trainer_cli.config.experiments import COMPONENTS, chosen_groups, is_whole
+from trainer_cli.config.experiments import chosen_groups, is_whole
 from trainer_cli.config.fields import KeyPath, defaults
 from trainer_cli.config.hydra_compat import SCHEMA, DefaultsList, Merged
+from trainer_cli.config.override_checks import COMPONENTS, switches_off
 from trainer_cli.config.overrides import line_of, parsed
 from trainer_cli.config.provenance import Provenance, Source, label
 from trainer_cli.config.search_path import SearchPath, find
@@ -43,10 +44,11 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
         HydraException, ValueError, RecursionError: the defaults list cannot be made.
     """
     for_hydra = [_for_hydra(choice) for choice in choices]
-    listed = hydra_compat.defaults_list(files, search.primary, for_hydra)
+    repository = hydra_compat.repository(files)
+    listed = hydra_compat.defaults_list(repository, search.primary, for_hydra)
     if replaced := [*_replaced_groups(search, listed, choices, files)]:
         for_hydra += parsed([f"~{group}" for group in replaced]).overrides
-        listed = hydra_compat.defaults_list(files, search.primary, for_hydra)
+        listed = hydra_compat.defaults_list(repository, search.primary, for_hydra)
     config = OmegaConf.create()
     sources: list[Source] = []
     for entry in listed.merged:
@@ -65,21 +67,23 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
         sources.append(source)
     merged = contents(config)
     for choice in choices:
-        if choice.key_or_group in COMPONENTS and choice.package is None and _is_off(choice):
+        if switches_off(choice):
             merged[choice.key_or_group] = None
     return MergedFiles(merged, sources, listed.merged)
 
 
-def _is_off(choice: Override) -> bool:
-    return choice.is_delete() or choice.value() is None
-
-
 def _for_hydra(choice: Override) -> Override:
-    """`group=null` in Hydra's grammar, `~group`; any other choice as it is."""
-    if choice.is_delete() or choice.value() is not None:
+    """`group=null` in Hydra's grammar, `~group`, and options that look like numbers as texts; others as they are."""
+    key, value = line_of(choice).partition("=")[0], choice.value()
+    if choice.is_delete():
         return choice
-    key = line_of(choice).lstrip("+").partition("=")[0]
-    return parsed([f"~{key}"]).overrides[0]
+    if value is None:
+        return parsed([f"~{key.lstrip('+')}"]).overrides[0]
+    names = value if isinstance(value, list) else [value]
+    if all(isinstance(name, str) for name in names):
+        return choice
+    texts = ",".join(f"'{name}'" for name in names)
+    return parsed([f"{key}=[{texts}]" if isinstance(value, list) else f"{key}={texts}"]).overrides[0]
 
 
 def _replaced_groups(

@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
-__all__ = ["SCHEMA", "Configs", "DefaultsList", "Loaded", "Merged", "defaults_list", "get_yaml_loader"]
+__all__ = ["SCHEMA", "Configs", "DefaultsList", "Loaded", "Merged", "defaults_list", "get_yaml_loader", "repository"]
 
 SCHEMA = "train_schema"
 """Name under which the schema is listed first in a primary config's defaults."""
@@ -69,7 +69,12 @@ class Configs(Protocol):
         """The names of a group's configs."""
 
 
-def defaults_list(configs: Configs, primary: str, overrides: list[Override]) -> DefaultsList:
+def repository(configs: Configs) -> ConfigRepository:
+    """The configs in the form that `defaults_list` takes; each is loaded once."""
+    return _Repository(_Source(configs))
+
+
+def defaults_list(repository: ConfigRepository, primary: str, overrides: list[Override]) -> DefaultsList:
     """The configs that the primary config and the overrides (of groups) choose.
 
     Raises:
@@ -78,7 +83,6 @@ def defaults_list(configs: Configs, primary: str, overrides: list[Override]) -> 
     """
     version.setbase("1.3")
     setup_globals()
-    repository = _Repository(_Source(configs))
     listed = create_defaults_list(repository, primary, overrides, prepend_hydra=False, skip_missing=False)
     merged = [
         Merged(one.config_path or "", "" if one.package == "_global_" else one.package or "") for one in listed.defaults
@@ -92,8 +96,8 @@ def merge_into(config: DictConfig, values: Mapping[Any, Any], package: str) -> s
         values = {part: values}
     try:
         config.merge_with(OmegaConf.create(dict(values)))
-    except (OmegaConfBaseException, TypeError) as error:
-        return str(getattr(error, "msg", None) or error).splitlines()[0]
+    except (OmegaConfBaseException, TypeError, RecursionError) as error:
+        return _reason(error)
     return None
 
 
@@ -106,10 +110,15 @@ def apply_override(config: DictConfig, override: Override) -> str | None:
         override = replace(override, type=OverrideType.FORCE_ADD)
     try:
         ConfigLoaderImpl._apply_overrides_to_config([override], config)
-    except (HydraException, OmegaConfBaseException) as error:
-        reason = error.__cause__ or error.__context__ or error
-        return str(getattr(reason, "msg", None) or reason).splitlines()[0]
+    except (HydraException, OmegaConfBaseException, RecursionError) as error:
+        return _reason(error.__cause__ or error.__context__ or error)
     return None
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "an interpolation leads back to itself"
+    return str(getattr(error, "msg", None) or error).splitlines()[0]
 
 
 def value_in_quotes(override: Override) -> Any:

@@ -25,16 +25,29 @@ from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.yaml_traps import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.errors import Code, ConfigError
 
+COMPONENTS = ("model", "data", "optimizer", "scheduler", "step", "sparsity")
+"""Sections that `~GROUP` and `GROUP=null` switch off, whatever files set in them."""
 _NO_TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _NO_FOLDERS = ("conf", "config")
 """What other programs call the folder of configs."""
 
 
+def switches_off(choice: Override) -> bool:
+    """Whether a choice of a group switches a component off."""
+    chooses_none = choice.is_delete() or choice.value() is None
+    return chooses_none and choice.package is None and choice.key_or_group in COMPONENTS
+
+
 def wrong_overrides(search: SearchPath, line: CommandLine) -> Iterator[tuple[str, ConfigError]]:
     """Each wrong override, as written, and what is wrong with it."""
+    off = {one.key_or_group: line_of(one) for one in line.overrides if search.is_choice(one) and switches_off(one)}
     for override in line.overrides:
         for mistake in _mistakes(search, override):
             yield line_of(override), mistake
+        if search.is_choice(override) and (switch := off.get((override.package or "").partition(".")[0])):
+            what = f"{line_of(override)} has no effect: {switch} switches off what it is merged into"
+            above, _, name = (override.package or "").partition(".")
+            yield line_of(override), refused(what, f"Write its node out: '{above}={{{name}: {{_target_: …}}}}'.")
     for append in line.appends:
         group = "/".join(append.path)
         if search.is_group(group):

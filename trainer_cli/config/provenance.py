@@ -25,7 +25,7 @@ class Source(NamedTuple):
     node: yaml.Node | None
     package: KeyPath = ()
     only: KeyPath = ()
-    but: tuple[str, ...] = ()
+    but: tuple[KeyPath, ...] = ()
 
 
 class Given(NamedTuple):
@@ -190,7 +190,8 @@ def _below(path: KeyPath, root: KeyPath) -> bool:
 def _walk_source(source: Source) -> Iterator[tuple[KeyPath, yaml.Node, int]]:
     """Path, value and line of each key that counts."""
     for path, value, line in _walk(source.node, source.package):
-        if _below(path, source.only) and path[0] not in source.but and path != ("defaults",):
+        replaced = any(_below(path, section) for section in source.but)
+        if _below(path, source.only) and not replaced and path != ("defaults",):
             yield path, value, line
 
 
