@@ -253,7 +253,7 @@ def hydras_lines(project: RandomProject, lines: list[str]) -> list[str]:
     own = {group for name in experiments for group in project.written_out[name]}
     documents = [yaml.safe_load(project.files[f"experiment/{name}.yaml"]) for name in experiments]
     kept = {str(key).rpartition("/")[2] for each in documents for entry in each.get("defaults", ()) for key in entry}
-    kept |= {line.lstrip("+~").partition("=")[0] for line in lines}
+    kept |= {line.lstrip("+~").partition("=")[0] for line in lines if "={" not in line}
     replaced = [f"~{group}" for group in sorted(own - kept) if chosen.get(group) is not None]
     off = [f"+off=[{','.join(line[1:] for line in bare)}]"] if bare else []
     return [*lines, *replaced, *off]
