@@ -265,10 +265,16 @@ def composed(project: RandomProject, root: Path, lines: list[str]) -> tuple[Any,
         ours: Any = compose_plainly(SearchPath([root], root, root, "config"), lines)
     except (HydraException, OmegaConfBaseException, ConfigError, ValueError, RecursionError) as error:
         ours = str(error)
-    try:
-        return ours, hydras(root, hydras_lines(project, lines))
-    except Exception as error:  # Hydra's own errors, and those of Python that it lets pass.
-        return ours, f"{error} {error.__cause__ or ''}"
+    # A mapping without keys takes new ones without `+`.
+    added = [f"+{line}" if re.match(r"[\w.]+=\{", line) else line for line in lines]
+    for line in (lines, added):
+        try:
+            return ours, hydras(root, hydras_lines(project, line))
+        except Exception as error:  # Hydra's own errors, and those of Python that it lets pass.
+            theirs = f"{error} {error.__cause__ or ''}"
+        if isinstance(ours, str) or "is not in struct" not in theirs:
+            break
+    return ours, theirs
 
 
 def test_random_configs_give_what_hydra_makes_of_them(tmp_path: Path) -> None:

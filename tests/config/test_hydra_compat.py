@@ -25,6 +25,7 @@ ALLOWED = {
     "hydra._internal.target_policy._get_resolved_target_name_for_check",
     "hydra._internal.config_loader_impl.ConfigLoaderImpl",
     "omegaconf._utils.get_yaml_loader",
+    "BaseContainer._resolvers",
     "override._value",
 }
 

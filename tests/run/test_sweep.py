@@ -199,7 +199,7 @@ def test_a_config_that_changed_is_refused_before_any_job_begins_though_the_run_i
 
 
 def test_jobs_whose_config_holds_the_time_are_refused_since_the_same_command_could_not_go_on() -> None:
-    with pytest.raises(ConfigError, match=r"name is 'x-\$\{now:%H\}', different at each start.*Leave the time out"):
+    with pytest.raises(ConfigError, match=r"name holds \$\{now:…\}, different at each start.*Leave the time out"):
         plan(["seed=1,2", "name='x-${now:%H}'"])
 
 

@@ -31,8 +31,9 @@ from trainer_cli.config.hydra_errors import translated
 from trainer_cli.config.override_checks import wrong_overrides
 from trainer_cli.config.overrides import COMMAND_LINE, Append, CommandLine, line_of, parsed, refused
 from trainer_cli.config.provenance import Choice, Given, Provenance, Source, label
+from trainer_cli.config.resolvers import register_resolvers, with_moment
 from trainer_cli.config.schema import TrainConfig
-from trainer_cli.config.search_path import SearchPath, find, primaries, project_root
+from trainer_cli.config.search_path import SearchPath, find, own_config_dirs, primaries, project_root
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.targets import Trust, import_from
 from trainer_cli.config.validation import completed, contents, validate
@@ -59,6 +60,8 @@ class Composed(NamedTuple):
     config_dirs: list[Path]
     provenance: Provenance
     trust: Trust
+    of_the_moment: Sequence[str] = ()
+    """The keys whose values have the time of the command in them."""
 
     def where(self, key: str) -> str:
         """`file:line`, `command line` or `default` for a dotted key."""
@@ -103,6 +106,7 @@ def compose(
         ConfigError: what is wrong, where, and a hint; several mistakes together where they are independent.
     """
     search = SearchPath.of(config_dir, config_name, cwd)
+    register_resolvers(own_config_dirs(config_dir, search.cwd), search.root)
     if find(search.dirs, search.primary) is None:
         names = primaries(search.dirs)
         hint = did_you_mean(search.primary, names).strip() or f"There are: {', '.join(names) or 'none'}."
@@ -132,6 +136,7 @@ def from_yaml(
     neither for a `trusted` file, such as that of a run that is only compared.
     """
     search = SearchPath.of(config_dir, config_name, cwd)
+    register_resolvers(own_config_dirs(config_dir, search.cwd), search.root)
     line = parsed(overrides)
     if any(override.key_or_group == "experiment" for override in line.overrides):
         return compose(
@@ -198,11 +203,12 @@ def freeze(composed: Composed, below: str) -> str:
 def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None) -> Composed:
     """The config that `freeze` returned; no other file is read. `overrides` are those it was composed with."""
     text, here = file.read_text("utf-8"), Path.cwd()
+    root = project_root(config_dir, here)
+    register_resolvers(own_config_dirs(config_dir, here), root)
     values = completed(yaml.load(text, Loader=hydra_compat.get_yaml_loader()))
     provenance = Provenance([Source(label(file.resolve(), here), yaml.compose(text, Loader=yaml.SafeLoader))])
     config, mistakes = validate(values, provenance)
     raise_all(mistakes)
-    root = project_root(config_dir, here)
     return Composed(config, OmegaConf.create(values), list(overrides), root, [], provenance, Trust())
 
 
@@ -225,7 +231,8 @@ def _checked(
 ) -> Composed:
     """The config, if there is no mistake in it nor in its targets; all of them together otherwise."""
     provenance = draft.provenance
-    config, found = validate(draft.values, provenance, missing_ok=missing_ok)
+    values, of_the_moment, untimely = with_moment(draft.values, provenance)
+    config, found = validate(values, provenance, missing_ok=missing_ok)
     wrong = [one.location or "" for one in found]
     trust = trust_of(config)
     found += [one.at(provenance.source(("resume_allow",))) for one in allowed_mistakes(config.resume_allow)]
@@ -234,9 +241,9 @@ def _checked(
             found.append(one)
     reported = {mistake.source for mistake in draft.mistakes} - {COMMAND_LINE}
     found = [one for one in found if one.source not in reported and (draft.whole or one.source == COMMAND_LINE)]
-    raise_all([*draft.mistakes, *found])
-    raw = OmegaConf.create(draft.values)
-    return Composed(config, raw, list(overrides), search.root, search.dirs, provenance, trust)
+    raise_all([*draft.mistakes, *untimely, *found])
+    raw = OmegaConf.create(values)
+    return Composed(config, raw, list(overrides), search.root, search.dirs, provenance, trust, of_the_moment)
 
 
 def _load(source: str | Path, cwd: Path) -> tuple[dict[str, Any], Source, list[ConfigError]]:

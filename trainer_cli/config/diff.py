@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any, NamedTuple
@@ -18,7 +19,8 @@ from trainer_cli.config.kinds import in_yaml
 from trainer_cli.config.provenance import Origin, Provenance
 from trainer_cli.config.validation import completed, contents
 
-_RESOLVER = "${oc.env:"
+_RESOLVER = re.compile(r"\$\{\s*(?!oc\.(?:select|create|decode|deprecated|dict))[\w.]+\s*:")
+"""The environment, or a resolver of the project: what it gives is not in the text."""
 _LINE = "# digests of values from the environment: "
 
 
@@ -83,13 +85,13 @@ def shown(value: Any) -> str:
 
 
 def line_of_digests(raw: DictConfig, salt: str) -> str:
-    """A comment that ends a frozen config: digests of its values from the environment, or nothing."""
+    """A comment that ends a frozen config: digests of the values that resolvers gave, or nothing."""
     found = {".".join(path): digest for path, digest, _ in _digests(raw, salt)}
     return f"{_LINE}{json.dumps(found, ensure_ascii=False)}\n" if found else ""
 
 
 def changed_env_values(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
-    """Which values from the environment differ from the digests in a frozen config, though their text is the same."""
+    """Which values of resolvers differ from the digests in a frozen config, though their text is the same."""
     before: Any = {}
     for line in frozen.splitlines():
         if line.startswith(_LINE):
@@ -102,9 +104,9 @@ def changed_env_values(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
 
 
 def _digests(raw: DictConfig, salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
-    """Path, digest and text of each value that an environment variable has a part in, where a change of it matters."""
+    """Path, digest and text of each value that a resolver has a part in, where a change of it matters."""
     for path, text in whole_values(contents(raw)):
-        if _RESOLVER not in str(text) or why_may_change(".".join(path)) is not None:
+        if not _RESOLVER.search(str(text)) or why_may_change(".".join(path)) is not None:
             continue
         node: Any = raw
         for name in path:

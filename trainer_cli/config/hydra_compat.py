@@ -6,6 +6,7 @@
 - `ConfigLoaderImpl._apply_overrides_to_config` is how Hydra's `compose` applies overrides of values.
 - `Override._value` says whether a text was in quotes.
 - `_authorize_target_name` and `_get_resolved_target_name_for_check` are Hydra's list of blocked targets.
+- `BaseContainer._resolvers` has the names of the resolvers; the public API answers for one name at a time.
 - `get_yaml_loader` reads plain values as OmegaConf does: `1e3` is a number, a date is a text.
 """
 
@@ -27,6 +28,7 @@ from hydra.errors import HydraException, InstantiationException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
+from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
 __all__ = ["SCHEMA", "Configs", "DefaultsList", "Loaded", "Merged", "defaults_list", "get_yaml_loader", "repository"]
@@ -82,7 +84,6 @@ def defaults_list(repository: ConfigRepository, primary: str, overrides: list[Ov
         RecursionError: a defaults list that leads back to its own file.
     """
     version.setbase("1.3")
-    setup_globals()
     listed = create_defaults_list(repository, primary, overrides, prepend_hydra=False, skip_missing=False)
     merged = [
         Merged(one.config_path or "", "" if one.package == "_global_" else one.package or "") for one in listed.defaults
@@ -119,6 +120,16 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "an interpolation leads back to itself"
     return str(getattr(error, "msg", None) or error).splitlines()[0]
+
+
+def register_hydras_resolvers() -> None:
+    """Make `${python_version:}`, `${now:…}` and `${hydra:…}` known; the last two are refused with a reason."""
+    setup_globals()
+
+
+def resolver_names() -> set[str]:
+    """The names of all resolvers that are registered."""
+    return set(BaseContainer._resolvers)
 
 
 def value_in_quotes(override: Override) -> Any:

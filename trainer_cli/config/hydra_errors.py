@@ -49,7 +49,10 @@ def why_unresolved(error: Exception, text: str, known: Sequence[str]) -> tuple[s
     if isinstance(error, InterpolationToMissingValueError):
         return f"{text} names {last}, which must be given", f"Add {last}=VALUE to the command line."
     if isinstance(error, UnsupportedInterpolationType):
-        return f"{text} asks for {last!r}, which is no resolver", "Known: ${key}, ${oc.env:NAME,DEFAULT}."
+        return f"{text} asks for {last!r}, which is no resolver", (
+            f"Known: ${{key}}, ${{oc.env:NAME,DEFAULT}}, ${{now:%Y-%m-%d}}. Define your own as 'def {last}(…)' in "
+            "configs/resolvers.py."
+        )
     if found := re.search(r"Interpolation key '([^']+)' not found", words):
         return f"{text} names a key that is not there: {found[1]}", _meant(found[1], known)
     if found := re.search(r"Environment variable '([^']+)' not found", words):

@@ -67,19 +67,17 @@ def config_dirs(explicit: Path | None, cwd: Path, package: Path) -> list[Path]:
     """
     if explicit is not None and not (cwd / explicit).is_dir():
         raise ConfigError(f"{explicit} is not a folder", source="--config-dir")
-    candidates = [] if explicit is None else [cwd / explicit]
-    candidates.append(cwd / FOLDER)
     shipped = shipped_configs(package)
-    if shipped is not None:
-        candidates.append(shipped)
-    found: list[Path] = []
-    for candidate in candidates:
-        folder = candidate.resolve()
-        if folder.is_dir() and folder not in found:
-            found.append(folder)
+    candidates = [*own_config_dirs(explicit, cwd), *([shipped.resolve()] if shipped is not None else [])]
+    found = [folder for folder in dict.fromkeys(candidates) if folder.is_dir()]
     if not found:
         raise ConfigError("there is no folder of configs", hint="Name one with --config-dir.")
     return found
+
+
+def own_config_dirs(explicit: Path | None, cwd: Path) -> list[Path]:
+    """The folders, existing or not, of the user's own configs: `--config-dir`, `./configs`."""
+    return [(cwd / folder).resolve() for folder in (explicit, FOLDER) if folder is not None]
 
 
 def shipped_configs(package: Path) -> Path | None:

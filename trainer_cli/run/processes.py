@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trainer_cli.config.processes import check_processes
+from trainer_cli.config.resolvers import one_moment
 from trainer_cli.errors import ExitCode
 from trainer_cli.parallel.peers import LostRankError, PeerError, is_of_peer, noting, waited
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
@@ -30,6 +31,13 @@ def fit_in_processes(
         again: arguments of `train` that start this again, as a process that ends when this one does.
         supervised: this process was started by them.
     """
+    with one_moment():
+        return _fit_in_processes(compose, again, supervised=supervised, allow_pickle=allow_pickle)
+
+
+def _fit_in_processes(
+    compose: Callable[[], Composed], again: Sequence[str], *, supervised: bool, allow_pickle: bool
+) -> int:
     ranks = ranks_in(os.environ)
     if ranks.world_size > 1:
 

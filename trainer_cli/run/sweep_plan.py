@@ -11,11 +11,9 @@ from pathlib import Path
 
 from trainer_cli.config import search_path
 from trainer_cli.config.compose import Composed, compose, freeze, from_yaml
-from trainer_cli.config.fields import whole_values
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.schema import ParallelConfig
 from trainer_cli.config.sweep import Job, jobs
-from trainer_cli.config.validation import contents
 from trainer_cli.errors import ConfigError, TrainError, UserError, raise_all
 from trainer_cli.run.compose_fit import refuse_shipped_default
 from trainer_cli.run.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes
@@ -98,13 +96,12 @@ def _planned(job: Job, composed: Composed) -> Planned:
             where="resume",
             cure="Leave resume= out: the same command again resumes.",
         )
-    for path, text in whole_values(contents(composed.raw)):
-        if "${now:" in str(text):
-            raise ConfigError(
-                f"{'.'.join(path)} is '{text}', different at each start, so a sweep could not be resumed",
-                source=composed.where(".".join(path)),
-                hint="Leave the time out: each job has a directory of its own.",
-            )
+    for key in composed.of_the_moment:
+        raise ConfigError(
+            f"{key} holds ${{now:…}}, different at each start, so a sweep could not be resumed",
+            source=composed.where(key),
+            hint="Leave the time out: each job has a directory of its own.",
+        )
     end = f"sweep/{job.key}"
     run = RunDir(Path(config.run_dir) / end)
     reopened = False

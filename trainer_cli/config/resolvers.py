@@ -1,0 +1,151 @@
+"""Resolvers of interpolations: the functions in `resolvers.py` of a project's configs, and the time of the command.
+
+    def mul(a, b):          # configs/resolvers.py
+        return a * b
+
+    lr: ${mul:${data.batch_size},0.001}
+
+The file is code of the current project, whatever config is composed: a recovered config finds the resolvers of the
+project that it is opened in, and no others.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from importlib.util import module_from_spec, spec_from_file_location
+from inspect import isroutine
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from trainer_cli.config.fields import KeyPath, fields
+from trainer_cli.config.hydra_compat import register_hydras_resolvers, resolver_names
+from trainer_cli.config.kinds import kind_of
+from trainer_cli.config.provenance import Provenance, label
+from trainer_cli.config.targets import import_from
+from trainer_cli.errors import Code, ConfigError
+
+FILE = "resolvers.py"
+MOMENT = "TRAIN_MOMENT"
+"""Environment variable with the time at which the command began, for the processes that it starts."""
+_MODULE = "_resolvers_of_the_configs"
+_NOW = re.compile(r"\$\{\s*now\s*:([^{}]*)\}")
+_registered: dict[str, Callable[..., Any]] = {}
+"""Resolvers of the file that was read last."""
+_read: list[Any] = []
+"""Path and content of that file."""
+
+
+def register_resolvers(dirs: Sequence[Path], root: Path) -> None:
+    """Make Hydra's resolvers known, and the functions of the first `resolvers.py` in these folders of configs.
+
+    Raises:
+        ConfigError: the file cannot be executed, or defines what is no resolver of its own.
+    """
+    register_hydras_resolvers()
+    file = next((folder / FILE for folder in dirs if (folder / FILE).is_file()), None)
+    content = [file, file.read_bytes()] if file is not None else []
+    if content == _read:
+        return
+    for name in _registered:
+        OmegaConf.clear_resolver(name)
+    _registered.clear()
+    _read[:] = []
+    if file is None:
+        return
+    import_from(root)
+    name = label(file, root)
+    for function, value in _functions(file, name):
+        if function in resolver_names():
+            raise _wrong(f"{name} defines {function!r}, which is a resolver already", name, "Give it another name.")
+        OmegaConf.register_new_resolver(function, value)
+        _registered[function] = value
+    _read[:] = content
+
+
+def _functions(file: Path, name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The public functions that a file defines itself."""
+    spec = spec_from_file_location(_MODULE, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    before = resolver_names()
+    sys.modules[_MODULE] = module  # Dataclasses and pickle look a module up there.
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        line = error.lineno if isinstance(error, SyntaxError) else (frames[-1].lineno if frames else None)
+        what = f"{name} fails: {type(error).__name__}: {error}"
+        raise _wrong(what, f"{name}:{line}" if line else name) from error
+    finally:
+        added = sorted(resolver_names() - before)
+        for each in added:
+            OmegaConf.clear_resolver(each)
+    if added:
+        # What it registers could be any function, such as eval, and recovered configs would reach it.
+        what = f"{name} registers {', '.join(added)} by OmegaConf.register_new_resolver"
+        raise _wrong(what, name, f"Define a function instead: def {added[0]}(…).")
+    for function, value in vars(module).items():
+        if not function.startswith("_") and isroutine(value) and value.__module__ == _MODULE:
+            yield function, value
+
+
+def _wrong(what: str, where: str, hint: str | None = None) -> ConfigError:
+    return ConfigError(what, source=where, code=Code.unresolved, hint=hint)
+
+
+@contextmanager
+def one_moment() -> Iterator[None]:
+    """Within it, every composition takes `${now:…}` from one time, also in processes that are started."""
+    outer = os.environ.get(MOMENT)
+    os.environ.setdefault(MOMENT, datetime.now().isoformat())
+    try:
+        yield
+    finally:
+        if outer is None:
+            del os.environ[MOMENT]
+
+
+def with_moment(
+    values: Mapping[str, Any], provenance: Provenance
+) -> tuple[dict[str, Any], list[str], list[ConfigError]]:
+    """Plain values with the time in place of `${now:FORMAT}`, the keys that have it, and what is wrong with others.
+
+    A run, its resumes and its comparisons so have one value, which is written to the run's config.
+    """
+    text = os.environ.get(MOMENT)
+    moment = datetime.fromisoformat(text) if text else datetime.now()
+    keys: list[str] = []
+    mistakes: list[ConfigError] = []
+    numbers = {one.path for one in fields() if (kind := kind_of(one.kind)) is not None and _is_number(kind.names)}
+
+    def replaced(value: Any, path: KeyPath) -> Any:
+        if isinstance(value, Mapping):
+            return {key: replaced(item, (*path, str(key))) for key, item in value.items()}
+        if isinstance(value, list):
+            return [replaced(item, path) for item in value]
+        if not isinstance(value, str) or "now" not in value:
+            return value
+        text = _NOW.sub(lambda found: moment.strftime(found[1].strip().strip("'\"")), value)
+        if re.search(r"\$\{\s*now\s*:", text):
+            what = f"{'.'.join(path)}: the format in {value} is an interpolation itself"
+            source = provenance.source(path)
+            hint = "Write it out, such as ${now:%Y-%m-%d}."
+            mistakes.append(ConfigError(what, location=".".join(path), source=source, code=Code.unresolved, hint=hint))
+        elif text != value:
+            keys.append(".".join(path))
+        return int(text) if text != value and path in numbers and text.isdecimal() else text
+
+    return {key: replaced(value, (key,)) for key, value in values.items()}, keys, mistakes
+
+
+def _is_number(names: frozenset[str]) -> bool:
+    return bool(names & {"int", "float"}) and "str" not in names
