@@ -114,6 +114,8 @@ class RandomProject:
         pick = self._random
         group = pick.choice(self.chosen) if self.chosen and pick.random() < 0.7 else pick.choice(GROUPS)
         kind = pick.random()
+        if group not in self.chosen:
+            return f"+{group}={pick.choice(OPTIONS)}"
         if kind < 0.2:
             return f"~{group}"
         if kind < 0.4:
@@ -127,8 +129,8 @@ class RandomProject:
         pick = self._random
         roots = ("model", "data", "optimizer", "scheduler", "callbacks", "parts", "seed", "none", "empty", "list")
         key = ".".join([pick.choice(roots), *pick.sample(KEYS, pick.randrange(3))])
-        sign = pick.choice(("", "", "", "+", "++", "~"))
-        if sign == "~":
+        sign = pick.choice(("", "", "+", *["++"] * 8))
+        if pick.random() < 0.05:
             return f"~{key}"
         value = self._value(2)
         if key in GROUPS and not isinstance(value, dict):
