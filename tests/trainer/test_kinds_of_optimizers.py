@@ -320,6 +320,14 @@ def test_a_step_whose_complex_or_sparse_gradients_are_not_finite_is_skipped() ->
 
 
 @pytest.mark.parametrize(
+    ("layer", "name"), [(nn.LazyLinear(1), "0.weight"), (nn.LazyBatchNorm1d(affine=False), "0.running_mean")]
+)
+def test_a_model_with_lazy_modules_is_refused_in_one_sentence(layer: nn.Module, name: str) -> None:
+    with pytest.raises(UserError, match=f"{name} has no shape before the model's first forward.*Call the model once"):
+        trainer(lambda: nn.Sequential(layer, nn.Linear(1, 1)))
+
+
+@pytest.mark.parametrize(
     ("data", "message"),
     [
         ({"labelled": loader(), "unlabelled": loader()}, r"there is a mapping \('labelled', 'unlabelled'\) where one"),

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from trainer_cli.data.order import sample_seed
 from trainer_cli.errors import UserError
@@ -79,6 +81,21 @@ SUBCLASSED = ("Callback", "Logger", "TrainStep")
 def made(given: Any, kind: type, *args: Any) -> Any:
     """A part, made by calling it if it is a function."""
     return given if isinstance(given, kind) or not callable(given) else given(*args)
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Refuse a model with parameters or buffers that have no shape before its first forward, as of nn.LazyLinear.
+
+    Raises:
+        UserError: naming the first of them.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise UserError(
+                f"{name} has no shape before the model's first forward, so no optimizer and no checkpoint can hold it",
+                where="model",
+                cure="Call the model once with a batch when it is made, such as at the end of its __init__.",
+            )
 
 
 def typed(slot: str, value: Any, kind: type) -> Any:

@@ -54,6 +54,7 @@ from trainer_cli.trainer.setup import (
     made,
     named,
     pick_device,
+    refuse_lazy,
     reset,
     seed_everything,
     seed_rank,
@@ -254,6 +255,7 @@ class Trainer(Recording, Requests):
                 cure="Give the optimizer as a function `model -> optimizer`.",
             )
         own: nn.Module = typed("model", made(model, nn.Module), nn.Module)
+        refuse_lazy(own)
         self._frozen_norms = freeze_parameters(own, freeze)
         self.model: nn.Module = self.strategy.place(own, self.device)
         if compile is None:
