@@ -184,13 +184,15 @@ UNITS = {
     Unit.SAMPLE: ["2048sp", "1 sample", "5 samples"],
     Unit.TOKEN: ["1e9tok", "5 tokens", "1token", "1e+9tok"],
     Unit.SECOND: ["90s", "1h30m", "30min", "2 d", "1.5h", "5sec"],
+    Unit.RUN: ["0.25dur", "1dur", "1.0 dur"],
 }
 
 
 @pytest.mark.parametrize("text", [text for texts in UNITS.values() for text in texts])
 def test_every_way_to_write_a_duration_is_known_to_editors(text: str) -> None:
     unit = Duration.parse(text).unit
-    assert validator().is_valid({"loop": {"max_duration": text}})
+    assert validator().is_valid({"loop": {"eval_interval": text}})
+    assert validator().is_valid({"loop": {"max_duration": text}}) == (unit is not Unit.RUN)
     assert validator().is_valid({"loop": {"max_time": text}}) == (unit is Unit.SECOND)
     assert validator().is_valid({"checkpoint": {"ephemeral_cooldown": text}}) == (unit is Unit.STEP)
 

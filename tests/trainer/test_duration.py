@@ -28,6 +28,10 @@ from trainer_cli.trainer.duration import Duration, Unit
         ("30min", 1800, Unit.SECOND),
         ("1h30m", 5400, Unit.SECOND),
         ("1d 2h", 93600, Unit.SECOND),
+        ("0.25dur", Fraction(1, 4), Unit.RUN),
+        ("1 dur", 1, Unit.RUN),
+        ("1.5dur", None, None),
+        ("0dur", None, None),
         ("", None, None),
         ("ep", None, None),
         ("0ep", None, None),
@@ -58,6 +62,19 @@ def test_a_duration_is_its_own_parse() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "run", "amount"),
+    [
+        ("0.25dur", 150, Duration(Fraction(75, 2), Unit.STEP)),
+        ("0.1dur", "3ep", Duration(Fraction(3, 10), Unit.EPOCH)),
+        ("1dur", "90s", Duration(Fraction(90), Unit.SECOND)),
+        ("2ep", 150, Duration(Fraction(2), Unit.EPOCH)),
+    ],
+)
+def test_a_share_is_counted_in_the_unit_of_the_run(text: str, run: Any, amount: Duration) -> None:
+    assert Duration.parse(text).within(Duration.parse(run)) == amount
+
+
+@pytest.mark.parametrize(
     ("text", "steps_per_epoch", "steps"),
     [
         ("7st", None, 7),
@@ -75,7 +92,14 @@ def test_steps_are_reported_only_where_they_can_be(text: str, steps_per_epoch: i
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("1st", "1 step"), ("5ep", "5 epochs"), ("0.25ep", "0.25 epochs"), ("1h30m", "5400s"), ("8tok", "8 tokens")],
+    [
+        ("1st", "1 step"),
+        ("5ep", "5 epochs"),
+        ("0.25ep", "0.25 epochs"),
+        ("1h30m", "5400s"),
+        ("8tok", "8 tokens"),
+        ("0.25dur", "0.25dur"),
+    ],
 )
 def test_a_duration_says_itself_in_words(text: str, said: str) -> None:
     assert str(Duration.parse(text)) == said

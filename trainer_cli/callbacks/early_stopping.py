@@ -52,7 +52,7 @@ class EarlyStopping(Callback):
         if not isinstance(check_finite, bool):
             raise ConfigError(f"check_finite is {check_finite!r}, but it is true or false", location="check_finite")
         self.metric, self.mode, self.min_delta, self.check_finite = metric, mode, float(min_delta), check_finite
-        self.patience = needed_duration("patience", patience)
+        self.patience = self._patience = needed_duration("patience", patience)
         self.best: float | None = None
         self.since: dict[str, int | float] | None = None
         """The position of the best evaluation; of the first, as long as none had a number."""
@@ -64,7 +64,7 @@ class EarlyStopping(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        self._steps_per_epoch = loop.steps_per_epoch
+        self._steps_per_epoch, self._patience = loop.steps_per_epoch, loop.resolved(self.patience)
 
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if self.metric not in metrics:
@@ -78,7 +78,7 @@ class EarlyStopping(Callback):
             self.best = value
         if better or self.since is None:
             self.since = self._place(now)
-        elif self._passed(now, self.since) >= self.patience.value:
+        elif self._passed(now, self.since) >= self._patience.value:
             if self.best is None:
                 reason = f"{self.metric} has been no number for {self.patience}"
             else:
@@ -110,11 +110,11 @@ class EarlyStopping(Callback):
     def _place(self, now: Progress) -> dict[str, int | float]:
         """The step, and the count that `patience` is in; no clock where none is needed."""
         counts = now.state_dict()
-        return {name: counts[name] for name in ("step", _COUNTS[self.patience.unit])}
+        return {name: counts[name] for name in ("step", _COUNTS[self._patience.unit])}
 
     def _passed(self, now: Progress, since: dict[str, int | float]) -> Fraction:
         """How much has passed, in the unit of `patience`; part epochs where it is known how long one is."""
-        unit, per_epoch = self.patience.unit, self._steps_per_epoch
+        unit, per_epoch = self._patience.unit, self._steps_per_epoch
         if unit is Unit.EPOCH and per_epoch is not None:
             return Fraction(now.step - since["step"]) / per_epoch
         count = now.state_dict()[_COUNTS[unit]]

@@ -60,7 +60,7 @@ class EMA(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        steps = 0 if self.start is None else self.start.steps(loop.steps_per_epoch)
+        steps = 0 if self.start is None else loop.steps_of(self.start)
         if steps is None:
             raise ConfigError(f"EMA: start is {self.start}, which is not a number of steps", hint="Give it in steps.")
         self._start_step = steps

@@ -37,7 +37,7 @@ class SWA(EMA):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        every = self._interval.steps(loop.steps_per_epoch)
+        every = loop.steps_of(self._interval)
         if every is None:
             raise ConfigError(f"SWA: every is {self._interval}, which is not a number of steps", hint="Give steps.")
         self.every = max(1, every)

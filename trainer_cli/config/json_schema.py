@@ -67,6 +67,7 @@ _UNITS: Mapping[Unit, str] = {
     Unit.SAMPLE: rf"{_WHOLE} *(sp|samples?)",
     Unit.TOKEN: rf"{_WHOLE} *(tok|tokens?)",
     Unit.SECOND: rf"({_PART} *(d|h|min|m|sec|s) *)+",
+    Unit.RUN: r"(0(\.\d+)?|1(\.0+)?) *dur",
 }
 
 

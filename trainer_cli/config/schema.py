@@ -285,7 +285,7 @@ def checked_values(section: type, values: Mapping[str, Any], path: str = "") -> 
 class LoopConfig:
     """How long to train, and what happens how often. Counts are absolute from the run's beginning."""
 
-    max_duration: Any = duration("10ep", null=False)
+    max_duration: Any = duration("10ep", units=tuple(unit for unit in Unit if unit is not Unit.RUN), null=False)
     """The whole training, and what learning-rate schedules are stretched over."""
     min_duration: Any = duration()
     """Callbacks that end the run early, such as EarlyStopping, do so no earlier: a request is held until then."""

@@ -95,7 +95,7 @@ def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
         if duration is None:
             return None
         try:
-            return Interval(Duration.parse(duration), epoch)
+            return Interval(Duration.parse(duration).within(Duration.parse(config.loop.max_duration)), epoch)
         except ValueError:
             raise UserError(
                 f"checkpoint.{key}={duration} needs the number of steps of an epoch, and no "

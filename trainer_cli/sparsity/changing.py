@@ -43,7 +43,7 @@ class Schedule:
         if self._given["stop"] is None and loop.total_steps is not None:
             found["stop"] = int(loop.total_steps * share)
         for key, duration in self._given.items():
-            steps = found.get(key) if duration is None else duration.steps(loop.steps_per_epoch)
+            steps = found.get(key) if duration is None else loop.steps_of(duration)
             if steps is None:
                 raise ConfigError(
                     f"sparsity.{key} is needed as a number of steps or epochs", location=f"sparsity.{key}"

@@ -1,4 +1,4 @@
-"""A length of training in steps, epochs, samples, tokens or time, such as `500st` or `1h30m`."""
+"""A length of training in steps, epochs, samples, tokens or time, such as `500st` or `1h30m`, or a share of the run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class Unit(StrEnum):
     SAMPLE = "sp"
     TOKEN = "tok"
     SECOND = "s"
+    RUN = "dur"
+    """Shares of `loop.max_duration`."""
 
 
 _WORDS = {
@@ -24,6 +26,7 @@ _WORDS = {
     "ep": Unit.EPOCH, "epoch": Unit.EPOCH, "epochs": Unit.EPOCH,
     "sp": Unit.SAMPLE, "sample": Unit.SAMPLE, "samples": Unit.SAMPLE,
     "tok": Unit.TOKEN, "token": Unit.TOKEN, "tokens": Unit.TOKEN,
+    "dur": Unit.RUN,
 }  # fmt: skip
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1, "sec": 1}
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d{1,3})?)\s*([a-z]+)", re.IGNORECASE)
@@ -55,12 +58,18 @@ class Duration:
             raise ValueError(f"{text!r} is not a duration: it must be more than zero and at most 1e18")
         if unit in (Unit.STEP, Unit.SAMPLE, Unit.TOKEN) and value.denominator != 1:
             raise ValueError(f"{text!r} is not a duration: steps, samples and tokens are whole numbers")
+        if unit is Unit.RUN and value > 1:
+            raise ValueError(f"{text!r} is not a duration: a share of the run is at most 1dur")
         return cls(value, unit)
+
+    def within(self, run: Duration) -> Duration:
+        """The same in the unit of the whole run, if it is a share of the run; steps may then be a fraction."""
+        return Duration(self.value * run.value, run.unit) if self.unit is Unit.RUN else self
 
     def steps(self, steps_per_epoch: int | None) -> int | None:
         """The number of optimizer steps that reach this duration, or None if unknown."""
         if self.unit is Unit.STEP:
-            return int(self.value)
+            return math.ceil(self.value)
         if self.unit is Unit.EPOCH and steps_per_epoch is not None:
             return math.ceil(self.value * steps_per_epoch)
         return None
@@ -68,6 +77,8 @@ class Duration:
     def __str__(self) -> str:
         if self.unit is Unit.SECOND:
             return f"{float(self.value):g}s"
+        if self.unit is Unit.RUN:
+            return f"{float(self.value):g}dur"
         number = str(self.value) if self.value.denominator == 1 else f"{float(self.value):g}"
         name = {Unit.STEP: "step", Unit.EPOCH: "epoch", Unit.SAMPLE: "sample", Unit.TOKEN: "token"}[self.unit]
         return f"{number} {name}{'' if self.value == 1 else 's'}"

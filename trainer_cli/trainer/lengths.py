@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.schema import LoopConfig, check_duration
@@ -74,9 +75,19 @@ class Lengths:
         """An interval of this training, or None for null."""
         if duration is None:
             return None
-        parsed = Duration.parse(duration)
+        parsed = self.resolved(Duration.parse(duration))
         self.counts_tokens = self.counts_tokens or parsed.unit is Unit.TOKEN
         return Interval(parsed, self.steps_per_epoch, self.epoch_offset if parsed.unit is Unit.EPOCH else 0)
+
+    def resolved(self, duration: Duration) -> Duration:
+        """A duration; a share of the run as one in the unit of `max_duration`."""
+        return duration.within(Duration.parse(self.settings.max_duration))
+
+    def steps_of(self, duration: Duration) -> int | None:
+        """The number of optimizer steps that reach a duration, or None if unknown."""
+        if duration.unit is Unit.RUN and self.total_steps is not None:
+            return math.ceil(duration.value * self.total_steps)
+        return self.resolved(duration).steps(self.steps_per_epoch)
 
     def checkpoint_interval(self, key: str, duration: Any) -> Interval | None:
         """The interval of a setting of `checkpoint`.

@@ -107,7 +107,10 @@ def _intervals(value: Any, key: str, loop: TrainingLoop, interval: str, where: s
         return value
     if interval == SchedulerInterval.epoch and duration.unit is Unit.EPOCH and duration.value == int(duration.value):
         return int(duration.value)
-    count = duration.steps(loop.steps_per_epoch)
+    count = loop.steps_of(duration)
+    if interval == SchedulerInterval.epoch and duration.unit is Unit.RUN and count is not None and loop.steps_per_epoch:
+        # A part of an epoch counts as a whole one.
+        return -(-count // loop.steps_per_epoch)
     if interval != _STEP:
         length = loop.steps_per_epoch if interval == SchedulerInterval.epoch else None
         if count is None or length is None or count % length:
