@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from command import ROOT, SMALL, flip_a_byte, hold, make_project, names, records
 from forks import Done, Forks
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.manifest import FileEntry, Manifest
+from trainer_cli.checkpoint.storage.local import LocalStorage
 
 quickly: Callable[..., Done]
 OWN_RECORDS = ("config.yaml", "metrics.jsonl", "train.log", "summary.json", "environment.json", ".lock", "tensorboard")
@@ -289,3 +292,34 @@ def test_a_projects_own_package_is_trusted_and_another_by_leave(tmp_path: Path) 
     result = train("validate", *arguments, "trust=[mine]", cwd=elsewhere, PYTHONPATH=paths)
     assert result.code == 0, result
     assert steps(records(elsewhere / "out/validation.jsonl")) == [16]
+
+
+def test_a_glob_is_evaluated_beside_a_run_that_saves_and_removes_every_step(place: Path) -> None:
+    folder, ends = place / "runs/base/checkpoints", threading.Event()
+    state, storage = make_sync_checkpointer().load(folder / "step20"), LocalStorage(folder)
+    files = {"config.yaml": (folder / "step20/config.yaml").read_bytes()}
+
+    def save_and_remove() -> None:
+        for step in range(21, 100_000):
+            if ends.is_set():
+                return
+            metadata = CheckpointMetadata(step=step, files=files)
+            make_sync_checkpointer().save({**state}, folder / f"step{step}", metadata=metadata)
+            for name in storage.names():
+                if name != f"step{step}":
+                    storage.remove(name)
+
+    run = threading.Thread(target=save_and_remove)
+    run.start()
+    try:
+        for _ in range(2):
+            rows, _, err = validated("ckpt=runs/base/checkpoints/step*", cwd=place)
+            assert rows, err
+    finally:
+        ends.set()
+        run.join()
+
+
+def test_a_checkpoint_that_is_named_and_not_there_is_exit_3(place: Path) -> None:
+    _, _, err = validated("ckpt=runs/base/checkpoints/step77", cwd=place, code=3)
+    assert "matches nothing" in err

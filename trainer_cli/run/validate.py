@@ -25,16 +25,17 @@ from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.download import is_cached
-from trainer_cli.checkpoint.storage.url_path import is_url
+from trainer_cli.checkpoint.storage.url_path import as_path, is_url
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.run.best import shared_keep_best
+from trainer_cli.run.holds import Holds, select_held
 from trainer_cli.run.origin import EvaluatedOrigin
 from trainer_cli.run.recover import config_of
 from trainer_cli.run.results import Results, Row, show_table
-from trainer_cli.run.select import Selection, select
+from trainer_cli.run.select import Selection
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.run.start import load_options
 from trainer_cli.run.watch import watched
@@ -100,21 +101,43 @@ class _Validation:
         """By the text of the config that was recovered."""
         self.results: Results | None = None
         self.failures: list[ExitCode] = []
+        self.holds = Holds()
+        self.named: set[Path] = set()
+        """Checkpoints that are named one by one, not by a glob or a run."""
         self.stopped: Callable[[], bool] = lambda: False
 
     def run(self, ckpt: str | list[str]) -> int:
         """Evaluate, write and show the results; the exit code."""
         patterns, watches = [ckpt] if isinstance(ckpt, str) else ckpt, self.command.validate.watch
+        self.named = set() if watches else {as_path(pattern) for pattern in patterns}
         with ExitStack() as stack:
             stack.callback(self._finish)
             if watches:
                 signals = stack.enter_context(StopSignals("stopping after this checkpoint"))
                 self.stopped = lambda: signals.stop_request is not None
-            for selection in watched(patterns, time.sleep, self.stopped) if watches else [select(patterns)]:
+            self.holds = stack.enter_context(Holds())
+            if not watches:
+                selection, removed = select_held(patterns, self.holds)
+                for path in removed:
+                    self._pass_over(path)
                 self._evaluate(selection)
+                return self._code()
+            for selection in watched(patterns, time.sleep, self.stopped):
+                self._evaluate(selection)
+        return self._code()
+
+    def _code(self) -> int:
         if not self.failures:
             return ExitCode.DONE
         return ExitCode.FAILED if self.results is not None and self.results.rows else self.failures[0]
+
+    def _pass_over(self, path: Path) -> None:
+        """Report a checkpoint that its run removed after it was listed; one that was named itself is demanded."""
+        if path in self.named:
+            log.error("%s was removed before it was evaluated", path)
+            self.failures.append(ExitCode.NO_CHECKPOINT)
+        else:
+            log.warning("%s was removed before it was evaluated", path)
 
     def _finish(self) -> None:
         if self.results is not None:
@@ -125,7 +148,7 @@ class _Validation:
             log.warning("skipped %s: %s", path, problem)
         for path, problem in selection.damaged.items():
             log.error("%s: %s", path, problem)
-        groups = _by_experiment(selection, self.overrides, passes_over=self.command.validate.watch)
+        groups = _by_experiment(selection, self.overrides, self._pass_over)
         experiments = [self._experiment(source, text) for source, text, _ in groups]
         if self.results is None:
             folders = (self.command.validate.folder, *(one.composed.config.validate.folder for one in experiments))
@@ -136,8 +159,14 @@ class _Validation:
             )
         self.failures += [ExitCode.NO_CHECKPOINT for _ in selection.damaged]
         for experiment, (_, _, paths) in zip(experiments, groups, strict=True):
-            watches = self.command.validate.watch
-            self.failures += experiment.evaluate(paths, self.results, passes_over=watches, stopped=self.stopped)
+            self.failures += experiment.evaluate(
+                paths,
+                self.results,
+                pass_over=self._pass_over,
+                release=self.holds.release,
+                shows_each=self.command.validate.watch,
+                stopped=self.stopped,
+            )
 
     def _experiment(self, source: Path | str, text: str) -> _Experiment:
         if text not in self.experiments:
@@ -149,22 +178,22 @@ class _Validation:
 
 
 def _by_experiment(
-    selection: Selection, overrides: list[str], *, passes_over: bool
+    selection: Selection, overrides: list[str], pass_over: Callable[[Path], None]
 ) -> list[tuple[Path | str, str, list[Path]]]:
     """The file that holds the config, its text, and the checkpoints that follow one another in one run under it.
 
-    A checkpoint holds its config, whose digest is verified; if that is damaged, the checkpoint is. One that was removed
-    meanwhile is, unless `passes_over`, an error too.
+    A checkpoint holds its config, whose digest is verified; if that is damaged, the checkpoint is. `pass_over` is
+    called for each that was removed meanwhile.
     """
     known: list[tuple[Path, Path | str, str]] = []
     for path in selection.paths:
         try:
             source, text = config_of(path)
         except (CheckpointError, OSError) as error:
-            if passes_over and _is_removed(path):
-                log.info("%s was removed before it was evaluated", path)
+            if _is_removed(path):
+                pass_over(path)
                 continue
-            if isinstance(error, OSError):
+            if not isinstance(error, CheckpointError):
                 raise
             log.error("%s: %s", path, error)
             selection.damaged[path] = str(error)
@@ -189,13 +218,17 @@ class _Experiment:
         paths: Sequence[Path | None],
         results: Results,
         *,
-        passes_over: bool = False,
+        pass_over: Callable[[Path], None] = lambda path: None,
+        release: Callable[[Path], None] = lambda path: None,
+        shows_each: bool = False,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[ExitCode]:
         """Evaluate each checkpoint. A failure is reported and does not stop the others. Returns their exit codes.
 
         Args:
-            passes_over: a checkpoint that was removed meanwhile is no failure; the numbers of each are logged.
+            pass_over: called for a checkpoint that was removed meanwhile.
+            release: called after each checkpoint.
+            shows_each: the numbers of each are logged.
             stopped: whether to leave out the checkpoints that follow.
         """
         failures = []
@@ -210,16 +243,19 @@ class _Experiment:
                 except ConfigError:
                     raise
                 except (CheckpointError, UserError) as error:
-                    if passes_over and path is not None and _is_removed(path):
-                        log.info("%s was removed before it was evaluated", name)
+                    if path is not None and _is_removed(path):
+                        pass_over(path)
                         continue
                     log.error("%s", error if str(error).startswith(name) else f"{name}: {error}")
                     failures.append(error.exit_code)
                 else:
                     results.add(rows)
-                    for row in rows if passes_over else ():
+                    for row in rows if shows_each else ():
                         numbers = ", ".join(f"{key} {value:.4f}" for key, value in row.metrics.items())
                         log.info("%s on %s: %s", name, row.loader, numbers)
+                finally:
+                    if path is not None:
+                        release(path)
         return failures
 
     def _one(self, path: Path | None) -> list[Evaluation]:
