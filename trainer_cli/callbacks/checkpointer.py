@@ -132,6 +132,8 @@ class CheckpointerCallback(Callback):
             on_save_error=on_save_error,
             max_save_errors=max_save_errors,
         )
+        if "{run_name}" in str(folder):
+            raise UserError(f"CheckpointerCallback.folder is '{folder}'", cure="In Python, write the run's name.")
         self.folder = as_path(folder)
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
         thread = thread or WriterThread("checkpoint-writer")

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.checkpoint.storage.url_path import local_path
 from trainer_cli.cli.table import print_json, size
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 
@@ -39,10 +40,14 @@ def _numbers(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 1,1,2") from None
 
 
+def _output(text: str) -> Path:
+    return local_path(text, "--output")
+
+
 FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "--format": (("--format",), {"choices": FORMATS, "required": True, "help": "what to write"}),
-    "--output": (("-o", "--output"), {"type": Path, "metavar": "PATH", "help": "where (RUN/export/NAME)"}),
-    "--to": (("-o", "--output"), {"type": Path, "metavar": "PATH", "required": True, "help": "the new checkpoint"}),
+    "--output": (("-o", "--output"), {"type": _output, "metavar": "PATH", "help": "where (RUN/export/NAME)"}),
+    "--to": (("-o", "--output"), {"type": _output, "metavar": "PATH", "required": True, "help": "the new checkpoint"}),
     "--dtype": (("--dtype",), {"choices": DTYPES, "help": "type of all floating-point tensors"}),
     "--shard-size": (
         ("--shard-size",),

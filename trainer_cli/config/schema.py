@@ -7,6 +7,7 @@ part is off when its key field is null. A rule for one value is declared with it
 
 # No `from __future__ import annotations` here: the annotations are read as types.
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
@@ -158,6 +159,22 @@ def _check_folder(key: str, value: str | None, *, instead: str, urls: bool = Fal
         raise ConfigError(f"{key} is {value!r}, and no shell is here to read ~", location=key, hint=hint)
     if "://" in value and not urls:
         raise ConfigError(f"{key} is {value!r}, but it must be a local folder", location=key)
+
+
+def filled_folder(folder: str, run_name: str | None) -> str:
+    """A folder of checkpoints with `{run_name}` replaced by the name of the run.
+
+    Raises:
+        ConfigError: it has another variable, as names of checkpoints have.
+    """
+    for variable in re.findall(r"\{(\w+)[^}]*\}", folder):
+        if variable != "run_name":
+            raise ConfigError(
+                f"checkpoint.folder is {folder!r}, but of variables it may have {{run_name}} alone",
+                location="checkpoint.folder",
+                hint=f"Put {{{variable}}} into checkpoint.name.",
+            )
+    return folder.replace("{run_name}", run_name or "default")
 
 
 def _check_microbatch(key: str, value: Any) -> None:
@@ -453,8 +470,8 @@ class CheckpointConfig:
     folder: Optional[str] = checked(
         partial(_check_folder, instead="Write null for `checkpoints/` in the run directory.", urls=True)
     )
-    """Where checkpoints are kept: a folder, or a URL such as s3://bucket/run; null: `checkpoints/` in the run
-    directory."""
+    """Where checkpoints are kept, {run_name} filled in: a folder in which no other run has saved, or a URL such as
+    s3://bucket/run; null: `checkpoints/` in the run directory."""
     name: str = checked(_check_pattern, "step{step}")
     """How a checkpoint is called: {step} {epoch} {batch} {samples} {tokens} {run_name} {world_size}."""
     suffix: Optional[str] = checked(_check_suffix)
@@ -669,6 +686,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.checkpoint.folder is not None:
+            self.checkpoint.folder = filled_folder(self.checkpoint.folder, self.name)
         pattern, suffix = self.checkpoint.name, self.checkpoint.suffix
         if "{run_name" in pattern and (fault := why_unfit(pattern, suffix, self.name or "default")) is not None:
             raise ConfigError(fault, location="checkpoint.name")

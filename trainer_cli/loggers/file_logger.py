@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainer_cli.checkpoint.storage.url_path import local_path
 from trainer_cli.loggers.base import Logger, RunFacts, in_run_dir
 from trainer_cli.loggers.files import AppendedFile, keep_spans, sync_folder
 
@@ -14,7 +15,7 @@ class FileLogger(Logger):
     """Appends to the file at `path`, which is relative to the run directory; `log` is the subclass's."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path = str(local_path(path, f"{type(self).__name__}.path"))
         self._file: AppendedFile | None = None
 
     @abstractmethod

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer_cli.checkpoint.storage.url_path import local_path
 from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, in_run_dir
 from trainer_cli.loggers.files import naming, sync, sync_folder
 
@@ -27,7 +28,7 @@ class TensorBoardLogger(Logger):
     """
 
     def __init__(self, folder: str = "tensorboard") -> None:
-        self.folder = folder
+        self.folder = str(local_path(folder, "TensorBoardLogger.folder"))
         self._folder: Path | None = None
         self._file = Path(folder)
         self._writer: SummaryWriter | None = None

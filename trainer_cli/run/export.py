@@ -19,6 +19,7 @@ from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.naming import CONFIG_FILE, MODEL_CONFIG_FILE
+from trainer_cli.checkpoint.storage.url_path import is_url
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.parallel.process_group import ALONE
 from trainer_cli.run.recover import config_of, small_file
@@ -100,7 +101,8 @@ def archive_one(path: Path, output: Path | None = None, *, overwrite: bool = Fal
 
 
 def _beside(path: Path, suffix: str) -> Path:
-    return (run_holding(path.parent) or path.parent) / "export" / f"{path.name}{suffix}"
+    folder = Path() if is_url(path) else run_holding(path.parent) or path.parent
+    return folder / "export" / f"{path.name}{suffix}"
 
 
 def average(

@@ -70,7 +70,7 @@ def select(patterns: Sequence[str]) -> Selection:
     damaged: dict[Path, str] = {}
     seen: set[Path] = set()
     catalogs: dict[Path, Catalog] = {}
-    for pattern in chain.from_iterable(_parts(with_ranks(one, os.environ)) for one in patterns):
+    for pattern in chain.from_iterable(_parts(_filled(each)) for each in patterns):
         matches = list(_matches(pattern))
         if not matches:
             raise CheckpointError(f"ckpt={pattern} matches nothing", cure=_nearby(pattern))
@@ -136,7 +136,7 @@ def all_of(patterns: Sequence[str]) -> dict[Path, Named]:
     found: dict[Path, Named] = {}
     seen: set[str] = set()
     empty: list[str] = []
-    for pattern in (with_ranks(each, os.environ) for each in patterns):
+    for pattern in map(_filled, patterns):
         named = _named(pattern)
         if not named and not is_run(Path(pattern)):
             raise CheckpointError(f"{pattern} names no checkpoint", cure=_readable(Path(pattern)) or _nearby(pattern))
@@ -149,6 +149,11 @@ def all_of(patterns: Sequence[str]) -> dict[Path, Named]:
     if not found:
         raise CheckpointError(f"{', '.join(empty)}: there is no checkpoint yet")
     return found
+
+
+def _filled(pattern: str) -> str:
+    """A pattern with the home folder for `~`, and with the ranks of this process."""
+    return os.path.expanduser(with_ranks(pattern, os.environ))
 
 
 def _named(pattern: str) -> dict[Path, Named]:
@@ -214,7 +219,9 @@ def checkpoints_of(run: Path) -> Path:
     named = section.get("folder") if isinstance(section, dict) else None
     if isinstance(named, str) and "${" in named:
         named = _resolved(config, run)
-    return as_path(named) if isinstance(named, str) else run / "checkpoints"
+    if not isinstance(named, str):
+        return run / "checkpoints"
+    return as_path(named.replace("{run_name}", str(config.get("name") or "default")))
 
 
 def _resolved(config: dict[str, Any], run: Path) -> str:

@@ -17,8 +17,8 @@ from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
 from trainer_cli.config.diff import Change
-from trainer_cli.config.schema import LoadConfig
-from trainer_cli.errors import CheckpointError, ConfigError, UserError
+from trainer_cli.config.schema import CheckpointConfig, LoadConfig
+from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.run.recover import config_of
 from trainer_cli.run.resume import (
@@ -102,6 +102,8 @@ def of_existing(
         end = unsaved_end(catalog, run_id, summary, stored.config.checkpoint)
         if end is not None:
             return Done(*end)
+    saves = run.folder_for(config.checkpoint.folder)
+    refuse_other_runs(catalog if saves == folder else run.catalog(saves), saves, run_id, config.checkpoint)
     choice = choose(
         config.resume,
         catalog,
@@ -166,11 +168,13 @@ def of_new(
         TrainError: `resume` demands a run, or an empty directory.
     """
     config = composed.config
-    if config.resume in ("auto", "must") and config.checkpoint.folder is not None:
+    if config.checkpoint.folder is not None:
         folder = run.folder_for(config.checkpoint.folder)
         catalog = Catalog(open_storage(folder, cache=run.checkpoints_folder))
-        if (run_id := _lost_run(catalog, folder, config.run_dir)) is not None:
+        run_id = _lost_run(catalog, folder, config.run_dir) if config.resume in ("auto", "must") else None
+        if run_id is not None:
             return _of_lost(run, composed, catalog, folder, run_id, _check(meanwhile, group), read_only)
+        refuse_other_runs(catalog, folder, None, config.checkpoint)
     if config.resume == "must":
         raise CheckpointError(f"resume=must, but {run.path} holds no run")
     if config.resume not in ("auto", "never"):
@@ -186,6 +190,25 @@ def of_new(
     return Start(
         run, secrets.token_hex(8), 1, None, run.checkpoints_folder, f"{run.path} holds no run yet", is_new=True
     )
+
+
+def refuse_other_runs(catalog: Catalog, folder: Path, run_id: str | None, config: CheckpointConfig) -> None:
+    """Refuse to save where another run has saved: its steps would stand in the way.
+
+    A run that has saved there already may go on, beside the other one.
+
+    Raises:
+        RunDirectoryError: `checkpoint.folder` holds checkpoints, and none of this run.
+    """
+    if config.folder is None or not config.enabled:
+        return
+    saved = [(entry.name, entry.manifest.run_id) for entry in catalog.entries() if entry.manifest is not None]
+    if saved and run_id not in [owner for _, owner in saved]:
+        raise RunDirectoryError(
+            f"{folder} holds checkpoints of another run, such as {saved[-1][0]}",
+            where="checkpoint.folder",
+            cure="Choose another folder: with {run_name} in it each run has its own.",
+        )
 
 
 def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check:

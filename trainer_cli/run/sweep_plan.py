@@ -35,6 +35,8 @@ class Planned:
     """Whether a finished run trains further under a longer config."""
     level: str
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    folder: str | None = None
+    """`checkpoint.folder`."""
 
     @property
     def done(self) -> bool:
@@ -69,6 +71,7 @@ def plan(
             raise same[0][1]
     raise_all([_of_jobs(same) for same in mistakes.values()])
     _refuse_equal(planned)
+    _refuse_one_folder(planned)
     return planned
 
 
@@ -113,7 +116,16 @@ def _planned(job: Job, composed: Composed) -> Planned:
     else:
         composed.check_targets()
     frozen = freeze(composed, end)
-    return Planned(job, run, Path(config.run_dir), frozen, reopened, config.logging.level, config.parallel)
+    return Planned(
+        job,
+        run,
+        Path(config.run_dir),
+        frozen,
+        reopened,
+        config.logging.level,
+        config.parallel,
+        config.checkpoint.folder if config.checkpoint.enabled else None,
+    )
 
 
 def _of_jobs(same: Sequence[tuple[Job, TrainError]]) -> ConfigError:
@@ -125,6 +137,19 @@ def _of_jobs(same: Sequence[tuple[Job, TrainError]]) -> ConfigError:
 
 def _reported(job: Job) -> str:
     return " ".join(f"{key}={text}" for key, text in job.swept.items())
+
+
+def _refuse_one_folder(planned: Sequence[Planned]) -> None:
+    """Refuse jobs that save their checkpoints in one folder."""
+    seen: dict[str, Job] = {}
+    for one in planned:
+        other = one.job if one.folder is None else seen.setdefault(one.folder, one.job)
+        if other is not one.job:
+            raise ConfigError(
+                f"{_reported(other)} and {_reported(one.job)} both save in {one.folder}",
+                location="checkpoint.folder",
+                hint="Leave it out: each job of a sweep has a directory of its own; or put the swept key into it.",
+            )
 
 
 def _refuse_equal(planned: Sequence[Planned]) -> None:

@@ -23,7 +23,7 @@ from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.group_verify import verify_share
 from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.checkpoint.policy import Occasion
-from trainer_cli.checkpoint.storage.url_path import as_path
+from trainer_cli.checkpoint.storage.url_path import as_path, local_path
 from trainer_cli.config.schema import ModelCall, SchedulerInterval, TrainConfig, checked_values
 from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import UserError
@@ -222,7 +222,7 @@ class Trainer(Recording, Requests):
         self._bind_callbacks()
         self.logging = _part("logging", logging, Logging)
         self.device = pick_device(device)
-        self.run_dir = None if run_dir is None else Path(run_dir)
+        self.run_dir = None if run_dir is None else local_path(run_dir, "run_dir")
         self.name = name
         self.config, self.hparams = config, dict(hparams or {})
         self._given_model, self._given_schedulers = model, schedulers

@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path, PosixPath
 
+from trainer_cli.errors import UserError
+
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):/+")
 
 
@@ -52,5 +54,19 @@ def is_web(text: str | os.PathLike[str]) -> bool:
 
 
 def as_path(text: str | os.PathLike[str]) -> Path:
-    """The path that a text names: local, or in an object store."""
-    return UrlPath(text) if is_url(text) else Path(str(text).removeprefix("file://"))
+    """The path that a text names: local, or in an object store. `~` is the home folder."""
+    return UrlPath(text) if is_url(text) else Path(os.path.expanduser(str(text).removeprefix("file://")))
+
+
+def local_path(text: str | os.PathLike[str], what: str = "it") -> Path:
+    """As `as_path`, of a file or folder that is written on this machine.
+
+    Args:
+        what: names the setting, for messages.
+
+    Raises:
+        UserError: it is a URL: a folder called `s3:` would be made.
+    """
+    if is_url(text):
+        raise UserError(f"{what} is '{text}', but it must be a local path", cure="Write it locally, and copy it after.")
+    return as_path(text)
