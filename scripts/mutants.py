@@ -1,10 +1,10 @@
-"""How good the tests of the policy are: each small change of a rule must make one of them fail.
+"""How good the tests of the policy and of the trainer are: each small change must make one of them fail.
 
-    python scripts/mutants.py [NAME …]
+    python scripts/mutants.py [policy | trainer | NAME …]
 
-Each mutant is one text of trainer_cli/checkpoint/policy.py put in the place of another, in a copy of the project. The
-table tests are run against it, then histories. Prints which mutants were killed, and by what; exit 1 if one survives.
-Not part of the suite.
+Each mutant is one text of a file put in the place of another, in a copy of the project. The tests named for it are run
+against it, one file after another. Prints which mutants were killed, and by what; exit 1 if one survives. Not part of
+the suite.
 """
 
 from __future__ import annotations
@@ -16,15 +16,26 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 POLICY = "trainer_cli/checkpoint/policy.py"
-TESTS = (["tests/checkpoint/test_policy.py"], ["tests/checkpoint/test_histories.py"])
 HISTORIES = "300"
 
-# Name: old text, new text. Each old text is there once.
-MUTANTS = {
+
+class Mutant(NamedTuple):
+    """A text that is once in a file, what is put in its place, and the test files that must notice."""
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+# Name: old text, new text.
+OF_POLICY = {
     "a saved step is saved again": ("    if at.last_saved_step == now.step:\n        return None\n", ""),
     "a step after the saved one counts as saved": (
         "at.last_saved_step == now.step:",
@@ -217,45 +228,161 @@ MUTANTS = {
 }
 
 
+LOOP, HOOKS = "trainer_cli/trainer/training_loop.py", ("tests/trainer/test_hooks.py",)
+PRECISION, OF_PRECISION = "trainer_cli/trainer/precision.py", ("tests/trainer/test_precision.py",)
+STEP, OF_STEP = "trainer_cli/trainer/train_step.py", ("tests/trainer/test_train_step.py", *OF_PRECISION)
+MEANS = "trainer_cli/trainer/metrics.py"
+OF_LOOP = ("tests/trainer/test_training_loop.py", "tests/trainer/test_trainer.py", "tests/trainer/test_state.py")
+SCHEDULES = ("tests/trainer/test_schedulers.py",)
+EVALUATING = ("tests/callbacks/test_validation_callbacks.py",)
+SPARSITY = ("tests/sparsity/test_sparsity.py",)
+ENTERS_TRAIN = """\
+                trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
+"""
+OF_TRAINER = {
+    "KeyboardInterrupt is no exception of a training": Mutant(
+        LOOP,
+        "            except BaseException as error:\n                with second_to(error):\n",
+        "            except Exception as error:\n                with second_to(error):\n",
+        HOOKS,
+    ),
+    "KeyboardInterrupt is no exception of a fit": Mutant(
+        "trainer_cli/trainer/trainer.py",
+        "        except BaseException as error:\n            with ExitStack() as after:\n",
+        "        except Exception as error:\n            with ExitStack() as after:\n",
+        HOOKS,
+    ),
+    "KeyboardInterrupt is no exception of an evaluation": Mutant(
+        "trainer_cli/trainer/validation_loop.py", "except BaseException as error:", "except Exception as error:", HOOKS
+    ),
+    "an exception of a hook that enters a training is not reported": Mutant(
+        LOOP,
+        "            try:\n" + ENTERS_TRAIN,
+        ENTERS_TRAIN.removeprefix("    ") + "            try:\n",
+        HOOKS,
+    ),
+    "the count of a ValidationCallback is not restored": Mutant(
+        "trainer_cli/callbacks/validation_callback.py",
+        'self._count, self._made_at = int(state["evaluations"]), None',
+        "self._count, self._made_at = 0, None",
+        EVALUATING,
+    ),
+    "the last call of a ValidationCallback is left out": Mutant(
+        "trainer_cli/callbacks/validation_callback.py", "(is_last or trainer", "(trainer", EVALUATING
+    ),
+    "the loss scale has no bounds": Mutant(PRECISION, "if self._bounds != (None, None):", "if False:", OF_PRECISION),
+    "the first loss scale has no bounds": Mutant(
+        PRECISION, "min(max(_FIRST_SCALE, least or 0.0), most or math.inf)", "_FIRST_SCALE", OF_PRECISION
+    ),
+    "the steps since the loss scale grew are not restored": Mutant(
+        PRECISION, '"_growth_tracker": state["steps_held"]', '"_growth_tracker": 0', OF_PRECISION
+    ),
+    "gradients are not clipped to a norm": Mutant(
+        PRECISION, "        if self.clip_norm is not None:\n", "        if False:\n", (*OF_STEP,)
+    ),
+    "GMP misses its last step": Mutant("trainer_cli/sparsity/gmp.py", "every, at_stop=True)", "every)", SPARSITY),
+    "the masks of a schedule are not restored": Mutant(
+        "trainer_cli/sparsity/changing.py",
+        'self._changed = dict(state.get("changed", {}))',
+        "self._changed = {}",
+        SPARSITY,
+    ),
+    "means are of batches, not of samples": Mutant(
+        MEANS, "total.add_(value, alpha=weight)", "total.add_(value, alpha=1)", OF_STEP
+    ),
+    "a mean begins anew on a resume": Mutant(
+        LOOP, 'self._saved_means = state["meter"]', "self._saved_means = None", OF_LOOP
+    ),
+    "a mean keeps what was logged": Mutant(LOOP, "        self._means_since_log.reset()\n", "", OF_LOOP),
+    "accumulated batches weigh the same": Mutant(STEP, "part = weight / self._unit", "part = 1.0", OF_STEP),
+    "an accumulated gradient is not divided": Mutant(
+        STEP, "            foreach_div_(gradients, divisor)\n", "            pass\n", OF_STEP
+    ),
+    "the rest of an epoch makes no step": Mutant(
+        LOOP, "                if micro == accum or last:\n", "                if micro == accum:\n", OF_LOOP
+    ),
+    "schedules by epochs do not step": Mutant(
+        LOOP,
+        "progress.epoch + 1, 0, 0\n                        trainer.schedulers.step(trainer, SchedulerInterval.epoch)\n",
+        "progress.epoch + 1, 0, 0\n",
+        SCHEDULES,
+    ),
+    "schedules by evaluations do not step": Mutant(
+        "trainer_cli/trainer/evaluate.py",
+        "trainer.schedulers.step(trainer, SchedulerInterval.evaluation, metrics, all_metrics=due.is_all)",
+        "pass",
+        SCHEDULES,
+    ),
+    "the patience of early stopping begins anew on a resume": Mutant(
+        "trainer_cli/callbacks/early_stopping.py",
+        'state["best"], state["since"], state["stopped"]',
+        'state["best"], None, state["stopped"]',
+        ("tests/callbacks/test_early_stopping.py",),
+    ),
+    "the number of averaged weights begins anew on a resume": Mutant(
+        "trainer_cli/callbacks/swa.py",
+        'self._count = int(state.get("count", 1))',
+        "self._count = 1",
+        ("tests/callbacks/test_swa_and_flags.py",),
+    ),
+    "random numbers are not restored": Mutant(
+        LOOP, "        trainer.restore_rng()\n", "", ("tests/trainer/test_state.py",)
+    ),
+    "frozen norms are trained": Mutant(
+        "trainer_cli/trainer/trainer.py",
+        "            norm.eval()\n",
+        "            pass\n",
+        ("tests/trainer/test_freeze_and_compile.py",),
+    ),
+}
+POLICY_TESTS = ("tests/checkpoint/test_policy.py", "tests/checkpoint/test_histories.py")
+MUTANTS = {name: Mutant(POLICY, old, new, POLICY_TESTS) for name, (old, new) in OF_POLICY.items()} | OF_TRAINER
+GROUPS = {"policy": [*OF_POLICY], "trainer": [*OF_TRAINER]}
+
+
 def main(names: list[str]) -> int:
-    if unknown := set(names) - set(MUTANTS):
+    chosen = [each for name in names for each in GROUPS.get(name, [name])] or [*MUTANTS]
+    if unknown := set(chosen) - set(MUTANTS):
         print(f"there is no mutant called {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     import torch  # noqa: F401 - once, for all the processes that are forked below
 
-    source = (ROOT / POLICY).read_text()
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for part in ("trainer_cli", "tests", "configs"):
             shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
-        if (killer := _killer(copy)) is not None:
+        if (
+            killer := _killer(copy, dict.fromkeys(file for name in chosen for file in MUTANTS[name].tests))
+        ) is not None:
             print(f"{killer} fails without any mutant", file=sys.stderr)
             return 2
-        for name in names or MUTANTS:
-            old, new = MUTANTS[name]
-            assert source.count(old) == 1, f"{name}: its old text is there {source.count(old)} times"
-            (copy / POLICY).write_text(source.replace(old, new))
+        for name in chosen:
+            mutant = MUTANTS[name]
+            source = (copy / mutant.file).read_text()
+            count = source.count(mutant.old)
+            assert count == 1, f"{name}: its old text is in {mutant.file} {count} times"
+            (copy / mutant.file).write_text(source.replace(mutant.old, mutant.new))
             began = time.monotonic()
-            killer = _killer(copy)
+            killer = _killer(copy, mutant.tests)
+            (copy / mutant.file).write_text(source)
             print(
                 f"{'survived' if killer is None else 'killed'}  {name}  ({killer}, {time.monotonic() - began:.0f} s)",
                 flush=True,
             )
             if killer is None:
                 survivors.append(name)
-    count = len(names or MUTANTS)
-    print(f"{count - len(survivors)} of {count} killed")
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} killed")
     return 1 if survivors else 0
 
 
-def _killer(copy: Path) -> str | None:
+def _killer(copy: Path, files: Iterable[str]) -> str | None:
     """The first test file that fails on the copy, or None."""
-    return next((files[0] for files in TESTS if not _passes(copy, files)), None)
+    return next((file for file in files if not _passes(copy, file)), None)
 
 
-def _passes(copy: Path, files: list[str]) -> bool:
+def _passes(copy: Path, file: str) -> bool:
     """Run tests in a process of their own, which has torch already."""
     child = os.fork()
     if child:
@@ -269,7 +396,7 @@ def _passes(copy: Path, files: list[str]) -> bool:
         sys.dont_write_bytecode = True
         os.environ.update(TRAIN_HISTORIES=HISTORIES, TRAIN_SHRINKS="no")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *files]))
+            status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", file]))
     finally:
         os._exit(status)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import TensorDataset
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.confusion_matrix import ConfusionMatrix
 from trainer_cli.callbacks.metrics import Metrics
 from trainer_cli.callbacks.text_samples import TextSamples
@@ -22,6 +24,7 @@ from trainer_cli.data.text import Windows
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.models.gpt import GPT
 from trainer_cli.models.outputs import classification
+from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
 
 F1_OF_ONE_EPOCH = {"max_duration": 4, "eval_interval": 2}
@@ -50,9 +53,24 @@ def test_it_is_called_every_nth_time_and_the_last(every: int, steps: list[int]) 
     assert made.model.training
 
 
-def test_the_count_survives_a_resume_and_an_early_end_has_its_last_call(tmp_path: Any) -> None:
-    from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("stop", [3, 5, 7])
+def test_evaluations_are_counted_over_a_resume(every: int, stop: int, tmp_path: Path) -> None:
+    def fitted(folder: str, *more: Callback) -> list[int]:
+        logger = ListLogger()
+        trainer(
+            callbacks=[Downstream(every), *more],
+            loggers=[logger],
+            checkpoint=CheckpointerCallback(tmp_path / folder),
+            settings={"max_duration": 9, "eval_interval": 1},
+        ).fit(loader(), loader(4, shuffle=False))
+        return logger.steps("task/score")
 
+    straight = fitted("straight")
+    assert fitted("parts", StopAt(stop)) + fitted("parts") == straight == [*range(every, 9, every), 9]
+
+
+def test_the_count_survives_a_resume_and_an_early_end_has_its_last_call(tmp_path: Any) -> None:
     logger, settings = ListLogger(), {"max_duration": 9, "eval_interval": 2}
 
     def fit(*more: Any) -> None:

@@ -100,6 +100,15 @@ def test_the_ratio_is_as_asked_for_and_logged(kind: str) -> None:
         assert len(set(rows)) == 1, "the same at every log"
 
 
+@pytest.mark.parametrize(("stop", "every"), [(5, 3), (6, 3), (5, 4), (5, 100), (9, 7), (1, 1)])
+def test_gmp_has_its_sparsity_at_the_step_at_which_it_stops(stop: int, every: int) -> None:
+    watch = Watch()
+    _fit(GMP(0.8, stop=stop, every=every), watch)
+    masked = {"net.0.weight": 16, "net.2.weight": 160, "net.4.weight": 16}
+    assert next(step for step, zeros in enumerate(watch.zeros, 1) if zeros == masked) == stop
+    assert watch.zeros[-1] == masked
+
+
 def test_a_static_mask_stays_and_replaced_weights_begin_at_zero_without_momentum() -> None:
     for kind, moves in (("static", False), ("magnitude", False), ("set", True), ("rigl", True)):
         watch = Watch()

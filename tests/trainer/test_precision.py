@@ -200,6 +200,35 @@ def test_a_scale_that_cannot_be_one_is_refused(settings: dict[str, Any], said: s
         Precision(**settings)
 
 
+@pytest.mark.parametrize(
+    ("bounds", "overflows", "scales"),
+    [
+        ({}, True, [32768.0, 16384.0, 8192.0, 4096.0]),
+        ({"min_loss_scale": 10000.0}, True, [32768.0, 16384.0, 10000.0, 10000.0]),
+        ({"init_scale": 4.0, "max_loss_scale": 20.0}, False, [8.0, 16.0, 20.0, 20.0]),
+        ({"max_loss_scale": 100.0}, False, [100.0, 100.0, 100.0, 100.0]),
+        ({"min_loss_scale": 1e6}, True, [1e6, 1e6, 1e6, 1e6]),
+        ({"min_loss_scale": 8.0, "max_loss_scale": 8.0}, True, [8.0, 8.0, 8.0, 8.0]),
+    ],
+)
+def test_a_dynamic_scale_stays_between_its_bounds(
+    bounds: dict[str, float], overflows: bool, scales: list[float]
+) -> None:
+    scaler = Precision(dtype="fp16", growth_interval=1, **bounds).scaler(torch.device("cpu"))
+    assert scaler is not None
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    seen = []
+    for _ in scales:
+        scaler.scaled(weight.sum() * (float("inf") if overflows else 1.0)).backward()
+        scaler.unscale(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        seen.append(scaler.metrics()["loss_scale"])
+    assert seen == scales
+
+
 def test_other_formats_have_no_scaler() -> None:
     trained = _fit(Exact, precision={"dtype": "bf16"})
     assert trained.scaler is None
