@@ -4,9 +4,12 @@ The order of calls over a run's life:
 
     rewind(run_dir, step)     only on a resume: drop everything later than `step`
     start(facts)              open files; heavy imports happen here, not at construction
-    log(record) …             one record a step at most, steps rising
+    log(record) …             one record a step, steps rising; then one more of the last step, if more was logged at it
     flush(durable) …          before every checkpoint, durably: what is logged up to it must not be lost
     close()                   always, also after an error
+
+For an evaluation outside of a training, and for what is logged after one, the loggers are started, given records and
+closed again, without `rewind`. The steps of these are those of the evaluated checkpoints.
 """
 
 from __future__ import annotations

@@ -40,16 +40,18 @@ class RecordKeeper:
         self._unstarted: RunFacts | None = None
         """Facts of a start that failed and is tried again."""
 
-    def start(self, facts: RunFacts, keep: int) -> None:
-        """Rewind the logger to step `keep`, and start it. Records kept since an earlier start are rewound too.
+    def start(self, facts: RunFacts, keep: int | None) -> None:
+        """Rewind the logger to step `keep`, and start it. Records kept since an earlier start are rewound too. None:
+        nothing is rewound.
 
         Raises:
             TrainError: a service cannot be reached at the beginning of a run.
         """
-        self._kept = deque(record for record in self._kept if record.step <= keep)
-        self._kept_bytes = sum(map(_size_bytes, self._kept))
-        if facts.run_dir is not None:
-            self.logger.rewind(facts.run_dir, keep)
+        if keep is not None:
+            self._kept = deque(record for record in self._kept if record.step <= keep)
+            self._kept_bytes = sum(map(_size_bytes, self._kept))
+            if facts.run_dir is not None:
+                self.logger.rewind(facts.run_dir, keep)
         try:
             self.logger.start(facts)
         except TrainError:

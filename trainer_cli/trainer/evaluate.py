@@ -15,6 +15,7 @@ from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.config.schema import SchedulerInterval
 from trainer_cli.trainer.forward_state import ForwardState
 from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in
+from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.state import load_for_evaluation
 from trainer_cli.trainer.validation_loop import Due, EvaluationInterruptedError, ValidationLoop, exceptions_reported
 
@@ -72,23 +73,31 @@ def evaluate_rest(trainer: Trainer, due: Due) -> None:
 def evaluate_checkpoint(
     trainer: Trainer, loaders: Mapping[str, Any], path: Path | None, load: LoadOptions, loop: ValidationLoop | None
 ) -> list[Evaluation]:
-    """The metrics of a checkpoint on each loader; None: of the present weights. Nothing is logged.
+    """The metrics of a checkpoint on each loader; None: of the present weights.
+
+    Outside of a fit the loggers get them, and what callbacks logged meanwhile, as a record of the checkpoint's step.
 
     Args:
         loop: evaluates each loader; None: those of the training loop.
     """
+    at = trainer.progress
     if path is not None:
         evaluating = any(callback.evaluates for callback in trainer.callbacks.values())
         state = trainer.read_checkpoint(path, load, *(["callbacks"] if evaluating else []))
         load_for_evaluation(trainer, state, load, path)
+        at = Progress(trainer.loaded_step, int(state.get("progress", {}).get("epoch", 0)))
     record = trainer.metric_logger.record
+    before = dict(record)
     record.clear()
     _run(trainer, Due(loaders), is_last=True, loop=loop)
     rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
     for key, value in metrics_in(record).items():
         name = next((name for name in loaders if key.startswith(f"{name}/")), key.partition("/")[0])
         rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
+    if not trainer.fitting:
+        trainer.metric_logger.flush(at, float(at.epoch))
     record.clear()
+    record.update(before)
     return [Evaluation(path, trainer.loaded_step, name, metrics) for name, metrics in rows.items()]
 
 

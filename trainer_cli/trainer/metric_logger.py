@@ -37,6 +37,10 @@ class MetricLogger:
         """The last record; empty if there is none."""
         self._waiting: list[tuple[Progress, float, float, dict[str, float | Tensor | Medium]]] = []
         """Records with metrics on a device that was not waited for: counts, epoch, time and content."""
+        self.is_open = False
+        """Whether the loggers are started."""
+        self.was_closed = False
+        """Whether they were closed, so that no later step of a fit takes what is logged now into its record."""
         self.activity = ""
         """What is done beside training at the moment, for displays."""
         self._pauses = {EVALUATING: Pauses(), SAVING: Pauses()}
@@ -54,9 +58,16 @@ class MetricLogger:
         """
         self._began, self._seconds_before = time.monotonic(), progress.seconds
         self._rate_mark = (self._began, progress.samples)
+        self.is_open = True
         for keeper in self._keepers:
             keeper.tolerant = tolerant
             keeper.start(facts, keep)
+
+    def reopen(self, facts: RunFacts) -> None:
+        """Start every logger for records outside of a fit."""
+        self.is_open = True
+        for keeper in self._keepers:
+            keeper.start(facts, None)
 
     def add(self, metrics: Mapping[str, float | Tensor]) -> None:
         """Add to the record of the current step.
@@ -169,6 +180,7 @@ class MetricLogger:
 
     def close(self) -> None:
         """Close every logger, also after an error in one."""
+        self.is_open, self.was_closed = False, True
         with ExitStack() as stack:
             for keeper in self._keepers:
                 stack.callback(keeper.close)

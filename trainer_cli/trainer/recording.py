@@ -32,12 +32,20 @@ class Recording:
     def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
         """Add metrics to the record of the current step, from anywhere. Tensors on a device are read at the next log
         step, evaluation or save, so that no step waits for them. Inside a `name_scope` their names begin with it.
+
+        What is logged before the first fit is in its first record. What is logged after a step's record, as
+        in `on_fit_end`, is another record of that step; after a fit it is written at once. A finished run that is
+        started again makes no step, and writes nothing again.
         """
         # What is logged in an evaluation outside of a fit is returned.
         if self.fitting and not self.loggers and not self._warned:
             self._warned = True
             log.warning("metrics are logged, but there is no logger that writes them: give the trainer `loggers`")
         self.metric_logger.add({self._scoped(name): value for name, value in {**(metrics or {}), **named}.items()})
+        self._write_if_closed()
+
+    def _write_if_closed(self) -> None:
+        """Outside of a fit or an evaluation: write what was logged."""
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[str]:
@@ -57,7 +65,7 @@ class Recording:
     def log_text(self, name: str, text: str) -> None:
         """Add a text, which may be Markdown, to the record of the current step. Of one name and step the last counts,
         as of images and histograms."""
-        self.metric_logger.add_medium(media.text(self._scoped(name), text))
+        self._add_medium(media.text(self._scoped(name), text))
 
     def log_image(self, name: str, image: Any) -> None:
         """Add an image to the record of the current step: a tensor or array of shape (height, width) or
@@ -67,12 +75,12 @@ class Recording:
         Raises:
             UserError: it has another shape.
         """
-        self.metric_logger.add_medium(media.image(self._scoped(name), image))
+        self._add_medium(media.image(self._scoped(name), image))
 
     def log_histogram(self, name: str, values: Any) -> None:
         """Add the distribution of the finite ones of some values to the record of the current step. A tensor is
         copied to the host at once."""
-        self.metric_logger.add_medium(media.histogram(self._scoped(name), values))
+        self._add_medium(media.histogram(self._scoped(name), values))
 
     def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Add a table of texts and numbers to the record of the current step.
@@ -80,7 +88,11 @@ class Recording:
         Raises:
             UserError: a row does not fit the columns.
         """
-        self.metric_logger.add_medium(media.table(self._scoped(name), columns, rows))
+        self._add_medium(media.table(self._scoped(name), columns, rows))
+
+    def _add_medium(self, medium: media.Medium) -> None:
+        self.metric_logger.add_medium(medium)
+        self._write_if_closed()
 
     def _scoped(self, name: str) -> str:
         scope = self.name_scope_path

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -174,6 +174,8 @@ class Trainer(Recording, Requests):
     evaluating: ValidationLoop | None = None
     """The loop that evaluates, or has evaluated last."""
     _used = False
+    _is_whole = False
+    """Whether the record of the step that a fit began with had been written before."""
     """Whether it has begun to train, or a checkpoint was loaded."""
     _train_loader: Any = None
     _start_samples = 0
@@ -347,7 +349,8 @@ class Trainer(Recording, Requests):
         finally:
             self.fitting = False
             self._clear_requests()
-        self.close()
+        # A resumed fit without a step is that of a finished run, whose end was logged before.
+        self.close(writes_rest=not self._is_whole or self.step.step_idx >= 0)
         return FitResult(stop.finished, stop.reason, self.progress.step, self._last_metrics())
 
     def _last_metrics(self) -> dict[str, float]:
@@ -436,6 +439,7 @@ class Trainer(Recording, Requests):
         with ExitStack() as stack:
             stack.callback(self._clear_requests)
             if not self.fitting:
+                stack.enter_context(self._opened_loggers())
                 stack.push(self._finalize)
             stack.enter_context(self.logging.shown())
             return [row for path in paths for row in evaluate_checkpoint(self, loaders, path, load, loop)]
@@ -655,12 +659,45 @@ class Trainer(Recording, Requests):
         """Samples trained on in this process."""
         return self.progress.samples - self._start_samples
 
-    def close(self) -> None:
-        """Close all loggers and callbacks, also after an error in one."""
+    def close(self, *, writes_rest: bool = True) -> None:
+        """Close all loggers and callbacks, also after an error in one.
+
+        Args:
+            writes_rest: write what was logged after the last record.
+        """
         with ExitStack() as stack:
             # Last: a save in flight makes durable what was logged before it.
             stack.callback(self.metric_logger.close)
+            stack.callback(self._write_rest if writes_rest else self.metric_logger.record.clear)
             stack.callback(self.hooks.call_all, "finalize")
+
+    def _write_rest(self) -> None:
+        """Pass on what was logged after the last record. What a step logged that failed is of that step."""
+        if self.metric_logger.is_open:
+            step = max(self.progress.step, self.step.step_idx + 1) if self.fitting else self.progress.step
+            self.metric_logger.flush(replace(self.progress, step=step), self._epoch())
+
+    @contextmanager
+    def _opened_loggers(self) -> Iterator[None]:
+        """Outside of a fit: open the loggers for what is logged inside the block. What was logged before the first fit
+        stays for it."""
+        record = self.metric_logger.record
+        before = {} if self.metric_logger.was_closed else dict(record)
+        for name in before:
+            del record[name]
+        self.metric_logger.reopen(self._facts())
+        try:
+            yield
+        finally:
+            with ExitStack() as stack:
+                stack.callback(record.update, before)
+                stack.callback(self.metric_logger.close)
+                stack.callback(self._write_rest)
+
+    def _write_if_closed(self) -> None:
+        if self.metric_logger.was_closed and not self.metric_logger.is_open and not self.fitting:
+            with self._opened_loggers():
+                pass
 
     def _close_after(self, error: BaseException) -> None:
         with second_to(error):
@@ -668,11 +705,16 @@ class Trainer(Recording, Requests):
 
     def start_loggers(self) -> None:
         """Drop the records that are later than the present state, and open the loggers."""
-        whole = self.resumed and self.loop.pending_eval_record is None
-        facts = RunFacts(
+        self._is_whole = self.resumed and self.loop.pending_eval_record is None
+        keep = self.progress.step if self._is_whole else self.progress.step - 1
+        tolerant = self.checkpoint is not None and self.checkpoint.tolerates_errors
+        self.metric_logger.start(self._facts(), self.progress, keep=keep, tolerant=tolerant)
+
+    def _facts(self) -> RunFacts:
+        return RunFacts(
             run_dir=self.run_dir,
             name=self.name,
-            total_steps=self.loop.last_step,
+            total_steps=self.loop.last_step if self.fitting else None,
             start_step=self.progress.step,
             start_samples=self.progress.samples,
             console=self.logging.console,
@@ -680,9 +722,6 @@ class Trainer(Recording, Requests):
             hparams=self.hparams,
             now=self._now,
         )
-        tolerant = self.checkpoint is not None and self.checkpoint.tolerates_errors
-        keep = self.progress.step if whole else self.progress.step - 1
-        self.metric_logger.start(facts, self.progress, keep=keep, tolerant=tolerant)
 
     def _now(self) -> Now:
         """What the training is at, for displays, which call this in threads of their own."""
