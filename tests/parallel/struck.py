@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -80,7 +81,9 @@ def test_the_run_ends_as_an_undisturbed_one(
         (tmp_path / "struck").unlink()
     errors = fit(tmp_path, *strike, "parallel.timeout=20s", torchrun=torchrun)
     assert (tmp_path / "struck").exists()
-    named = f"error: rank {rank} ({socket.gethostname()}) has ended or hangs; the others waited "
-    assert any(named + doing in errors for doing in OTHERS[at]), errors
+    named = re.escape(f"rank {rank} ({socket.gethostname()})")
+    # Of more than two, one that only waits for another may not answer in time.
+    lost = f"{named} has ended or hangs" + (f"|.*{named}.* do not answer.*" if RANKS > 2 else "")
+    assert any(re.search(f"error: ({lost}); the others waited {doing}", errors) for doing in OTHERS[at]), errors
     assert final_state(tmp_path / "run") == final_state(undisturbed)
     assert metrics(tmp_path / "run") == metrics(undisturbed)
