@@ -39,6 +39,8 @@ _PROCESSES = (
     "tests/parallel/",
     "tests/pages/",
     "tests/run/test_children",
+    "tests/run/test_finalize",
+    "tests/run/test_load_model",
     "tests/run/test_run_dir",
     "tests/run/test_submitted",
     "tests/run/test_sweep.py",

@@ -264,10 +264,7 @@ class _Experiment:
             self._origin = self._origin or EvaluatedOrigin(self.composed, data.val)
             self._origin.compare(path)
         trainer = builder.evaluator(data)
-        try:
-            return trainer.validate_all(data.val, [path], load=self.load)
-        finally:
-            trainer.close()
+        return trainer.validate_all(data.val, [path], load=self.load)
 
     def _parts(self) -> tuple[Builder, Data]:
         if self._made is None:

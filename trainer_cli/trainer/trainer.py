@@ -431,16 +431,16 @@ class Trainer(Recording, Requests):
             FileNotFoundError: a glob matches no checkpoint.
         """
         self._join_global_callbacks()
-        paths = self._paths_to_evaluate(ckpt_paths)
-        loaders = self._val_loaders(val_loaders)
-        load = replace(load, states=("model",))
-        if loop is not None and typed("loop", loop, ValidationLoop).hook not in self.hooks.families:
-            self.hooks = Hooks(self.callbacks, {*self.hooks.families, loop.hook})
         with ExitStack() as stack:
             stack.callback(self._clear_requests)
             if not self.fitting:
                 stack.enter_context(self._opened_loggers())
                 stack.push(self._finalize)
+            paths = self._paths_to_evaluate(ckpt_paths)
+            loaders = self._val_loaders(val_loaders)
+            load = replace(load, states=("model",))
+            if loop is not None and typed("loop", loop, ValidationLoop).hook not in self.hooks.families:
+                self.hooks = Hooks(self.callbacks, {*self.hooks.families, loop.hook})
             stack.enter_context(self.logging.shown())
             return [row for path in paths for row in evaluate_checkpoint(self, loaders, path, load, loop)]
 
