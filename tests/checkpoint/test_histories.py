@@ -64,13 +64,16 @@ def rules(part: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def legal(found: dict[str, Any]) -> dict[str, Any]:
-    """The settings without what the schema refuses: an ephemeral interval as long as the other."""
+    """The settings without what the schema refuses: an ephemeral interval as long as the other, and what has no
+    effect."""
     save, often = found["save_interval"], found.get("ephemeral_save_interval")
     if save is not None and often is not None:
         (one, below, unit), (other, above, same) = read_length(save), read_length(often)
         if unit == same and other * below >= one * above:
-            return {name: value for name, value in found.items() if name != "ephemeral_save_interval"}
-    return found
+            often = None
+    unused = {"ephemeral_save_interval", "ephemeral_cooldown"} if often is None else set()
+    unused |= {"max_save_errors"} if found["on_save_error"] == "raise" else set()
+    return {name: value for name, value in found.items() if name not in unused}
 
 
 def whole(found: dict[str, Any]) -> dict[str, Any]:

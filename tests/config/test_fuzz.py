@@ -225,7 +225,7 @@ KEYS: dict[str, Kind] = {
     "checkpoint.max_save_errors": whole(0, null=False),
     "checkpoint.format": choice("tensors", "torch_file", "archive", "huggingface"),
     "checkpoint.compression": choice("none", "gz", "bz2", "xz", "lzma"),
-    "load.states": STATES, "load.strict": TRUTH, "load.ignore_keys": TEXTS_OF, "load.key_mapping": MAPPING,
+    "loop.min_duration": duration(), "load.average": TRUTH, "load.states": STATES, "load.strict": TRUTH, "load.ignore_keys": TEXTS_OF, "load.key_mapping": MAPPING,
     "validate.folder": TEXT_OR_NULL, "validate.watch": TRUTH,
     "logging.level": choice("debug", "info", "warning", "error"),
     "logging.console": choice("auto", "rich", "plain", "off"),
@@ -319,9 +319,32 @@ def quarrel(values: dict[str, Any]) -> bool:
         values.get(f"compile.{key}") not in (None, False, "default") for key in ("mode", "dynamic", "fullgraph")
     ):
         return True
+    if not values.get("compile.enabled") and (
+        values.get("compile.dynamic") is False or values.get("compile.backend", "inductor") != "inductor"
+    ):
+        return True
     if values.get("loop.microbatch") == "auto" and values.get("loop.grad_accum_steps", 1) != 1:
         return True
     if values.get("checkpoint.compression", "none") != "none" and values.get("checkpoint.format") != "archive":
+        return True
+    if not values.get("checkpoint.keep_best.metric") and (
+        values.get("checkpoint.keep_best.mode", "min") != "min" or values.get("checkpoint.keep_best.count", 1) != 1
+    ):
+        return True
+    if values.get("checkpoint.max_save_errors", 3) != 3 and values.get("checkpoint.on_save_error") != "warn":
+        return True
+    if values.get("checkpoint.ephemeral_cooldown") and not values.get("checkpoint.ephemeral_save_interval"):
+        return True
+    if values.get("restarts.backoff", "10s") != "10s" and not values.get("restarts.max"):
+        return True
+    parallel = {key: values.get(f"parallel.{key}") for key in ("strategy", "shard_size", "wrap", "cpu_offload")}
+    parallel |= {key: values.get(f"parallel.{key}") for key in ("wrap_min_parameters", "find_unused_parameters")}
+    if parallel["strategy"] != "fsdp" and (parallel["shard_size"] or parallel["cpu_offload"]):
+        return True
+    if parallel["strategy"] != "ddp" and parallel["find_unused_parameters"]:
+        return True
+    again = parallel["strategy"] == "fsdp" or values.get("parallel.activation_checkpointing")
+    if not again and (parallel["wrap"] or parallel["wrap_min_parameters"]):
         return True
     save = values.get("checkpoint.save_interval", "1ep")
     often = values.get("checkpoint.ephemeral_save_interval")

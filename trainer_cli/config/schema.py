@@ -2,23 +2,25 @@
 
 The docstring under a field is its documentation everywhere (config/fields.py). Sections are never null as a whole: a
 part is off when its key field is null. A rule for one value is declared with its field, by `at_least`, `duration` or
-`checked`; rules for several values are in a section's `__post_init__`. They raise `ConfigError` with the key path.
+`checked`, that it has an effect only with another by `needs`; other rules for several values are in a section's
+`__post_init__`. They raise `ConfigError` with the key path.
 """
 
 # No `from __future__ import annotations` here: the annotations are read as types.
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import StrEnum
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Optional, TypeVar
 
 from trainer_cli.checkpoint.load_options import check_mapping, check_states
 from trainer_cli.checkpoint.naming import why_unfit
 from trainer_cli.config.globs import why_no_pattern
-from trainer_cli.config.kinds import converted
-from trainer_cli.errors import ConfigError
+from trainer_cli.config.kinds import converted, in_yaml
+from trainer_cli.errors import Code, ConfigError
 from trainer_cli.trainer.duration import Duration, Unit
 
 S = TypeVar("S")
@@ -256,6 +258,43 @@ def checked(check: Callable[[str, Any], None], default: Any = None) -> Any:
     return field(default=default, metadata={"check": check})
 
 
+def needs(declared: Any, *conditions: tuple[str, Any]) -> Any:
+    """A field that has an effect only if one of the conditions holds: a key of its section has this value; for true,
+    any value but null, false and 0. Where none holds, the field may only have its default."""
+    declared.metadata = MappingProxyType({**declared.metadata, "needs": conditions})
+    return declared
+
+
+def default_of(one: "Field[Any]") -> Any:
+    """The default of a field, made anew."""
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, StrEnum) else in_yaml(value)
+
+
+def _check_effect(section: Any, one: "Field[Any]", path: str) -> None:
+    conditions = one.metadata.get("needs", ())
+    value = getattr(section, one.name)
+    if not conditions or value == default_of(one):
+        return
+    known = {name: getattr(section, name) for name, _ in conditions}
+    if any(bool(known[name]) if wanted is True else known[name] == wanted for name, wanted in conditions):
+        return
+    name = conditions[0][0]
+    settings = []
+    for key, other in conditions:
+        is_any = other is True and not isinstance(known[key], bool)
+        settings.append(f"{path}.{key}" if is_any else f"{path}.{key}={str(other).lower()}")
+    raise ConfigError(
+        f"{path}.{one.name} is {_shown(value)}, but {path}.{name} is {_shown(known[name])}",
+        location=f"{path}.{one.name}",
+        code=Code.no_effect,
+        hint=f"Set {' or '.join(settings)}, or leave {one.name} out.",
+    )
+
+
 def check_field(one: "Field[Any]", key: str, value: Any) -> None:
     """Raise the ConfigError of the rule that a field was declared with."""
     rules = one.metadata
@@ -272,6 +311,8 @@ def check_fields(section: Any, path: str = "") -> None:
     values = {one.name: getattr(section, one.name) for one in fields(section)}
     for name, value in checked_values(type(section), values, path).items():
         setattr(section, name, value)
+    for one in fields(section):
+        _check_effect(section, one, path)
 
 
 def build_section(section: type[S], **values: Any) -> S:
@@ -404,21 +445,17 @@ class CompileConfig:
 
     enabled: bool = False
     """true: compile at the first batch."""
-    mode: CompileMode = CompileMode["default"]
+    mode: CompileMode = needs(field(default=CompileMode["default"]), ("enabled", True))
     """default, reduce-overhead (CUDA graphs), max-autotune or max-autotune-no-cudagraphs."""
-    dynamic: Optional[bool] = None
+    dynamic: Optional[bool] = needs(field(default=None), ("enabled", True))
     """true: code for any shape; false: for each shape its own; null: any shape once a second one was seen."""
-    fullgraph: bool = False
+    fullgraph: bool = needs(field(default=False), ("enabled", True))
     """true: what cannot be compiled is an error; false: it runs as plain Python."""
-    backend: str = "inductor"
+    backend: str = needs(field(default="inductor"), ("enabled", True))
     """Name of the compiler, as torch.compiler.list_backends() has it."""
 
     def __post_init__(self) -> None:
         check_fields(self, "compile")
-        for key in ("mode", "dynamic", "fullgraph"):
-            if getattr(self, key) not in (None, False, "default") and not self.enabled:
-                location = f"compile.{key}"
-                raise ConfigError(f"{location} is set, but compile.enabled is false", location=location)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -427,9 +464,9 @@ class KeepBestConfig:
 
     metric: Optional[str] = None
     """A metric of an evaluation, such as val/loss; null: none is kept for a metric."""
-    mode: Mode = Mode.min
+    mode: Mode = needs(field(default=Mode.min), ("metric", True))
     """Whether small values are best (min) or large ones (max)."""
-    count: int = at_least(1, 1)
+    count: int = needs(at_least(1, 1), ("metric", True))
     """How many of the best to keep; an evaluation that enters them saves."""
 
     def __post_init__(self) -> None:
@@ -446,7 +483,7 @@ class CheckpointConfig:
     """How often to save for good; null: never by interval."""
     ephemeral_save_interval: Any = duration()
     """How often to save for safety only; each is removed once a newer save is committed."""
-    ephemeral_cooldown: Any = duration(units=(Unit.STEP,))
+    ephemeral_cooldown: Any = needs(duration(units=(Unit.STEP,)), ("ephemeral_save_interval", True))
     """No ephemeral save within so many steps of any save."""
     fixed_steps: list[int] = checked(_check_steps, [])
     """Steps to save for good, and to keep whatever happens."""
@@ -479,14 +516,14 @@ class CheckpointConfig:
     format: CheckpointFormat = CheckpointFormat.tensors
     """The files of a checkpoint: tensors (safetensors), torch_file, archive (tar), or huggingface (its model for
     from_pretrained)."""
-    compression: Compression = Compression.none
+    compression: Compression = needs(field(default=Compression.none), ("format", CheckpointFormat.archive))
     """Of an archive: none, gz, bz2, xz or lzma. Compressing takes many times as long as writing."""
     digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
     """Digest of every file: xxh3_128 (at memory speed) or sha256."""
     on_save_error: OnSaveError = OnSaveError["raise"]
     """What a failed save does: raise (training ends), or warn (it goes on, up to max_save_errors; not at its end).
     The same for metrics that cannot be written."""
-    max_save_errors: int = at_least(0, 3)
+    max_save_errors: int = needs(at_least(0, 3), ("on_save_error", OnSaveError.warn))
     """Failures in a row that are passed over with a warning before one ends the training."""
 
     def __post_init__(self) -> None:
@@ -495,12 +532,6 @@ class CheckpointConfig:
         often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
         if (fault := why_unfit(self.name, self.suffix)) is not None:
             raise ConfigError(fault, location="checkpoint.name")
-        if self.compression is not Compression.none and self.format is not CheckpointFormat.archive:
-            raise ConfigError(
-                f"checkpoint.compression is {self.compression}, but checkpoint.format is {self.format}",
-                location="checkpoint.compression",
-                hint="Set checkpoint.format=archive.",
-            )
         if save and often and save.unit is often.unit and often.value >= save.value:
             raise ephemeral_too_rare(often, save)
 
@@ -563,21 +594,25 @@ class ParallelConfig:
     timeout: Any = duration("30m", units=(Unit.SECOND,), null=False)
     """How long the processes wait for one that does not come: it is named then, and all end. More than any of them
     takes alone for a step, an evaluation, or reading a checkpoint."""
-    find_unused_parameters: bool = False
+    find_unused_parameters: bool = needs(field(default=False), ("strategy", ParallelStrategy.ddp))
     """ddp: parameters that get no gradient in some steps are allowed; that costs time."""
-    shard_size: Optional[int] = at_least(1)
+    shard_size: Optional[int] = needs(at_least(1), ("strategy", ParallelStrategy.fsdp))
     """fsdp: processes that share one copy of the parameters (hybrid sharding); null: all."""
     tensor_size: int = at_least(1, 1)
     """fsdp: processes in a row that train on the same samples, and divide layers between them as the model's
     `tensor_parallel_plan` says (tensor parallelism)."""
-    wrap: list[str] = field(default_factory=list)
+    wrap: list[str] = needs(
+        field(default_factory=list), ("strategy", ParallelStrategy.fsdp), ("activation_checkpointing", True)
+    )
     """Names of the classes of modules that are sharded, or computed again, as one; empty: those in a ModuleList,
     unless wrap_min_parameters is given."""
-    wrap_min_parameters: Optional[int] = at_least(1)
+    wrap_min_parameters: Optional[int] = needs(
+        at_least(1), ("strategy", ParallelStrategy.fsdp), ("activation_checkpointing", True)
+    )
     """Modules with this many parameters, beside those of such modules inside them, are sharded as one, too."""
     mixed_precision: bool = False
     """fsdp: gather and compute parameters in the number format of `precision`; gradients are reduced in 32 bits."""
-    cpu_offload: bool = False
+    cpu_offload: bool = needs(field(default=False), ("strategy", ParallelStrategy.fsdp))
     """fsdp: keep parameters, gradients and optimizer states on the host between steps."""
     activation_checkpointing: bool = False
     """Keep only the inputs of each block for the backward, which computes the block again."""
@@ -603,7 +638,7 @@ class RestartsConfig:
 
     max: int = at_least(0, 0)
     """How many failures in a row without a newer checkpoint are followed by a restart; 0: none."""
-    backoff: Any = duration("10s", units=(Unit.SECOND,))
+    backoff: Any = needs(duration("10s", units=(Unit.SECOND,)), ("max", True))
     """The pause before a restart; doubled for each failure without a newer checkpoint, up to ten minutes; null:
     none."""
 
