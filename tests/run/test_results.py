@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +91,39 @@ def test_nothing_evaluated_leaves_nothing(tmp_path: Path) -> None:
     results = Results(tmp_path / "out")
     results.finish()
     assert not (tmp_path / "out").exists()
+
+
+def _under_a_file(tmp_path: Path) -> Path:
+    (tmp_path / "file").touch()
+    return tmp_path / "file/validation"
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        (_under_a_file, "is no folder"),
+        # No process may write there, the superuser's neither.
+        (lambda tmp_path: Path("/proc/self/validation"), "No such file or directory|is read-only"),
+    ],
+    ids=["under a file", "in /proc"],
+)
+def test_results_that_cannot_be_written_are_told_once_and_shown_all_the_same(
+    place: Any, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    results = Results(place(tmp_path))
+    results.add([Row("step5", 5, "val", {"loss": 0.25})])
+    results.add([Row("step6", 6, "val", {"loss": 0.5})])
+    results.finish()
+    (message,) = caplog.messages
+    assert re.search(rf"results are printed and not written to .*({why}).*validate\.folder=FOLDER", message)
+    shown = capsys.readouterr().out
+    assert "0.2500" in shown
+    assert "results:" not in shown
+
+
+def test_a_folder_that_cannot_be_written_is_known_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    Results(tmp_path / "validation")
+    assert f"{tmp_path} is read-only" in caplog.text

@@ -359,3 +359,12 @@ def test_a_records_own_fields_cannot_be_logged_over(name: str, scope: str | None
         with made.name_scope(scope):
             made.log_metrics({name: 1.0})
         assert made.metric_logger.record == {f"{scope}/{name}": 1.0}
+
+
+@pytest.mark.parametrize("order", [("easy", "easy/long"), ("easy/long", "easy")])
+def test_a_loader_whose_name_begins_with_anothers_keeps_its_own_metrics(order: tuple[str, str]) -> None:
+    noise = {"easy": 0.1, "easy/long": 3.0}
+    rows = trainer().validate_all({name: loader(10, noise=noise[name]) for name in order}, [None])
+    losses = {row.loader: row.metrics["loss"] for row in rows}
+    assert set(losses) == set(order)
+    assert losses["easy"] < losses["easy/long"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from trainer_cli.loggers.files import AppendedFile, replace
 from trainer_cli.loggers.jsonl import strict_json
 from trainer_cli.run.best import best_rule, describe
 from trainer_cli.run.table import table
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,8 @@ class Row:
 
 
 class Results:
-    """Collect rows, in a folder that is made for the first of them."""
+    """Collect rows, in a folder that is made for the first of them. Where it cannot be written, with a warning before
+    any work, they are only shown."""
 
     def __init__(
         self,
@@ -40,26 +45,54 @@ class Results:
     ) -> None:
         self.folder, self.show, self.keep_best = folder, show or show_table, keep_best
         self.rows: list[Row] = []
+        self.is_written = True
+        if why := _why_unwritable(folder):
+            self._give_up(why)
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append to validation.jsonl and replace validation.csv, so that a later failure does not lose them."""
+        self.rows += rows
+        with self._giving_up():
+            self._append(rows)
+            self._write_csv()
+
+    def finish(self) -> None:
+        """Write events at each checkpoint's own step into a new folder, and show the results."""
+        if not self.rows:
+            return
+        with self._giving_up():
+            self._write_events()
+        self.show(self)
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Write no more after a write has failed: the rows are shown all the same."""
+        try:
+            yield
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
+
+    def _give_up(self, why: str) -> None:
+        if self.is_written:
+            self.is_written = False
+            log.warning(
+                "results are printed and not written to %s: %s. validate.folder=FOLDER writes them elsewhere",
+                self.folder, why,
+            )  # fmt: skip
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        if not self.is_written:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         now = round(time.time(), 3)
         with closing(AppendedFile(self.folder / "validation.jsonl")) as file:
             for row in rows:
                 facts = {"checkpoint": row.checkpoint, "step": row.step, "loader": row.loader, "time": now}
                 file.append(strict_json({**facts, **_prefixed(row)}).encode() + b"\n")
-        self.rows += rows
-        self._write_csv()
-
-    def finish(self) -> None:
-        """Write events at each checkpoint's own step into a new folder, and show the results."""
-        if not self.rows:
-            return
-        self._write_events()
-        self.show(self)
 
     def _write_csv(self) -> None:
+        if not self.is_written:
+            return
         names = _names(self.rows)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -69,6 +102,8 @@ class Results:
         replace(self.folder / "validation.csv", [text.getvalue().encode()])
 
     def _write_events(self) -> None:
+        if not self.is_written:
+            return
         from trainer_cli.loggers.tensorboard import TensorBoardLogger
 
         with ExitStack() as stack:
@@ -77,6 +112,17 @@ class Results:
             events.start(RunFacts(run_dir=self.folder))
             for row in sorted(self.rows, key=lambda row: row.step):
                 events.log(Record(step=row.step, epoch=0, time=time.time(), metrics=_prefixed(row)))
+
+
+def _why_unwritable(folder: Path) -> str | None:
+    """Why nothing can be written in a folder that may not exist yet; None if that is not known before it is tried."""
+    existing = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
+    if not existing.is_dir():
+        return f"{existing} is no folder"
+    for path in (existing, folder / "validation.jsonl", folder / "validation.csv"):
+        if path.exists() and not os.access(path, os.W_OK):
+            return f"{path} is read-only"
+    return None
 
 
 def _next_number(folder: Path) -> Path:
@@ -113,7 +159,8 @@ def show_table(results: Results) -> None:
     print(table(["", "checkpoint", "step", "loader", *names], cells, right=["step", *names]))
     if rule is not None:
         print(f"* {describe(rule)}")
-    print(f"results: {results.folder}/validation.jsonl, {results.folder}/validation.csv")
+    if results.is_written:
+        print(f"results: {results.folder}/validation.jsonl, {results.folder}/validation.csv")
 
 
 def best_row(rows: Sequence[Row], keep_best: Mapping[str, Any] | None) -> tuple[int | None, BestRule | None]:

@@ -92,7 +92,9 @@ def evaluate_checkpoint(
     _run(trainer, Due(loaders), is_last=True, loop=loop)
     rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
     for key, value in metrics_in(record).items():
-        name = next((name for name in loaders if key.startswith(f"{name}/")), key.partition("/")[0])
+        # The longest: one loader may be called `easy`, and another `easy/long`.
+        fitting = [name for name in loaders if key.startswith(f"{name}/")]
+        name = max(fitting, key=len, default=key.partition("/")[0])
         rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
     if not trainer.fitting:
         trainer.metric_logger.flush(at, float(at.epoch))
