@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import latest_checkpoint
 from trainer_cli.checkpoint.integrity import catalog_of
+from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.url_path import as_path, local_path
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.cli.main import main
@@ -26,6 +28,8 @@ from trainer_cli.run.run_dir import RunDir
 from trainer_cli.run.select import all_of, checkpoints_of, select_one
 from trainer_cli.run.start import of_new, refuse_other_runs
 from trainer_cli.run.sweep_plan import plan
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.trainer import Trainer
 
 DIGITS = "+experiment=digits_mlp"
 
@@ -131,3 +135,46 @@ def test_an_output_may_begin_with_the_home_folder_and_is_local(here: Path, capsy
     assert main(["ckpt", "export", "runs/step4", "--format", "archive", "--output=s3://b/a.tar"]) == 2
     assert "--output is 's3://b/a.tar', but it must be a local path" in capsys.readouterr().err
     assert os.listdir(here) == ["runs"]
+
+
+@pytest.mark.parametrize("save_async", [True, False])
+def test_the_link_points_to_the_newest_checkpoint_and_is_none(tmp_path: Path, save_async: bool) -> None:
+    seen: list[bool] = []
+
+    class Look(Callback):
+        def on_train_step_end(self, trainer: Trainer, *results: object) -> None:
+            link = tmp_path / "latest"
+            if link.is_symlink():  # In the background the first save may not be committed yet.
+                seen.append((link / "manifest.json").is_file())
+
+    rules = {"save_interval": 2, "save_async": save_async, "max_checkpoints": 1, "pre_train_checkpoint": True}
+    for end in (6, 9):  # A resume goes on with the link.
+        made = trainer(
+            settings={"max_duration": end}, callbacks=[Look()],
+            checkpoint=CheckpointerCallback(tmp_path, latest_link=True, **rules),
+        )  # fmt: skip
+        made.fit(loader(20))
+        assert os.readlink(tmp_path / "latest") == f"step{end}"
+    assert all(seen)
+    assert LocalStorage(tmp_path).names() == [f"step{end}"]
+    assert [entry.name for entry in catalog_of(tmp_path).entries()] == [f"step{end}"]
+
+
+def test_a_link_that_is_in_the_way_is_replaced_and_a_folder_is_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".latest.new").symlink_to("half")
+    (tmp_path / "latest").symlink_to("gone")
+    checkpoint = CheckpointerCallback(tmp_path, latest_link=True)
+    trainer(settings={"max_duration": 1}, checkpoint=checkpoint).fit(loader(20))
+    assert os.readlink(tmp_path / "latest") == "step1"
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").mkdir()
+    trainer(settings={"max_duration": 2}, checkpoint=CheckpointerCallback(tmp_path, latest_link=True)).fit(loader(20))
+    assert (tmp_path / "latest").is_dir()
+    assert "latest could not be replaced" in caplog.text
+
+
+def test_a_link_in_an_object_store_is_refused() -> None:
+    with pytest.raises(ConfigError, match="can hold no link"):
+        compose([DIGITS, "checkpoint.latest_link=true", "checkpoint.folder=s3://bucket/run"])

@@ -17,6 +17,7 @@ from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import verify_by_all, verify_share
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.checkpoint.integrity import Check, catalog_of, newest_intact
+from trainer_cli.checkpoint.naming import LATEST_LINK
 from trainer_cli.checkpoint.policy import (
     Decision,
     Kind,
@@ -28,6 +29,7 @@ from trainer_cli.checkpoint.policy import (
 )
 from trainer_cli.checkpoint.rules import retention_rules, save_rules
 from trainer_cli.checkpoint.save import CheckpointMetadata, disk_error
+from trainer_cli.checkpoint.storage.replacing import point_link
 from trainer_cli.checkpoint.storage.url_path import as_path, is_url
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.config.schema import (
@@ -102,6 +104,7 @@ class CheckpointerCallback(Callback):
         newer: Newer | str = Newer.refuse,
         name: str = "step{step}",
         suffix: str | None = None,
+        latest_link: bool = False,
         format: CheckpointFormat | str = CheckpointFormat.tensors,
         compression: Compression | str = Compression.none,
         digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
@@ -126,6 +129,7 @@ class CheckpointerCallback(Callback):
             newer=newer,
             name=name,
             suffix=suffix,
+            latest_link=latest_link,
             format=format,
             compression=compression,
             digest=digest,
@@ -445,6 +449,11 @@ class CheckpointerCallback(Callback):
     def _is_committed(self, name: str, metadata: CheckpointMetadata) -> None:
         SAVES.info("committed step %d (%s)", metadata.step, metadata.reason)
         self.history.saved(name, metadata.step, metadata.kind.value, metadata.reason)
+        if self.settings.latest_link:
+            try:
+                point_link(self.folder / LATEST_LINK, name)
+            except OSError as error:
+                log.warning("the link %s could not be replaced: %s", self.folder / LATEST_LINK, error.strerror)
 
     def _has_committed(self, name: str, metadata: CheckpointMetadata) -> None:
         """Report the commit, and remove what may go after it; in the thread that committed."""

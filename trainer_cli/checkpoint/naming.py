@@ -26,6 +26,8 @@ SUPERSEDED_PREFIX = ".superseded."
 DEFAULT_PATTERN = "step{step}"
 VARIABLES = ("step", "epoch", "batch", "samples", "tokens", "run_name", "world_size")
 """Variables that a pattern of names may have."""
+LATEST_LINK = "latest"
+"""Symbolic link to the newest checkpoint, for other programs."""
 RANK_VARIABLES = {
     "rank": ("RANK", "SLURM_PROCID"),
     "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),

@@ -509,6 +509,8 @@ class CheckpointConfig:
     )
     """Where checkpoints are kept, {run_name} filled in: a folder in which no other run has saved, or a URL such as
     s3://bucket/run; null: `checkpoints/` in the run directory."""
+    latest_link: bool = False
+    """Keep a symbolic link `latest` to the newest checkpoint in a local folder, for other programs."""
     name: str = checked(_check_pattern, "step{step}")
     """How a checkpoint is called: {step} {epoch} {batch} {samples} {tokens} {run_name} {world_size}."""
     suffix: Optional[str] = checked(_check_suffix)
@@ -530,6 +532,12 @@ class CheckpointConfig:
         check_fields(self, "checkpoint")
         save = check_duration("checkpoint.save_interval", self.save_interval)
         often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
+        if self.latest_link and "://" in (self.folder or ""):
+            raise ConfigError(
+                f"checkpoint.latest_link is true, and {self.folder} can hold no link",
+                location="checkpoint.latest_link",
+                hint="Set it to false.",
+            )
         if (fault := why_unfit(self.name, self.suffix)) is not None:
             raise ConfigError(fault, location="checkpoint.name")
         if save and often and save.unit is often.unit and often.value >= save.value:

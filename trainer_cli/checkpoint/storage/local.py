@@ -15,6 +15,7 @@ from operator import call
 from pathlib import Path
 
 from trainer_cli.checkpoint.naming import (
+    LATEST_LINK,
     MANIFEST_FILE,
     PINNED_FILE,
     REPLACED_PREFIX,
@@ -81,7 +82,8 @@ class LocalStorage:
             return []
         replaced = [name.removeprefix(REPLACED_PREFIX) for name in found if name.startswith(REPLACED_PREFIX)]
         found += [name for name in replaced if is_plain(name) and self._finish_replacement(name) and name not in found]
-        return [name for name in found if is_plain(name) and self._is_folder(f"{self.root}/{name}")]
+        folders = [name for name in found if is_plain(name) and self._is_folder(f"{self.root}/{name}")]
+        return [name for name in folders if not self._is_latest(name)]
 
     def location(self, name: str) -> str:
         return str(self._path(name))
@@ -438,6 +440,10 @@ class LocalStorage:
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
+
+    def _is_latest(self, name: str) -> bool:
+        """Whether it is the link to the newest checkpoint, which is no checkpoint of its own."""
+        return name == LATEST_LINK and stat.S_ISLNK(self.disk.stat(self.root / name, follow=False).st_mode)
 
     def _is_folder(self, path: StrPath) -> bool:
         try:

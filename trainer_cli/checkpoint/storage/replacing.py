@@ -45,6 +45,18 @@ def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
         delete(place)
 
 
+def point_link(link: Path, target: str) -> None:
+    """Make a symbolic link, or replace it in one rename, so that it always points to something.
+
+    Raises:
+        OSError: there is a folder of that name, or no link can be made.
+    """
+    new = link.with_name(f".{link.name}.new")
+    new.unlink(missing_ok=True)  # Of a process that died here.
+    os.symlink(target, new)
+    os.replace(new, link)
+
+
 def _fsync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
