@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,3 +104,84 @@ def users_module(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
         return __import__("users_parts")
 
     return make
+
+
+def test_what_contains_itself_is_read_once() -> None:
+    parent: dict[str, Any] = {"name": "root"}
+    parent["child"] = {"parent": parent}
+    loop: list[Any] = [1]
+    loop.append(loop)
+    keyed: dict[str, Any] = {}
+    keyed["values"] = (keyed, 2)
+    for value in (parent, loop, keyed):
+        assert "contains itself" in str(Digests().one(value))
+        assert any("contains itself" in digest for _, digest in Digests().tree(value, "x"))
+    parent["child"]["more"] = 1
+    assert len(dict(Digests().tree(parent, "x"))) == 3
+
+
+@pytest.mark.parametrize("make", [torch.zeros, np.zeros], ids=["tensor", "array"])
+@pytest.mark.parametrize("size", [3, 300_000], ids=["small", "large"])
+def test_another_object_in_the_memory_of_one_that_is_gone_is_read(make: Any, size: int) -> None:
+    digests, holder = Digests(), type("Holder", (), {})()
+    seen = []
+    for number in range(20):
+        # Freed memory is given to the next, with the same identity now and then.
+        holder.value = make(size) + number
+        seen.append(dict(digests.hidden(holder.value, "value", set())))
+    assert len({str(values) for values in seen}) == 20
+
+
+def test_small_tensors_are_read_each_time_whatever_changed_them() -> None:
+    digests, value = Digests(), torch.zeros(3)
+    first = dict(digests.hidden(value, "value", set()))
+    value.data.add_(1)
+    assert dict(digests.hidden(value, "value", set())) != first
+
+
+class Slotted:
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 3
+
+
+class Kept:
+    shared = random.Random(1)
+    limit = 5
+
+    def __init__(self) -> None:
+        self.slotted = [Slotted()]
+        self.table = {"a": Slotted()}
+        count = 7
+        self.closure = lambda: count
+        self.partial = functools.partial(max, 2, key=Slotted())
+        self.method = Slotted.__repr__
+
+
+def test_class_attributes_slots_closures_and_containers_are_looked_into() -> None:
+    names = dict(Digests().hidden(Kept(), "kept", set()))
+    assert {name: digest for name, digest in names.items() if "shared" not in name} == {
+        "kept.limit": "5",
+        "kept.slotted[0].calls": "3",
+        "kept.table['a'].calls": "3",
+        "kept.closure.count": "7",
+        "kept.partial[1]": "2",
+        "kept.partial.key.calls": "3",
+    }
+    assert names["kept.shared"].startswith("generator ")
+
+
+def test_packages_in_a_folder_that_pip_has_filled_are_not_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("mine", "target"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}_module.py").write_text("COUNT = 1\n")
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    (tmp_path / "target" / "target_module-1.0.dist-info").mkdir()
+    for name in ("mine_module", "target_module"):
+        importlib.import_module(name)
+    seen = dict(Digests().of_modules())
+    assert "mine_module.COUNT" in seen
+    assert "target_module.COUNT" not in seen

@@ -144,3 +144,21 @@ def test_the_helper_for_pytest_fails_with_the_table(
     with pytest.raises(AssertionError, match=r"stopped mid-epoch .* differs from step") as failed:
         assert_resume_is_exact("experiment=mine", "model._target_=parts.Masked", project=folder, steps=6)
     assert "cure   Register it" in str(failed.value)
+
+
+def test_a_failure_of_the_check_is_named_as_its_own(check: Check) -> None:
+    code = """
+import collections.abc
+
+class Odd(collections.abc.Mapping):
+    def __getitem__(self, key): return 1
+    def __len__(self): return 1
+    def __iter__(self): raise KeyError("odd")
+
+class Holding(Line):
+    def __init__(self):
+        super().__init__()
+        self.table = Odd()
+"""
+    with pytest.raises(TrainError, match=r"check resume itself failed while it recorded .*: KeyError: 'odd'"):
+        check(code, "model._target_=parts.Holding")

@@ -108,6 +108,121 @@ class Heavy(torch.optim.SGD):
         "no checkpoint holds it",
         "self.state[parameter]",
     ),
+    "a tensor that is made anew at each step, and no buffer": Fault(
+        """
+class Drifting(Line):
+    def __init__(self):
+        super().__init__()
+        self.offset = torch.zeros(3)
+
+    def guess(self, x):
+        if self.training:
+            self.offset = self.offset + 0.01
+        return super().guess(x) + self.offset.sum()
+""",
+        ("model._target_=parts.Drifting",),
+        "model.offset (a python attribute)",
+        "no checkpoint holds it",
+        "register_buffer",
+    ),
+    "an optimizer with a counter that counts at some steps": Fault(
+        """
+class Resting(torch.optim.SGD):
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.calls = 0
+
+    def step(self, closure=None):
+        self.calls += 1
+        for group in self.param_groups:
+            group["lr"] = 0.01 / (1 + self.calls // 3)
+        return super().step(closure)
+""",
+        ("optimizer._target_=parts.Resting",),
+        "optimizer.calls (an attribute of the optimizer)",
+        "no checkpoint holds it",
+        "self.state[parameter]",
+    ),
+    "a callback whose counter acts at the step that is saved": Fault(
+        """
+class Shrinking(Callback):
+    def __init__(self):
+        self.calls = 0
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        self.calls += 1
+        if self.calls % 2 == 0:
+            with torch.no_grad():
+                model.out.bias.mul_(0.5)
+""",
+        ("+callbacks.shrinking._target_=parts.Shrinking",),
+        "callbacks.shrinking.calls (an attribute of a callback)",
+        "no checkpoint holds it",
+        "state_dict()",
+    ),
+    "a generator that the class keeps": Fault(
+        """
+class Shared(Line):
+    noise = torch.Generator().manual_seed(1)
+
+    def guess(self, x):
+        return super().guess(x + torch.rand(x.shape, generator=self.noise) / 10 * self.training)
+""",
+        ("model._target_=parts.Shared",),
+        "model.noise (a random generator)",
+        "no checkpoint holds it",
+        "torch's own generator",
+    ),
+    "a generator in a closure": Fault(
+        """
+def noisy():
+    generator = torch.Generator().manual_seed(1)
+
+    def add(x):
+        return x + torch.rand(x.shape, generator=generator) / 10
+
+    return add
+
+
+class Closed(Line):
+    def __init__(self):
+        super().__init__()
+        self.add = noisy()
+
+    def guess(self, x):
+        return super().guess(self.add(x) if self.training else x)
+""",
+        ("model._target_=parts.Closed",),
+        "model.add.generator (a random generator)",
+        "no checkpoint holds it",
+        "torch's own generator",
+    ),
+    "a slot of an object in a list": Fault(
+        """
+class Warm:
+    __slots__ = ("calls",)
+
+    def __init__(self):
+        self.calls = 0
+
+    def factor(self, training):
+        self.calls += training
+        return 1 + self.calls / 100
+
+
+class Listed(Line):
+    def __init__(self):
+        super().__init__()
+        self.parts = [Warm(), Warm()]
+
+    def guess(self, x):
+        return super().guess(x) * self.parts[1].factor(self.training)
+""",
+        ("model._target_=parts.Listed",),
+        "model.parts[1].calls (a python attribute)",
+        "no checkpoint holds it",
+        "register_buffer",
+    ),
     "an augmentation that depends on the worker": Fault(
         """
 class Sharded(Points):

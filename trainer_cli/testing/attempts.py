@@ -18,7 +18,7 @@ from trainer_cli.testing import calls, trace
 from trainer_cli.testing.calls import Call
 from trainer_cli.testing.probe import ERROR
 from trainer_cli.testing.processes import Run
-from trainer_cli.testing.trace import SAVED_STEP, Plan, Stop, Trace, When
+from trainer_cli.testing.trace import OWN_FAILURE, SAVED_STEP, Plan, Stop, Trace, When
 from trainer_cli.trainer.duration import Duration, Unit
 
 _KILLED = -9
@@ -54,8 +54,15 @@ class Attempt:
         lines = [line for line in self.output.splitlines() if line.strip()]
         return lines[-1].strip() if lines else f"it ended with exit code {self.code}"
 
+    @property
+    def is_own_failure(self) -> bool:
+        """Whether the check failed, and not the training."""
+        return self.failed and OWN_FAILURE in self.output
+
     def error(self) -> TrainError:
         """Its failure as an error of this process."""
+        if self.is_own_failure:
+            return TrainError(self.message)
         if self.code == ExitCode.USER:
             return UserError(self.message)
         return TrainError(f"the training fails without any stop:\n{self.output.strip()}\n")

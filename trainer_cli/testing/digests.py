@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 import sysconfig
+import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from types import FunctionType, MemberDescriptorType, MethodType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,27 +31,45 @@ _MANY = 1000
 _LARGE = 1 << 20
 """Larger numpy arrays, whose changes nothing reports, are read once."""
 _OURS = "trainer_cli"
+_CYCLE = "contains itself"
+
+
+class _Known(NamedTuple):
+    """The digest of a large tensor or array, as long as that lives and its mark is the same."""
+
+    reference: weakref.ref[Any]
+    mark: tuple[Any, ...]
+    digest: str
 
 
 class Digests:
     """Digests of values; a hidden tensor that has not changed since is not read again."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, str]] = {}
+        self._known: dict[int, _Known] = {}
+        self._open: set[int] = set()
+        """Containers that are being read: one that contains itself is named once."""
 
     def tree(self, value: Any, name: str) -> Iterator[tuple[str, str]]:
         """Every leaf of a tree of mappings and lists, with its name."""
         if isinstance(value, Mapping):
-            for key, item in value.items():
-                yield from self.tree(item, f"{name}.{key}")
+            items: Iterable[tuple[str, Any]] = [(f"{name}.{key}", item) for key, item in value.items()]
         elif isinstance(value, tuple) and hasattr(value, "_fields"):
-            for key, item in zip(value._fields, value, strict=True):
-                yield from self.tree(item, f"{name}.{key}")
+            items = [(f"{name}.{key}", item) for key, item in zip(value._fields, value, strict=True)]
         elif isinstance(value, list | tuple) and len(value) <= _MANY:
-            for number, item in enumerate(value):
-                yield from self.tree(item, f"{name}[{number}]")
+            items = [(f"{name}[{number}]", item) for number, item in enumerate(value)]
         else:
             yield name, self.one(value) or type(value).__name__
+            return
+        if id(value) in self._open:
+            yield name, _CYCLE
+            return
+        self._open.add(id(value))
+        try:
+            for inner, item in items:
+                yield from self.tree(item, inner)
+        finally:
+            self._open.discard(id(value))
 
     def whole(self, value: Any) -> str:
         """One digest of a whole tree."""
@@ -66,28 +87,28 @@ class Digests:
         if (state := _generator_state(value)) is not None:
             return f"generator {_hash(state)}"
         if isinstance(value, set | frozenset):
-            return self._many(sorted(value, key=repr), len(value))
+            return self._many(value, sorted(value, key=repr))
         if isinstance(value, list | tuple | deque):
-            return self._many(value, len(value))
+            return self._many(value, value)
         if isinstance(value, Mapping):
-            return self._many([part for item in value.items() for part in item], len(value))
+            return self._many(value, [part for item in value.items() for part in item])
         return None
 
     def hidden(self, value: Any, name: str, seen: set[int], depth: int = _DEPTH) -> Iterator[tuple[str, str]]:
         """What a user's object keeps in its attributes, and the objects in them, as far as they are the user's."""
-        if (digest := self._kept(value)) is not None:
+        if not self._holds_objects(value) and (digest := self._kept(value)) is not None:
             yield name, digest
-        elif depth and id(value) not in seen and is_users(type(value).__module__):
+        elif depth and id(value) not in seen:
             seen.add(id(value))
-            for key, item in _attributes(value):
-                yield from self.hidden(item, f"{name}.{key}", seen, depth - 1)
+            for key, item in _inside(value):
+                yield from self.hidden(item, f"{name}{key}", seen, depth - 1)
 
     def of_model(self, model: nn.Module) -> Iterator[tuple[str, str]]:
         """Attributes of its modules that are neither parameters nor buffers, and which parameters are trained."""
         seen: set[int] = set()
         for path, module in model.named_modules():
             name = ".".join(part for part in ("model", path) if part)
-            for key, value in vars(module).items():
+            for key, value in _attributes(module):
                 if key == "training" or key not in _MODULE:
                     yield from self.hidden(value, f"{name}.{key}", seen)
         for path, parameter in model.named_parameters():
@@ -122,26 +143,49 @@ class Digests:
             if module is None or not is_users(module_name):
                 continue
             for key, value in list(vars(module).items()):
-                if not key.startswith("__") and (digest := self._kept(value)) is not None:
-                    yield f"{module_name}.{key}", digest
+                name = f"{module_name}.{key}"
+                if key.startswith("__"):
+                    continue
+                if (digest := self._kept(value)) is not None:
+                    yield name, digest
+                elif isinstance(value, type) and value.__module__ == module_name:
+                    for attribute, item in _class_attributes(value):
+                        if (digest := self._kept(item)) is not None:
+                            yield f"{name}.{attribute}", digest
+                elif isinstance(value, FunctionType) and value.__module__ == module_name:
+                    for inner, item in _inside(value):
+                        if (digest := self._kept(item)) is not None:
+                            yield f"{name}{inner}", digest
+
+    def _holds_objects(self, value: Any) -> bool:
+        """Whether a container has items without a value to compare, which are looked into one by one."""
+        if not isinstance(value, Mapping | list | tuple) or len(value) > _MANY:
+            return False
+        items = value.values() if isinstance(value, Mapping) else value
+        return any(self.one(item) is None for item in items)
 
     def _kept(self, value: Any) -> str | None:
-        """As `one`, but large arrays and tensors that did not change are not read again."""
-        if isinstance(value, Tensor):
-            mark: Any = (value.data_ptr(), value._version) if not value.is_inference() and not value.is_sparse else None
-        elif isinstance(value, np.ndarray) and value.nbytes > _LARGE:
-            mark = (value.ctypes.data, value.shape)
-        else:
+        """As `one`, but large tensors that did not change, and large arrays, are not read again."""
+        mark = _mark(value)
+        if mark is None:
             return self.one(value)
         known = self._known.get(id(value))
-        if known is None or mark is None or known[0] != mark:
-            known = self._known[id(value)] = (mark, str(self.one(value)))
-        return known[1]
+        # Another object may have the identity, and the memory, of one that is gone.
+        if known is None or known.reference() is not value or known.mark != mark:
+            known = self._known[id(value)] = _Known(weakref.ref(value), mark, str(self.one(value)))
+        return known.digest
 
-    def _many(self, values: Iterable[Any], length: int) -> str | None:
+    def _many(self, container: Collection[Any], values: Iterable[Any]) -> str | None:
+        length = len(container)
         if length > _MANY:
             return f"{length} items"
-        parts = [self.one(value) for value in values]
+        if id(container) in self._open:
+            return _CYCLE
+        self._open.add(id(container))
+        try:
+            parts = [self.one(value) for value in values]
+        finally:
+            self._open.discard(id(container))
         if parts and all(part is None for part in parts):
             return None
         text = f"[{', '.join(part or '-' for part in parts)}]"
@@ -160,7 +204,15 @@ def is_users(module_name: str) -> bool:
 @cache
 def is_users_file(file: str) -> bool:
     """True for a source file that is neither ours, nor python's, nor an installed package's."""
-    return not file.startswith(("<", *_INSTALLED)) and Path(file).is_file()
+    if file.startswith(("<", *_INSTALLED)) or not Path(file).is_file():
+        return False
+    return not any(_holds_packages(folder) for folder in sys.path if folder and file.startswith(f"{folder}/"))
+
+
+@cache
+def _holds_packages(folder: str) -> bool:
+    """Whether pip has installed into a folder, such as one on PYTHONPATH."""
+    return next(Path(folder).glob("*.dist-info"), None) is not None
 
 
 _INSTALLED = tuple(
@@ -171,8 +223,58 @@ _INSTALLED = tuple(
 _MODULE = frozenset(vars(nn.Module()))
 
 
+def _mark(value: Any) -> tuple[Any, ...] | None:
+    """What changes with a large tensor, or with the memory of a large array; None for what is read each time.
+
+    Small tensors are: `tensor.data` and views of numpy change them without a new version.
+    """
+    if isinstance(value, np.ndarray):
+        return (value.ctypes.data, value.shape) if value.nbytes > _LARGE else None
+    if not isinstance(value, Tensor) or value.is_inference() or value.layout is not torch.strided:
+        return None
+    return (value.data_ptr(), value._version) if value.nbytes > _LARGE else None
+
+
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    return list(getattr(value, "__dict__", {}).items())
+    """Attributes of an object, and those of its classes that the user wrote."""
+    attributes = dict(_slots(value))
+    for owner in reversed(type(value).__mro__):
+        if is_users(owner.__module__):
+            attributes |= _class_attributes(owner)
+    return list({**attributes, **getattr(value, "__dict__", {})}.items())
+
+
+def _slots(value: Any) -> Iterator[tuple[str, Any]]:
+    for owner in type(value).__mro__:
+        for name, entry in vars(owner).items():
+            if isinstance(entry, MemberDescriptorType) and is_users(owner.__module__) and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def _class_attributes(owner: type) -> Iterator[tuple[str, Any]]:
+    """What a class itself keeps: no methods, properties or other descriptors."""
+    for name, entry in list(vars(owner).items()):
+        if not name.startswith("__") and not callable(entry) and not hasattr(type(entry), "__get__"):
+            yield name, entry
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of an object of the user's, of a container, and of a function that closes over variables; each with
+    how it is written after the name."""
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", item) for key, item in list(value.items())[:_MANY])
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{number}]", item) for number, item in enumerate(value[:_MANY]))
+    elif isinstance(value, MethodType):
+        yield "", value.__self__
+    elif isinstance(value, partial):
+        yield from ((f"[{number}]", item) for number, item in enumerate((value.func, *value.args)))
+        yield from ((f".{key}", item) for key, item in value.keywords.items())
+    elif isinstance(value, FunctionType):
+        if is_users(value.__module__):
+            yield from ((f".{key}", item) for key, item in inspect.getclosurevars(value).nonlocals.items())
+    elif not isinstance(value, type) and is_users(type(value).__module__):
+        yield from ((f".{key}", item) for key, item in _attributes(value))
 
 
 def _hash(data: bytes) -> str:

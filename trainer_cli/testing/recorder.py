@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +13,10 @@ from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.data.stream import StreamLoader
+from trainer_cli.errors import TrainError
 from trainer_cli.testing.causes import NOT_PERSISTENT
 from trainer_cli.testing.digests import Digests
-from trainer_cli.testing.trace import Kind, Plan, When, Writer
+from trainer_cli.testing.trace import OWN_FAILURE, Kind, Plan, When, Writer
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.state import capture
 
@@ -28,6 +30,18 @@ if TYPE_CHECKING:
 
 _OURS = "trainer_cli"
 _CLOCK = ("progress.seconds", "progress.last_seconds")
+
+
+@contextmanager
+def own_work(what: str) -> Generator[None, None, None]:
+    """Name an error of the recorder as its own, and not as one of the training that it looks at."""
+    try:
+        yield
+    except Exception as error:
+        raise TrainError(
+            f"{OWN_FAILURE} while it recorded {what}: {type(error).__name__}: {error}",
+            cure="The training is not at fault: please report this.",
+        ) from error
 
 
 class Recorder(Callback):
@@ -71,7 +85,8 @@ class Recorder(Callback):
             self._step, self._batch = trainer.progress.step, 0
             self._write_state(trainer)
         self._batch += 1
-        self._trace.record(Kind.batch, self._step, self._batch, dict(self._digests.tree(batch, "batch")))
+        with own_work("a batch"):
+            self._trace.record(Kind.batch, self._step, self._batch, dict(self._digests.tree(batch, "batch")))
 
     def on_before_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
         self._trace.record(Kind.loss, self._step, self._batch, dict(self._digests.tree(loss, "loss")))
@@ -114,7 +129,8 @@ class Recorder(Callback):
         if trainer.sanity_checking:
             return
         self._seen += 1
-        values = dict(self._digests.tree(batch, f"batch of {self._evaluated}"))
+        with own_work("a batch of an evaluation"):
+            values = dict(self._digests.tree(batch, f"batch of {self._evaluated}"))
         self._trace.record(Kind.evaluation, trainer.progress.step, self._seen, values)
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
@@ -127,6 +143,13 @@ class Recorder(Callback):
         if not is_last and not trainer.sanity_checking and self._is_wanted(trainer, When.evaluated):
             self._send(trainer, signal.SIGTERM)
 
+    def on_save_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
+        # What differs here has differed before the stop: loading is not to blame.
+        step = trainer.progress.step
+        with own_work("the state that is saved"):
+            values = {**dict(self._state(trainer)), **dict(self._hidden(trainer))}
+        self._trace.record(Kind.saved, step, 0, values)
+
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
         if trainer.stop_request is None:
             self._write_state(trainer)
@@ -137,8 +160,10 @@ class Recorder(Callback):
     def _write_state(self, trainer: Trainer, moment: int = 0) -> None:
         """Record all state between two steps: before the next one, or before the evaluation."""
         step = trainer.progress.step
-        self._trace.record(Kind.state, step, moment, dict(self._state(trainer)))
-        self._trace.record(Kind.hidden, step, moment, dict(self._hidden(trainer)))
+        with own_work("the state"):
+            self._trace.record(Kind.state, step, moment, dict(self._state(trainer)))
+        with own_work("what no checkpoint holds"):
+            self._trace.record(Kind.hidden, step, moment, dict(self._hidden(trainer)))
 
     def _state(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
         """The state that a checkpoint holds, and buffers that are not persistent."""

@@ -9,7 +9,17 @@ from typing import Any
 from trainer_cli.run.table import table
 from trainer_cli.testing.attempts import Attempt, Chain
 from trainer_cli.testing.causes import Cause, is_state
-from trainer_cli.testing.trace import Difference, Kind, Stop, Trace, Value, When, differences, first_difference
+from trainer_cli.testing.trace import (
+    Difference,
+    Kind,
+    Stop,
+    Trace,
+    Value,
+    When,
+    before_the_stop,
+    differences,
+    first_difference,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +141,19 @@ class Comparison:
         return first_difference(differences(self.straight, other, resumed=resumed, ignored=ignored))
 
     def found(self, chain: Chain) -> list[Found]:
-        """The first difference of each process of a run."""
-        return [
-            Found(difference, chain, stop)
-            for stop, attempt in _after_each(chain)
-            if (difference := self.first(attempt.trace, resumed=stop is not None)) is not None
-        ]
+        """The first difference of each process of a run, with the stop after which it arose."""
+        found: list[Found] = []
+        before: Attempt | None = None
+        earlier: Stop | None = None
+        for stop, attempt in _after_each(chain):
+            difference = self.first(attempt.trace, resumed=stop is not None)
+            if difference is not None:
+                arose = None
+                if before is not None and difference.restored and difference.kind is Kind.state:
+                    arose = before_the_stop(self.straight, before.trace, difference, self._ignored())
+                found.append(Found(difference, chain, stop) if arose is None else Found(arose, chain, earlier))
+            before, earlier = attempt, stop
+        return found
 
     def can_continue(self, chain: Chain) -> bool:
         """False once a process has differed, but by what may be a time: all that follows would differ as well."""

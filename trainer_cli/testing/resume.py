@@ -97,6 +97,8 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
     finally:
         # Ctrl-C does not wait here: the processes are killed first.
         pool.shutdown(wait=False, cancel_futures=True)
+    if own := next((attempt for chain in made for attempt in chain.attempts if attempt.is_own_failure), None):
+        raise own.error()
     finding, remarks = failure(made), []
     if any(map(comparison.found, made)) or any(map(comparison.lasting, made)):
         repeat = runner.chain("repeat", notes=True)

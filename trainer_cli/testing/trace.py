@@ -17,6 +17,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+OWN_FAILURE = "train check resume itself failed"
+"""Begins the message of an error of the check, which the training did not make."""
+
 
 class When(StrEnum):
     """The places at which a probe can be stopped."""
@@ -90,6 +93,8 @@ class Plan:
 class Kind(StrEnum):
     """What a record is of."""
 
+    saved = "saved"
+    """The state that goes into a checkpoint, and what is hidden then; not part of the order of the others."""
     state = "state"
     hidden = "hidden"
     """Python attributes, generators and other things that are in no checkpoint. Evidence, never a verdict."""
@@ -121,6 +126,16 @@ class Trace:
     records: Sequence[Record] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     stopped: Mapping[str, int] = field(default_factory=dict)
+    saved: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """By step: all state, and what is hidden, when it was last saved."""
+
+    def values_at(self, step: int) -> Mapping[str, str]:
+        """All state, and what is hidden, between a step and the next; empty if that was not recorded."""
+        moments = [
+            record for record in self.records if record.step == step and record.kind in (Kind.state, Kind.hidden)
+        ]
+        last = {record.kind: record.values for record in moments}
+        return {**last.get(Kind.state, {}), **last.get(Kind.hidden, {})}
 
     @property
     def last_step(self) -> int:
@@ -200,6 +215,7 @@ def read(path: Path) -> Trace:
     records: list[Record] = []
     facts: dict[str, Any] = {}
     stopped: dict[str, int] = {}
+    saved: dict[int, dict[str, str]] = {}
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         try:
             found = json.loads(line)
@@ -207,9 +223,11 @@ def read(path: Path) -> Trace:
             continue
         facts.update(found.get("facts", {}))
         stopped.update(found.get("stopped", {}))
-        if "kind" in found:
+        if found.get("kind") == Kind.saved:
+            saved[found["step"]] = {**saved.get(found["step"], {}), **found["values"]}
+        elif "kind" in found:
             records.append(Record(Kind(found["kind"]), found["step"], found["batch"], found["values"]))
-    return Trace(records, facts, stopped)
+    return Trace(records, facts, stopped, saved)
 
 
 def differences(straight: Trace, other: Trace, *, resumed: bool, ignored: Collection[str] = ()) -> Iterator[Difference]:
@@ -251,6 +269,28 @@ def first_difference(found: Iterator[Difference]) -> Difference | None:
             return replace(difference, hidden=following.values)
         return difference
     return None
+
+
+def before_the_stop(
+    straight: Trace, stopped: Trace, difference: Difference, ignored: Collection[str] = ()
+) -> Difference | None:
+    """The difference that a resumed process began with, if its checkpoint was saved with it: it arose before the stop.
+
+    Args:
+        difference: at the first moment of the resumed process.
+        stopped: trace of the process that saved the checkpoint.
+    """
+    there, here = straight.values_at(difference.step), stopped.saved.get(difference.step)
+    if here is None or not there:
+        return None
+    names = {value.name for value in difference.values}
+    found = [value for value in _values(there, here, ignored) if value.name in there and value.name in here]
+    values = tuple(value for value in found if value.name in names)
+    if not values:
+        return None
+    state = {name for record in straight.records if record.kind is Kind.state for name in record.values}
+    hidden = tuple(value for value in found if value.name not in state)
+    return replace(difference, restored=False, values=values, hidden=hidden)
 
 
 def _values(straight: Mapping[str, str], other: Mapping[str, str], ignored: Collection[str]) -> Iterator[Value]:
