@@ -48,6 +48,19 @@ def test_each_format_loads_as_what_it_was(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_files_have_the_mode_that_the_umask_gives(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        for format in ExportFormat:
+            export(weights(), tmp_path / format, format)
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 3
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~umask}
+
+
 @pytest.mark.parametrize(("limit", "shards"), [(10_000, 1), (200, 2), (1, 4)])
 def test_shards_are_no_larger_than_asked_for_and_the_index_names_them(tmp_path: Path, limit: int, shards: int) -> None:
     export(weights(), tmp_path / "out", ExportFormat.huggingface, shard_bytes=limit, extra={"config.json": b"{}"})

@@ -219,7 +219,9 @@ def test_a_full_disk_keeps_what_is_there_and_reports_what_is_needed(memory_path)
     root = prepared(memory_path / "root")
     disk = faulty(1 + planned.index("write file"), number=errno.ENOSPC, persistent=True)
     needed = checkpointer_on(disk).format.plan(small_state(2)).total_bytes + len(b"seed: 1\n")
-    with pytest.raises(SaveError, match=f"No space left on device; it needs {needed:,} bytes, [0-9,]+ bytes are free"):
+    with pytest.raises(
+        SaveError, match=f"No space left on device; it needs {needed:,} bytes, and [0-9,]+ bytes are free"
+    ):
         save(root, 2, disk)
 
 

@@ -67,6 +67,23 @@ def test_where_there_is_none_it_says_where_it_looked(folder: Path, wanted: dict,
     assert str(folder) in str(error.value)
 
 
+def test_an_empty_suffix_is_none(folder: Path) -> None:
+    assert latest_checkpoint(folder, "") == latest_checkpoint(folder)
+    assert checkpoint_path(folder, step=10, suffix="") == folder / "step10"
+    assert checkpoint_pattern("") == checkpoint_pattern()
+
+
+def test_a_missing_suffix_says_what_is_there(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"with suffix 'zz' .* it holds .*: another suffix"):
+        latest_checkpoint(folder, "zz")
+
+
+def test_the_path_of_a_checkpoint_that_is_still_to_be_saved_can_be_asked_for(folder: Path) -> None:
+    assert checkpoint_path(folder, step=77, must_exist=False) == folder / "step77"
+    assert checkpoint_path(folder, step=77, suffix="ema", must_exist=False) == folder / "step77-ema"
+    assert checkpoint_path(folder, step=57, must_exist=False) == folder / "ep1-ba7"
+
+
 def test_a_folder_that_is_not_there_and_an_unclear_question_are_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no such folder"):
         latest_checkpoint(tmp_path / "nowhere")

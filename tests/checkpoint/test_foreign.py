@@ -18,6 +18,8 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.distributed.checkpoint._experimental.checkpoint_writer import CheckpointWriter, CheckpointWriterConfig
+from torch.distributed.checkpoint._experimental.types import RankInfo
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.foreign.kind import Kind, kind_of
@@ -261,6 +263,13 @@ def test_a_class_in_dcp_metadata_that_torch_does_not_write_is_refused(dcp: Path,
     with pytest.raises(CheckpointError, match=r"it names pathlib\..*, which no metadata of torch has"):
         read_foreign(tmp_path / "step")
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_of_torchs_own_checkpointer_is_read(tmp_path: Path) -> None:
+    writer = CheckpointWriter(CheckpointWriterConfig(), RankInfo(global_rank=0, global_world_size=1), None)
+    writer.write(str(tmp_path / "step3"), {"model": weights()})
+    assert kind_of(tmp_path / "step3") is Kind.torch_checkpointer
+    assert same(read_foreign(tmp_path / "step3").model, weights())
 
 
 def test_own_checkpoints_and_other_files_are_of_no_other_program(tmp_path: Path) -> None:

@@ -27,9 +27,26 @@ def test_a_name_is_mapped_by_the_first_glob_that_matches(mapping: dict[str, str]
     assert LoadOptions(key_mapping=mapping).renamed([name]) == {name: new}
 
 
-def test_ignored_names_match_a_glob() -> None:
-    options = LoadOptions(ignore_keys=["head.*", "*.bias"])
-    assert options.ignored(["head.weight", "fc.bias", "fc.weight", "ahead.x"]) == {"head.weight", "fc.bias"}
+@pytest.mark.parametrize(
+    ("patterns", "ignored"),
+    [
+        (["head.*", "*.bias"], ["head.weight", "fc.bias"]),
+        (["?c.weight"], ["fc.weight"]),
+        (["h[ae]ad.weight"], ["head.weight"]),
+        (["[!fh]*"], ["ahead.x"]),
+        (["{fc,head}.weight"], ["fc.weight", "head.weight"]),
+        (["re:(fc|head)\\.w.*"], ["fc.weight", "head.weight"]),
+        (["re:head"], []),
+    ],
+)
+def test_ignored_names_match_a_glob_or_a_regular_expression(patterns: list[str], ignored: list[str]) -> None:
+    names = ["head.weight", "fc.bias", "fc.weight", "ahead.x"]
+    assert LoadOptions(ignore_keys=patterns).ignored(names) == set(ignored)
+
+
+def test_what_is_no_regular_expression_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"load\.ignore_keys: 're:\(a' is no regular expression"):
+        LoadOptions(ignore_keys=["re:(a"])
 
 
 def test_a_glob_that_matches_nothing_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from states import small_state
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.save import disk_error
+from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import NotDurableError, SaveError
 from trainer_cli.testing.faults import FaultyDisk
@@ -52,12 +53,59 @@ def test_each_failure_of_the_disk_is_one_sentence_about_it_and_one_about_what_to
         assert says_space is (number in (errno.ENOSPC, errno.EDQUOT) and not is_there)
         if says_space:
             assert f"; it needs {sum(sizes):,} bytes" in text
-            assert (" bytes are free" in text) is (number == errno.ENOSPC)
+            assert ("free" in text.partition("Older")[0]) is (number == errno.ENOSPC)
 
 
-def test_a_file_that_is_no_part_of_the_checkpoint_is_named() -> None:
-    error = disk_error(OSError(errno.ENOSPC, "Full", "runs/x/metrics.jsonl"), "runs/x/checkpoints/step1", 10, 5)
+def test_a_file_that_is_no_part_of_the_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    where = tmp_path / "checkpoints/step1"
+    error = disk_error(OSError(errno.ENOSPC, "Full", f"{tmp_path}/metrics.jsonl"), where, 10, LocalStorage(tmp_path))
     assert str(error) == (
-        "the checkpoint could not be saved: Full: runs/x/metrics.jsonl (runs/x/checkpoints/step1). "
+        f"the checkpoint could not be saved: Full: {tmp_path}/metrics.jsonl ({where}). "
         "Older checkpoints are intact. Free some space on the disk."
     )
+
+
+class Limited(Disk):
+    """A file system that has so much left."""
+
+    def __init__(self, free_bytes: int, free_files: int | None) -> None:
+        self.left = free_bytes, free_files
+
+    def free_bytes(self, path: Path) -> int:
+        return self.left[0]
+
+    def free_files(self, path: Path) -> int | None:
+        return self.left[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "free_bytes", "free_files", "why"),
+    [
+        (errno.ENOSPC, 99, 5, "; it needs 1,000 bytes, 99 bytes are free ("),
+        (errno.ENOSPC, 99, None, "; it needs 1,000 bytes, 99 bytes are free ("),
+        (errno.ENOSPC, 5000, 0, "; the file system can hold no more files (no inode is free) ("),
+        (errno.ENOSPC, 5000, 5, "and 5,000 bytes are free now: a quota may be used up, or space was freed since ("),
+        (errno.ENOSPC, 5000, None, "a quota may be used up"),
+        (errno.EDQUOT, 5000, 5, "; it needs 1,000 bytes ("),
+        (errno.EIO, 99, 0, "could not be saved: Words ("),
+    ],
+)
+def test_what_a_full_disk_lacks_is_looked_up(
+    tmp_path: Path, number: int, free_bytes: int, free_files: int | None, why: str
+) -> None:
+    storage = LocalStorage(tmp_path, disk=Limited(free_bytes, free_files))
+    assert why in str(disk_error(OSError(number, "Words"), tmp_path / "step1", 1000, storage))
+
+
+@pytest.mark.parametrize(
+    ("where", "older"),
+    [
+        ("{root}/step1", "Older checkpoints are intact."),
+        ("{root}/gone/step1", "{root}/gone is not there (any more)."),
+        ("s3://bucket/run/step1", "Older checkpoints were not touched."),
+    ],
+)
+def test_what_became_of_older_checkpoints_is_looked_up(tmp_path: Path, where: str, older: str) -> None:
+    text = str(disk_error(OSError(errno.EIO, "Words"), where.format(root=tmp_path)))
+    assert older.format(root=tmp_path) in text

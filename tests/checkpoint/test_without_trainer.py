@@ -165,3 +165,20 @@ def test_the_latest_of_any_pattern_is_loaded(tmp_path: Path, names: tuple[str, s
         save_checkpoint(tmp_path / name, epoch, *Training().parts)
     assert load_checkpoint(latest_checkpoint(tmp_path), *Training().parts) == (10, {})
     assert checkpoint_path(tmp_path, epoch=9).name == names[0]
+
+
+@pytest.mark.parametrize("with_schedule", [True, False])
+def test_a_rate_that_the_schedule_moved_is_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, with_schedule: bool
+) -> None:
+    def parts() -> tuple[Any, ...]:
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    model, optimizer, schedule = parts()
+    optimizer.step()
+    schedule.step()
+    save_checkpoint(tmp_path / "step1", 1, model, optimizer, schedule)
+    load_checkpoint(tmp_path / "step1", *parts()[: 3 if with_schedule else 2])
+    assert ("lr is 0.01" in caplog.text) is not with_schedule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -180,7 +181,11 @@ def _save_safetensors(tensors: Weights, path: Path) -> None:
         if value.data_ptr() in seen and value.numel():
             own[name] = value.clone()  # The format has no tied tensors.
         seen.add(value.data_ptr())
+    # safetensors replaces the file by one that only its owner can read.
+    path.touch()
+    mode = path.stat().st_mode
     safetensors.torch.save_file(own, path, metadata={"format": "pt"})
+    path.chmod(stat.S_IMODE(mode))
 
 
 def _save_shards(weights: Weights, dtype: torch.dtype | None, folder: Path, shard_bytes: int) -> None:

@@ -12,7 +12,7 @@ from trainer_cli.checkpoint.archive_file import extract_archive, is_archive
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.foreign.kind import MARKS, kind_of
 from trainer_cli.checkpoint.integrity import catalog_of
-from trainer_cli.checkpoint.naming import MANIFEST_FILE, numbers_within, parse_step, with_ranks
+from trainer_cli.checkpoint.naming import MANIFEST_FILE, Naming, numbers_within, parse_step, with_ranks
 from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.storage.registry import fetch, open_storage
 from trainer_cli.checkpoint.storage.url_path import as_path, is_url, is_web
@@ -20,7 +20,8 @@ from trainer_cli.config.globs import alternatives
 
 
 def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
-    """The numerically newest valid checkpoint of a folder; with a suffix, of those whose names end in it.
+    """The numerically newest valid checkpoint of a folder; with a suffix that is not empty, of those whose names end in
+    it.
 
     Of equal steps the one with the plainer name is taken. Half-written ones and copies (`step10.bak`) never match.
     `{rank}`, `{local_rank}` and `{node_rank}` in folder and suffix are those of this process. Sizes are checked,
@@ -33,9 +34,16 @@ def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
 
 
 def checkpoint_path(
-    folder: str | Path, step: int | None = None, epoch: int | None = None, suffix: str | None = None
+    folder: str | Path,
+    step: int | None = None,
+    epoch: int | None = None,
+    suffix: str | None = None,
+    must_exist: bool = True,
 ) -> Path:
     """The checkpoint of a step, or the newest one of an epoch (counted as at its saving).
+
+    Args:
+        must_exist: False: where there is none of this step, the path at which one is to be saved.
 
     Raises:
         ValueError: neither or both of `step` and `epoch` are given.
@@ -43,6 +51,11 @@ def checkpoint_path(
     """
     if (step is None) is (epoch is None):
         raise ValueError("give either step or epoch")
+    if step is not None and not must_exist:
+        try:
+            return checkpoint_path(folder, step, suffix=suffix)
+        except FileNotFoundError:
+            return as_path(with_ranks(str(folder), os.environ)) / Naming(suffix=suffix or None).name({"step": step})
     if step is not None:
         return _newest(folder, suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
     return _newest(
@@ -79,7 +92,7 @@ def checkpoint_at(path: str | os.PathLike[str], storage: Callable[[Path], Storag
 
 def checkpoint_pattern(suffix: str | None = None) -> str:
     """The glob of the default names, for `train validate ckpt=…`: without a suffix, or with this one."""
-    return "step*[0-9]" if suffix is None else f"step*-{suffix}"
+    return f"step*-{suffix}" if suffix else "step*[0-9]"
 
 
 def expanded(pattern: str | Path) -> list[Path]:
@@ -104,10 +117,11 @@ def expanded(pattern: str | Path) -> list[Path]:
 
 def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool], what: str) -> Path:
     folder = as_path(with_ranks(str(named), os.environ))
-    suffix = None if suffix is None else with_ranks(suffix, os.environ)
+    suffix = with_ranks(suffix, os.environ) if suffix else None
     passed = []
     for entry in sorted(catalog_of(folder).entries(), key=_order, reverse=True):
         if suffix is not None and not entry.name.endswith(f"-{suffix}"):
+            passed.append(f"{entry.name}: another suffix")
             continue
         if entry.resumable and fits(entry):
             return folder / entry.name

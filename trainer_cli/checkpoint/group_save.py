@@ -164,7 +164,7 @@ class GroupSave:
         if error is None:
             return None
         size_bytes = None if self._snapshot is None else self._snapshot.layout.total_bytes
-        return disk_error(error, self.where, size_bytes, self.storage.free_bytes())
+        return disk_error(error, self.where, size_bytes, self.storage)
 
     def _raise_failures(self, said: list[_Failure | None], own: BaseException | None) -> None:
         """Raise what this rank has, or else what the first rank that failed says."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trainer_cli.config.globs import matches, why_no_pattern
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import ConfigError
 
@@ -36,7 +37,7 @@ class LoadOptions:
     strict: bool = True
     """Refuse parameters that only the model or only the checkpoint has."""
     ignore_keys: Sequence[str] = ()
-    """Globs of parameter names, as the model has them, to leave as they are."""
+    """Globs of parameter names, as the model has them, or `re:` and a regular expression: left as they are."""
     key_mapping: Mapping[str, str] = field(default_factory=dict)
     """Glob of names in the checkpoint -> name in the model; each `*` of the name stands for what that `*` matched."""
     average: bool = True
@@ -48,6 +49,9 @@ class LoadOptions:
     def __post_init__(self) -> None:
         check_states("load.states", self.states)
         check_mapping("load.key_mapping", self.key_mapping)
+        for pattern in self.ignore_keys:
+            if (fault := why_no_pattern(pattern)) is not None:
+                raise ConfigError(f"load.ignore_keys: {fault}", location="load.ignore_keys")
 
     @property
     def whole(self) -> bool:
@@ -86,19 +90,24 @@ class LoadOptions:
 
     def ignored(self, names: Iterable[str]) -> set[str]:
         """Which of these names to leave as they are."""
-        patterns = [_pattern(glob) for glob in self.ignore_keys]
-        return {name for name in names if any(pattern.fullmatch(name) for pattern in patterns)}
+        return {name for name in names if any(matches(name, pattern) for pattern in self.ignore_keys)}
 
     def warn_unmatched(self, saved: Iterable[str], names: Iterable[str]) -> None:
         """Warn of each glob of `key_mapping` that matches no name of the checkpoint, and of `ignore_keys` that matches
         none of `names`."""
-        for key, globs, known in (
-            ("key_mapping", self.key_mapping, list(saved)),
-            ("ignore_keys", self.ignore_keys, list(names)),
-        ):
-            for glob in globs:
-                if not any(_pattern(glob).fullmatch(name) for name in known):
-                    logger.warning("load.%s: %r matches nothing", key, glob)
+        saved, names = list(saved), list(names)
+        unmatched = [
+            ("key_mapping", glob)
+            for glob in self.key_mapping
+            if not any(_pattern(glob).fullmatch(name) for name in saved)
+        ]
+        unmatched += [
+            ("ignore_keys", pattern)
+            for pattern in self.ignore_keys
+            if not any(matches(name, pattern) for name in names)
+        ]
+        for key, pattern in unmatched:
+            logger.warning("load.%s: %r matches nothing", key, pattern)
 
 
 def check_states(key: str, states: Sequence[str]) -> None:

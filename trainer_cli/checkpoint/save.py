@@ -31,6 +31,7 @@ from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.shards import Shard
 from trainer_cli.checkpoint.snapshot_buffer import Snapshot
 from trainer_cli.checkpoint.storage.interfaces import UnsyncedError
+from trainer_cli.checkpoint.storage.url_path import is_url
 from trainer_cli.config.schema import DigestAlgorithm
 from trainer_cli.errors import NO_SPACE, NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.parallel.peers import is_of_peer
@@ -206,7 +207,7 @@ class CheckpointWriter:
                 commit(folder, [own], replace(metadata, finite=finite), name=name, format=format)
         except OSError as error:
             size_bytes = snapshot.layout.total_bytes + sum(len(content) for content in metadata.files.values())
-            raise disk_error(error, where, size_bytes, storage.free_bytes()) from error
+            raise disk_error(error, where, size_bytes, storage) from error
         if self.commit_hook is not None:
             self.commit_hook.post_commit(where)
         logger.debug("saved %s (%s)", where, metadata.reason)
@@ -254,16 +255,16 @@ def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata, *, overw
 
 
 def disk_error(
-    error: OSError, where: str | Path, size_bytes: int | None = None, free_bytes: int | None = None
+    error: OSError, where: str | Path, size_bytes: int | None = None, storage: Storage | None = None
 ) -> SaveError:
     """An error of the disk as the failure of a save: which checkpoint, what the system said, and what to do.
 
     Args:
         size_bytes: what the checkpoint would have taken.
-        free_bytes: what the file system has left.
+        storage: is asked what the file system has left.
     """
     said = error.strerror or str(error)
-    cure = f"{_INTACT} {disk_cure(error)}"
+    cure = f"{_older_ones(where)} {disk_cure(error)}"
     if isinstance(error, UnsyncedError):
         what = f"the checkpoint is there, but may not survive a power cut: its directory could not be fsynced: {said}"
         return NotDurableError(what, where=str(where), cure=cure)
@@ -271,11 +272,29 @@ def disk_error(
     if error.filename is not None and Path(where).absolute().parent not in Path(error.filename).absolute().parents:
         what += f": {error.filename}"
     elif error.errno in NO_SPACE and size_bytes is not None:
-        what += f"; it needs {size_bytes:,} bytes"
-        # Free bytes do not show a quota.
-        if error.errno == errno.ENOSPC and free_bytes is not None:
-            what += f", {free_bytes:,} bytes are free"
+        what += _why_no_space(error, size_bytes, storage)
     return SaveError(what, where=str(where), cure=cure)
+
+
+def _why_no_space(error: OSError, size_bytes: int, storage: Storage | None) -> str:
+    """What a checkpoint needs, and what the file system has left of it. That does not show a quota."""
+    needed = f"; it needs {size_bytes:,} bytes"
+    if storage is None or error.errno != errno.ENOSPC:
+        return needed
+    if storage.free_files() == 0:
+        return "; the file system can hold no more files (no inode is free)"
+    free_bytes = storage.free_bytes()
+    if free_bytes is not None and free_bytes > size_bytes:
+        return f"{needed}, and {free_bytes:,} bytes are free now: a quota may be used up, or space was freed since"
+    return needed if free_bytes is None else f"{needed}, {free_bytes:,} bytes are free"
+
+
+def _older_ones(where: str | Path) -> str:
+    """What became of older checkpoints in the same folder, as far as one can see."""
+    if is_url(where):
+        return "Older checkpoints were not touched."
+    folder = Path(where).absolute().parent
+    return _INTACT if folder.is_dir() else f"{folder} is not there (any more)."
 
 
 def as_failure(error: BaseException, step: int, where: str | Path) -> Exception:
@@ -285,7 +304,7 @@ def as_failure(error: BaseException, step: int, where: str | Path) -> Exception:
         return error
     ending = f"{type(error).__name__}: {error}".removesuffix(": ")
     what = f"step {step} could not be saved: the thread that writes was ended by {ending}"
-    return SaveError(what, where=str(where), cure=_INTACT)
+    return SaveError(what, where=str(where), cure=_older_ones(where))
 
 
 @contextmanager
@@ -301,7 +320,7 @@ def errors_of_save(step: int, path: Path) -> Iterator[None]:
         if is_of_peer(error):
             raise
         said = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise SaveError(f"step {step} could not be saved: {said}", where=str(path), cure=_INTACT) from error
+        raise SaveError(f"step {step} could not be saved: {said}", where=str(path), cure=_older_ones(path)) from error
 
 
 def library_versions() -> dict[str, str]:

@@ -22,6 +22,8 @@ from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.parallel.process_group import ALONE
 
+_MOVED = ("lr", "momentum", "betas")
+"""Settings that schedules of torch move: those of a checkpoint differ from the configured ones for this reason."""
 _OWN = ("model", "optimizer", "lr_scheduler", "epoch")
 
 
@@ -107,7 +109,9 @@ def load_checkpoint(
     fitting, report = fit_model(model, state["model"], options, cast=finetune)
     fittings: dict[str, Fitting] = {"model": fitting}
     if not finetune and optimizer is not None:
-        fittings["optimizer"] = fit_optimizer(model, optimizer, state["optimizer"], options)
+        fittings["optimizer"] = fit_optimizer(
+            model, optimizer, state["optimizer"], options, moved=() if lr_scheduler is None else _MOVED
+        )
     if not finetune and lr_scheduler is not None:
         fittings["lr_scheduler"] = _fit_scheduler(lr_scheduler, state["lr_scheduler"])
     if faults := {owner: one.faults for owner, one in fittings.items() if one.faults}:

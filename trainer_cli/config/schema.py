@@ -563,8 +563,9 @@ class LoadConfig:
     progress, callbacks and rng."""
     strict: bool = True
     """false: load what both model and checkpoint have, and list the rest."""
-    ignore_keys: list[str] = field(default_factory=list)
-    """Globs of parameter names that keep the values of the new model, such as a head of another size."""
+    ignore_keys: list[str] = checked(_check_names, [])
+    """Parameter-name globs, or `re:` and a regular expression: these keep the values of the new model, such as a head
+    of another size."""
     key_mapping: dict[str, str] = checked(check_mapping, {})
     """Glob of names in the checkpoint -> name in the model, such as `{model.*: *}`; `*` is what it matched."""
     average: bool = True

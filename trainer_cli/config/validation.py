@@ -224,7 +224,7 @@ class _Validation:
         key = ".".join(path)
         if isinstance(value, float) and not math.isfinite(value):
             self._report(path, f"{key} is {value}, but it must be finite")
-        elif isinstance(value, int) and abs(value) >= 2**63:
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             number = str(value) if abs(value) < 10**24 else "a number of too many digits"
             self._report(path, f"{key} is {number}, but it must fit into 64 bits")
 

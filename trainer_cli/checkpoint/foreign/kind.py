@@ -12,7 +12,9 @@ from trainer_cli.errors import UserError
 DCP_METADATA = ".metadata"
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
-MARKS = (DCP_METADATA, *INDEXES, *WHOLE_FILES)
+RANK_FILE = "checkpoint_0.pt"
+"""What rank 0 writes by torch.distributed.checkpoint's experimental Checkpointer; rank 1 writes checkpoint_1.pt."""
+MARKS = (DCP_METADATA, RANK_FILE, *INDEXES, *WHOLE_FILES)
 """A folder with one of these files is a checkpoint of another program."""
 
 _LARGEST_HEADER = 100_000_000
@@ -26,6 +28,7 @@ class Kind(StrEnum):
     safetensors = "safetensors file"
     huggingface = "Hugging Face folder"
     dcp = "DCP folder"
+    torch_checkpointer = "folder of torch's Checkpointer"
 
 
 def kind_of(path: Path) -> Kind | None:
@@ -64,6 +67,8 @@ def _of_folder(path: Path) -> Kind | None:
         return None
     if (path / DCP_METADATA).is_file():
         return Kind.dcp
+    if (path / RANK_FILE).is_file():
+        return Kind.torch_checkpointer
     if any((path / name).is_file() for name in (*INDEXES, *WHOLE_FILES)):
         return Kind.huggingface
     return None

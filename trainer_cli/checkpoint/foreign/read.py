@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from trainer_cli.checkpoint.foreign.dcp import load_dcp
-from trainer_cli.checkpoint.foreign.kind import Kind, kind_of
+from trainer_cli.checkpoint.foreign.kind import RANK_FILE, Kind, kind_of
 from trainer_cli.checkpoint.foreign.safetensors_file import load_huggingface, load_safetensors
 from trainer_cli.checkpoint.foreign.state_dict import find_weights
 from trainer_cli.checkpoint.format.torch_pickle import load_torch_file
@@ -59,9 +59,10 @@ def _check_sizes(path: Path, model: Mapping[str, torch.Tensor]) -> None:
 
 def _read(path: Path, kind: Kind | None, allow_pickle: bool) -> ForeignCheckpoint:
     match kind:
-        case Kind.torch_file:
+        case Kind.torch_file | Kind.torch_checkpointer:
+            file = path / RANK_FILE if kind is Kind.torch_checkpointer else path
             try:
-                found = find_weights(load_torch_file(path, allow_pickle=allow_pickle))
+                found = find_weights(load_torch_file(file, allow_pickle=allow_pickle))
             except ValueError as error:
                 raise CheckpointError(str(error), where=str(path)) from None
             return ForeignCheckpoint(found.program, found.weights, found.step)

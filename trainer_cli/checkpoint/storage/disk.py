@@ -168,6 +168,11 @@ class Disk:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
+    def free_files(self, path: Path) -> int | None:
+        """How many files this user can still make there; None where the file system has no such limit."""
+        found = os.statvfs(path)
+        return found.f_favail if found.f_files else None
+
 
 @cache
 def _swap() -> Callable[[bytes, bytes], int] | None:

@@ -164,3 +164,7 @@ class Storage(Protocol):
     def free_bytes(self) -> int | None:
         """Bytes that can still be written, or None if unknown."""
         ...
+
+    def free_files(self) -> int | None:
+        """Files that can still be made, or None if unknown or not limited."""
+        ...

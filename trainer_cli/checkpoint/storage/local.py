@@ -264,9 +264,16 @@ class LocalStorage:
         return []
 
     def free_bytes(self) -> int | None:
+        return self._free(self.disk.free_bytes)
+
+    def free_files(self) -> int | None:
+        return self._free(self.disk.free_files)
+
+    def _free(self, ask: Callable[[Path], int | None]) -> int | None:
+        """What the file system says of the folder, or of the first folder above it that is there."""
         for path in (self.root, *self.root.absolute().parents):
             try:
-                return self.disk.free_bytes(path)
+                return ask(path)
             except FileNotFoundError:
                 continue
             except OSError:

@@ -258,6 +258,9 @@ class ObjectStorage:
     def free_bytes(self) -> int | None:
         return self.local.free_bytes()
 
+    def free_files(self) -> int | None:
+        return self.local.free_files()
+
     def finish_uploads(self, timeout_s: float | None = None) -> list[str]:
         self.uploader.retry()
         return self.uploader.wait(timeout_s)
