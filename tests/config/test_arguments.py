@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from trainer_cli.config import arguments
-from trainer_cli.config.arguments import DATA_KEYS
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
+from trainer_cli.config.fields import DATA_KEYS
 from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.targets import Trust

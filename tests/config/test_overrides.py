@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trainer_cli.config import overrides
+from trainer_cli.config.compose import compose
+from trainer_cli.config.fields import DATA_KEYS
 from trainer_cli.errors import ConfigError
 
 
@@ -66,3 +70,15 @@ def test_several_values_for_one_run_are_refused_with_both_ways_out() -> None:
     with pytest.raises(ConfigError) as caught:
         overrides.read(["optimizer.lr=1,2"])
     assert "optimizer.lr=[1,2]" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", DATA_KEYS)
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_what_every_data_takes_needs_no_sign(key: str, sign: str, tmp_path: Path) -> None:
+    """The experiment's own data names no key of the loader."""
+    (tmp_path / "configs" / "experiment").mkdir(parents=True)
+    text = "# @package _global_\nmodel: {_target_: parts.Net}\ndata: {_target_: parts.Data}\n"
+    (tmp_path / "configs" / "experiment" / "mine.yaml").write_text(text)
+    value = {"collate_fn": "parts.collate", "persistent_workers": "true"}.get(key, "2")
+    raw = compose(["experiment=mine", f"{sign}data.{key}={value}"], cwd=tmp_path, sections=()).raw
+    assert str(raw.data[key]).lower() == value

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.config.fields import DATA_KEYS, GLOBAL_BATCH_SIZE
 from trainer_cli.config.kinds import MISSING
 from trainer_cli.config.modules import missing
 from trainer_cli.config.overrides import COMMAND_LINE
@@ -28,12 +29,6 @@ SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "call
 EVALUATED = ("model", "data", "step", "callbacks")
 """Those that are made only to evaluate."""
 SPECIAL = ("_target_", "_partial_", "_args_")
-GLOBAL_BATCH_SIZE = "global_batch_size"
-DATA_KEYS = (
-    "batch_size", "val_batch_size", GLOBAL_BATCH_SIZE, "num_workers", "collate_fn", "persistent_workers",
-    "worker_timeout", "overfit_batches",
-)  # fmt: skip
-"""Keys under `data` that belong to our loaders, and not to the object that is made."""
 SCHEDULER_KEYS = ("interval", "metric", "groups")
 """Keys of a schedule's node that do not reach the object."""
 _AT_LEAST = {"batch_size": 1, "val_batch_size": 1, GLOBAL_BATCH_SIZE: 1, "num_workers": 0, "overfit_batches": 1}

@@ -60,6 +60,12 @@ MAY_CHANGE: Mapping[str, str] = {
     "data.worker_timeout": "samples do not depend on who loads them",
 }
 """Glob of config keys -> why they may change."""
+GLOBAL_BATCH_SIZE = "global_batch_size"
+DATA_KEYS = (
+    "batch_size", "val_batch_size", GLOBAL_BATCH_SIZE, "num_workers", "collate_fn", "persistent_workers",
+    "worker_timeout", "overfit_batches",
+)  # fmt: skip
+"""Keys under `data` that belong to our loaders, and not to the object that is made."""
 BY_GLOBAL_BATCH_SIZE = ("data.batch_size", "loop.grad_accum_steps")
 """Keys that may change where `data.global_batch_size` says how many samples a step has."""
 ABSENT_IF_NULL = (("data", "global_batch_size"),)

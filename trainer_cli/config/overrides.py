@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from trainer_cli.config.fields import KeyPath, sections
+from trainer_cli.config.fields import DATA_KEYS, KeyPath, sections
 from trainer_cli.config.hydra_compat import value_in_quotes
 from trainer_cli.config.override_syntax import closes_at_end, hint_for, split_at_commas, unquoted
 from trainer_cli.config.suggest import did_you_mean, of_a_section
@@ -123,7 +123,7 @@ def parsed(arguments: Sequence[str]) -> CommandLine:
             continue
         text_of = f"{key[:-1]}={value}" if appends else argument
         try:
-            override = parser.parse_override("+" + text_of if key in ("experiment", "debug") and equals else text_of)
+            override = parser.parse_override(f"{_implied(key) if equals else ''}{text_of}")
             deep = not override.is_sweep_override() and _depth(override.value()) > DEEPEST
         except (HydraException, ValueError, RecursionError):
             line.mistakes.append(_unreadable(argument))
@@ -142,6 +142,14 @@ def parsed(arguments: Sequence[str]) -> CommandLine:
             line.appends[:] = [append for append in line.appends if not _replaces(override, append.path)]
     ckpt = patterns if not single or len(patterns) > 1 else (patterns[0] if patterns else None)
     return CommandLine(line.overrides, ckpt, given, line.appends, line.mistakes)
+
+
+def _implied(key: str) -> str:
+    """The sign of an override that may leave it out: a choice of the root, and what every `data` may have."""
+    if key in ("experiment", "debug"):
+        return "+"
+    section, _, name = key.partition(".")
+    return "++" if section == "data" and name in DATA_KEYS else ""
 
 
 def _replaces(override: Override, key: KeyPath) -> bool:

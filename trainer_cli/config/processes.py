@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer_cli.config.arguments import GLOBAL_BATCH_SIZE
+from trainer_cli.config.fields import GLOBAL_BATCH_SIZE
 from trainer_cli.config.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.ranks import check_shards, check_tensor_size

@@ -17,9 +17,7 @@ from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.arguments import (
-    DATA_KEYS,
     FROM_DATA,
-    GLOBAL_BATCH_SIZE,
     SAVER,
     SCHEDULER_KEYS,
     SECTIONS,
@@ -29,6 +27,7 @@ from trainer_cli.config.arguments import (
     no_node,
     optimizers,
 )
+from trainer_cli.config.fields import DATA_KEYS, GLOBAL_BATCH_SIZE
 from trainer_cli.config.processes import batches_of_step, check_strategy
 from trainer_cli.config.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.config.signatures import call_parameters, misfits

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.integrity import catalog_of
-from trainer_cli.config.arguments import DATA_KEYS
 from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import Change
-from trainer_cli.config.fields import SOURCE, matches_any
+from trainer_cli.config.fields import DATA_KEYS, SOURCE, matches_any
 from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.process_group import ProcessGroup

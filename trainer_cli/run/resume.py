@@ -12,10 +12,10 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.integrity import Check, newest_intact, why_damaged
-from trainer_cli.config.arguments import GLOBAL_BATCH_SIZE, steps_by_evaluation
+from trainer_cli.config.arguments import steps_by_evaluation
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
-from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may_change
+from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, GLOBAL_BATCH_SIZE, matches_any, why_may_change
 from trainer_cli.config.schema import CheckpointConfig, Newer
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.run.run_dir import RunDir, RunStatus
