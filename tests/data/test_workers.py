@@ -77,6 +77,48 @@ def test_the_workers_of_a_users_own_loader_are_as_deaf_and_end_as_surely(persist
     assert children() == []
 
 
+def test_the_workers_of_a_subclass_that_keeps_its_iterator_are_ended_in_its_own_way() -> None:
+    class Keeping(torch.utils.data.DataLoader[Any]):
+        """As torchdata's StatefulDataLoader: it keeps its iterator, to answer state_dict()."""
+
+        def __iter__(self) -> Any:
+            self._iterator = self._get_iterator()
+            return self._iterator
+
+    loader = UserLoader(Keeping(Numbers(400), 4, num_workers=2), seed=0)
+    iterator = loader.iterate(0)
+    next(iterator)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    iterator.close()
+    assert [worker.exitcode for worker in workers] == [0, 0], "none was killed"
+    assert len(list(loader.iterate(1))) == 100
+    assert children() == []
+
+
+def test_a_killed_worker_is_no_error_of_torchs_handler_while_workers_are_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer_cli.data.workers.LOADERS_GRACE_S", 0.1)
+
+    class Slow(torch.utils.data.DataLoader[Any]):
+        """Its workers are busy for a minute."""
+
+    def fail(number: int, frame: object) -> None:
+        raise RuntimeError("a worker was killed")
+
+    loader = UserLoader(Slow(Numbers(64, slow_from=4), 4, num_workers=1), seed=0)
+    iterator = loader.iterate(0)
+    next(iterator)
+    before = signal.signal(signal.SIGCHLD, fail)
+    try:
+        iterator.close()
+        assert signal.getsignal(signal.SIGCHLD) is fail
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert children() == []
+
+
 def test_an_epoch_ends_its_workers() -> None:
     assert len(list(made().iterate(0))) == 16
     assert children() == []

@@ -81,3 +81,33 @@ def test_a_loader_that_ends_before_its_length_is_reported_when_the_batch_is_need
     with pytest.raises(UserError, match="ended after 2 batches of epoch 0, but 3 were to come"):
         one.fit(Short(2))
     assert one.progress.step == 2
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped inside an epoch", "failed"])
+def test_a_loader_that_does_not_end_cleanly_changes_neither_the_result_nor_the_error(
+    stopped: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unclean:
+        """The iterator of a DataLoader whose workers do not end as they should."""
+
+        def __init__(self, batches: Any) -> None:
+            self.batches = batches
+
+        def __next__(self) -> Any:
+            return next(self.batches)
+
+        def _shutdown_workers(self) -> None:
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    class Loader(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return Unclean(super().__iter__())
+
+    ends = StopAt(2) if stopped else recorder([], fail_in=("on_after_optimizer_step",), error=ZeroDivisionError)
+    training = trainer(callbacks=[ends])
+    if stopped:
+        assert training.fit(Loader(Points(12), 2)).step == 2
+    else:
+        with pytest.raises(ZeroDivisionError):
+            training.fit(Loader(Points(12), 2))
+    assert "a loader did not end cleanly: RuntimeError: DataLoader worker (pid 7) is killed" in caplog.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
@@ -40,7 +40,7 @@ class UserLoader:
                 where="data",
                 cure="Give an object whose __iter__ starts anew, such as a DataLoader.",
             )
-        self.loader: Any = loader
+        self.loader = cast(Any, loader)
         self.seed = seed
         self.fingerprint: str | None = getattr(loader, "fingerprint", None)
         self.per_rank = _is_per_rank(loader)
@@ -155,11 +155,16 @@ class UserLoader:
 
     def close(self) -> None:
         """End persistent workers; the next epoch starts new ones."""
-        self._processes.ask_to_end()
-        if self._rest is not None:
-            self._rebuild()
         self._own_started = False
-        self._processes.end()
+        if self._own is not self.loader:
+            self._processes.ask_to_end()
+            self._rebuild()
+            self._processes.end()
+        elif self._is_torchs:
+            self._processes.end(_shut_down_of(getattr(self.loader, "_iterator", None)))
+            if self.persistent:
+                # Otherwise torch would use the ended workers again. One without keeps it, to answer state_dict().
+                self.loader._iterator = None
 
     def _rebuild(self) -> None:
         self._own, self._rest = _rebuilt(self.loader, self._processes, persistent=self.persistent)
@@ -210,7 +215,10 @@ class UserLoader:
         finally:
             # Processes of other loaders are not ended here.
             if self._is_torchs and (not self.persistent or self._processes.died()):
-                self._processes.ask_to_end()
+                if self._own is not self.loader:
+                    self._processes.ask_to_end()
+                else:
+                    self._processes.end(_shut_down_of(iterator))
                 iterator = None
                 self.close()
 
@@ -236,20 +244,33 @@ class UserLoader:
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
         """The position, with the loader's own state if it has one that belongs to this position."""
-        own = self.stateful and not (batch == 0 and self._left_early)
+        return {
+            **self._identity(),
+            "epoch": epoch,
+            "batch": batch,
+            "sample_offset": samples,
+            "batch_size": self.stated_batch_size,
+            "loader": None if batch == 0 and self._left_early else self._own_state(),
+            "generators": self._begun_with if batch else self._generator_states(),
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same at a resume."""
         return {
             "version": STATE_VERSION,
             "order": "stateful" if self.stateful else "sampler" if self.walks else "replay",
             "seed": self.seed,
-            "epoch": epoch,
-            "batch": batch,
-            "sample_offset": samples,
             "length": self.length,
-            "batch_size": self.stated_batch_size,
             "fingerprint": self.fingerprint,
-            "loader": self.loader.state_dict() if own else None,
-            "generators": self._begun_with if batch else self._generator_states(),
         }
+
+    def _own_state(self) -> Any:
+        """The state of a loader that has one, else None."""
+        if not self.stateful:
+            return None
+        # Before the first batch, torchdata's loader starts its workers here, and draws a seed for them.
+        with kept_random_state(), self._processes.starting():
+            return self.loader.state_dict()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a position in other data; keep the loader's own state, or its generators', for the next `iterate`.
@@ -257,7 +278,7 @@ class UserLoader:
         Raises:
             UserError: naming everything that differs.
         """
-        check_same(self.state_dict(0), state, ("version", "order", "seed", "length", "fingerprint"))
+        check_same(self._identity(), state, tuple(self._identity()))
         if self.length is None:
             check_batch_size(self.stated_batch_size, state)
         generators = state["generators"]
@@ -321,6 +342,14 @@ def _is_per_rank(data: Any) -> bool:
     """Whether a loader or a dataset gives each of several ranks samples of its own, by itself."""
     own_part = isinstance(getattr(data, "sampler", None), DistributedSampler)
     return own_part or any(getattr(one, "per_rank", False) for one in (data, getattr(data, "dataset", None)))
+
+
+def _shut_down_of(iterator: Any) -> Callable[[], None] | None:
+    """The method by which an iterator of a DataLoader ends its workers, as torch calls it when the iterator is dropped.
+
+    Without it, workers that are killed are an error of torch's, after all was done.
+    """
+    return getattr(iterator, "_shutdown_workers", None)
 
 
 def _nothing(number: int) -> None:

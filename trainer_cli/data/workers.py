@@ -30,6 +30,8 @@ TIMEOUT_S = 600.0
 """The default limit of a wait for a batch."""
 GRACE_S = 1.0
 """The time a worker has to end before it is killed."""
+LOADERS_GRACE_S = 5.0
+"""The time that the workers of a DataLoader of another class have, as torch gives them."""
 
 _PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _WATCH_S = 0.1
@@ -59,12 +61,10 @@ class WorkerProcesses:
         """
         earlier = set(multiprocessing.active_children())
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
-        on_death = signal.getsignal(signal.SIGCHLD)
         try:
-            yield
+            with _same_child_handler():
+                yield
         finally:
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGCHLD, on_death or signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             new = set(multiprocessing.active_children()) - earlier
             self._processes += sorted(new, key=lambda process: process.pid or 0)
@@ -98,10 +98,46 @@ class WorkerProcesses:
         for process in self._processes:
             process.kill()
 
-    def end(self) -> None:
-        """Wait until they have ended; kill them after a second."""
-        self._end()
-        self._closing.value = False
+    def end(self, shut_down: Callable[[], None] | None = None) -> None:
+        """Wait until they have ended; kill them after a second.
+
+        Args:
+            shut_down: ends processes without `init_fn`, in the way of their loader. Those that are left are killed
+                after five seconds.
+        """
+        with _without_child_handler():
+            try:
+                if shut_down is not None:
+                    killer = threading.Timer(LOADERS_GRACE_S, self.kill)
+                    killer.daemon = True
+                    killer.start()
+                    try:
+                        shut_down()
+                    finally:
+                        killer.cancel()
+            finally:
+                self._end()
+                self._closing.value = False
+
+
+@contextmanager
+def _same_child_handler() -> Generator[None, None, None]:
+    """Restore the handler of SIGCHLD at the end. Only the main thread can."""
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+
+
+@contextmanager
+def _without_child_handler() -> Generator[None, None, None]:
+    """No handler of SIGCHLD meanwhile: torch's, which other loaders install, raises for a worker that is killed."""
+    with _same_child_handler():
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        yield
 
 
 class Source(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,8 @@ from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same_samples
 from trainer_cli.trainer.batch import tensors_of, to_device
 from trainer_cli.trainer.progress import Progress
+
+log = logging.getLogger(__name__)
 
 
 class DevicePrefetcher(Protocol):
@@ -101,6 +104,17 @@ def device_prefetcher(device: torch.device) -> DevicePrefetcher:
     return SideStream(device) if device.type == "cuda" else Direct(device)
 
 
+def close_at_the_end(close: Callable[[], None]) -> None:
+    """Close what loads data where nothing more is needed of it.
+
+    An error is a warning: it must not replace the result of a training that has saved, nor the error that ended one.
+    """
+    try:
+        close()
+    except Exception as error:
+        log.warning("a loader did not end cleanly: %s: %s", type(error).__name__, error)
+
+
 class TrainBatches:
     """The batches of a train loader, epoch by epoch, from the position in `Progress`."""
 
@@ -164,6 +178,10 @@ class TrainBatches:
     def _state(self, at: Progress) -> dict[str, Any]:
         state: dict[str, Any] = self._loader.state_dict(at.epoch, samples=at.epoch_samples, batch=at.batch)
         return state
+
+    def end(self) -> None:
+        """End the training's last epoch. An error is a warning, as in `close_at_the_end`."""
+        close_at_the_end(self.close)
 
     def close(self) -> None:
         """End the epoch; the next batch begins another."""

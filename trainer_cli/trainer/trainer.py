@@ -41,6 +41,7 @@ from trainer_cli.trainer.metric_logger import EVALUATING, SAVING, MetricLogger
 from trainer_cli.trainer.optimizer_modes import OptimizerModes
 from trainer_cli.trainer.optimizers import made_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
+from trainer_cli.trainer.prefetch import close_at_the_end
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.recording import Recording
 from trainer_cli.trainer.requests import Requests
@@ -326,7 +327,7 @@ class Trainer(Recording, Requests):
                 stack.enter_context(self.logging.shown())
                 for loader in (train, *val.values()):
                     if (close := getattr(loader, "close", None)) is not None:
-                        stack.callback(close)
+                        stack.callback(close_at_the_end, close)
                 self.hooks.call("on_enter_fit", self, stack, train, val, self.loop)
                 self.modes.train()
                 stack.callback(self.modes.eval)

@@ -160,7 +160,7 @@ class TrainingLoop(Lengths):
             raise
         finally:
             if self._batches is not None:
-                self._batches.close()
+                self._batches.end()
         return stop
 
     def why_stop(self, trainer: Trainer) -> Stop | None:

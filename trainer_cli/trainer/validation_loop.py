@@ -23,6 +23,7 @@ from trainer_cli.trainer.metrics import (
     read_outputs,
     scalars,
 )
+from trainer_cli.trainer.prefetch import close_at_the_end
 from trainer_cli.trainer.samples import sample_count
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class ValidationLoop:
         finally:
             close = getattr(batches, "close", None)
             if close is not None:
-                close()
+                close_at_the_end(close)
         if batch_idx < 0:
             raise UserError(f"the validation loader '{name}' gave no batch")
         return {**meter.means(trainer.strategy.group), **self._gathered(meter.gathering, trainer.strategy.group)}
