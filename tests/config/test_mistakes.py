@@ -538,7 +538,7 @@ CASES = [
     Case(
         "override before a choice",
         ["experiment=x"],
-        "an override of model stands before 'optimizer@foo: sgd' (configs/experiment/x.yaml:3). Move overrides to the end of the list.",
+        "an override of model stands before 'optimizer@foo' (configs/experiment/x.yaml:3). Move overrides to the end of the list.",
         {"experiment/x.yaml": PACKAGE + "defaults:\n  - override /model: mlp\n  - /optimizer@foo: sgd\n"},
     ),
     Case(
@@ -848,7 +848,7 @@ CASES = [
     Case(
         "ephemeral slower than permanent",
         ["checkpoint.save_interval=5", "checkpoint.ephemeral_save_interval=10"],
-        "checkpoint.ephemeral_save_interval (10 steps) must be shorter than checkpoint.save_interval (5 steps) (command line).",
+        "checkpoint.ephemeral_save_interval (10 steps) must be shorter than checkpoint.save_interval (5 steps) (command line). Make it shorter, or set checkpoint.save_interval=null.",
     ),
     Case(
         "missing value",
@@ -879,7 +879,7 @@ CASES = [
     Case(
         "unknown resolver",
         ["name='${now_:x}'"],
-        "name: ${now_:x} asks for 'now_', which is no resolver (command line). Known: ${key}, ${oc.env:NAME,DEFAULT}.",
+        "name: ${now_:x} asks for 'now_', which is no resolver (command line). Known: ${key}, ${oc.env:NAME,DEFAULT}, ${now:%Y-%m-%d}. Define your own as 'def now_(…)' in configs/resolvers.py.",
     ),
     Case(
         "circle in a file",

@@ -39,8 +39,19 @@ def mistakes(document: yaml.Node | None, name: str, group: str, groups: Sequence
     selves = [entry for entry in listed.value if entry.value == "_self_"]
     for entry in selves[1:]:
         yield wrong(entry, f"_self_ stands twice, first in line {selves[0].start_mark.line + 1}", "Remove one of them.")
+    override: yaml.Node | None = None
     for entry in listed.value:
-        if isinstance(entry, yaml.MappingNode) and len(entry.value) == 1:
+        key = entry.value[0][0] if isinstance(entry, yaml.MappingNode) and entry.value else entry
+        if "override" in str(key.value).split():
+            override = override or key
+        elif override is not None and key.value != "_self_":
+            overridden = str(override.value).split()[-1].lstrip("/").partition("@")[0]
+            what = f"an override of {overridden} stands before {str(key.value).lstrip('/')!r}"
+            yield wrong(override, what, "Move overrides to the end of the list.")
+            override = None
+        if ".." in str(key.value).split("/"):
+            yield wrong(entry, f"{key.value} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
+        elif isinstance(entry, yaml.MappingNode) and len(entry.value) == 1:
             key, option = entry.value[0]
             yield from _choice(key, option, group, groups, wrong)
         elif not (isinstance(entry, yaml.ScalarNode) and entry.tag == _TEXT):
@@ -57,7 +68,9 @@ def _choice(
     texts = option.value if isinstance(option, yaml.SequenceNode) else [option]
     if not all(text.tag == _TEXT or (text is option and text.tag == _NULL) for text in texts):
         yield wrong(option, f"the option of {chosen} must be a name, a list of names, or null", "")
-    if not set(words) <= {"override", "optional"}:
+    if any(".." in str(text.value).split("/") for text in texts):
+        yield wrong(option, f"an option of {chosen} leads out of its folder", "Name an option of the group.")
+    elif not set(words) <= {"override", "optional"}:
         yield wrong(key, f"{' '.join(words)!r} before {chosen} is not known", "Known: override, optional.")
     elif "hydra" in (resolved.split("/")[0], chosen.split("/")[0]):
         yield wrong(key, f"{chosen.lstrip('/')} has no effect", "Hydra only composes the config here.")

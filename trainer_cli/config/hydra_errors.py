@@ -25,9 +25,9 @@ def translated(error: Exception, search: SearchPath, command: CommandLine, files
     text = str(error) or str(error.__cause__ or "")
     if isinstance(error, MissingConfigException):
         return _missing_file(error, search, command)
-    if found := re.search(r"(\S+) appears more than once in the final|Multiple values for ([^.]+)\.", text):
+    if found := re.search(r"(\S+) appears more than once in the final|Multiple values for (\S+)\. ", text):
         return _chosen_twice(found[1] or found[2], search, command, files)
-    if found := re.search(r"You must specify '([^'@]+)", text):
+    if found := re.search(r"You must specify '([^']+)'", text):
         return _not_chosen(found[1], search, files)
     if wrong := _wrong_override(text, search):
         return wrong
@@ -77,8 +77,6 @@ def _wrong_override(text: str, search: SearchPath) -> ConfigError | None:
         r"In '([^']+)': Could not override '([^'@]+)(@[^']*)'\.\s*Did you mean to override (\S+)\?", text
     ):
         what, hint = f"nothing chooses a {found[2]} for {found[3][1:]}", f"Write '- override /{found[4]}: OPTION'."
-    elif found := re.search(r"In (\S+): Override '(\S+) : [^']*' is defined before '([^']+)'", text):
-        what, hint = f"an override of {found[2]} stands before {found[3]!r}", "Move overrides to the end of the list."
     elif found := re.search(r"Could not (override|delete) '([^']+)'\. No match in the defaults list", text):
         add = f"To add it, write '+{found[2]}=NAME'." if found[1] == "override" else None
         remove = "" if add else ", so it cannot be removed"
@@ -93,12 +91,13 @@ def _wrong_override(text: str, search: SearchPath) -> ConfigError | None:
     return _wrong(what, at or found[1], hint)
 
 
-def _not_chosen(group: str, search: SearchPath, files: Sequence[Path]) -> ConfigError:
+def _not_chosen(slot: str, search: SearchPath, files: Sequence[Path]) -> ConfigError:
     """A defaults list leaves the choice of a group to the command line (`- group: ???`)."""
+    group = slot.partition("@")[0]
     entry = rf"^\s*-\s*(?:override\s+)?/?{re.escape(group)}(?:@\S*)?\s*:\s*['\"]?\?\?\?"
     where = next((at for path in files if (at := _mention(path, entry, search.cwd))), None)
-    hint = f"Add {group}=NAME to the command line: {', '.join(options(search.dirs, group)) or 'none'}."
-    return ConfigError(f"{group} must be chosen", source=where, code=Code.not_given, hint=hint)
+    hint = f"Add {slot}=NAME to the command line: {', '.join(options(search.dirs, group)) or 'none'}."
+    return ConfigError(f"{slot} must be chosen", source=where, code=Code.not_given, hint=hint)
 
 
 def _chosen_twice(group: str, search: SearchPath, command: CommandLine, files: Sequence[Path]) -> ConfigError:
@@ -108,6 +107,9 @@ def _chosen_twice(group: str, search: SearchPath, command: CommandLine, files: S
         return _wrong(f"{added[0]}: {group} is chosen already", COMMAND_LINE, "Leave out the '+'.")
     entry = rf"^\s*-\s*(?:optional\s+)?/?{re.escape(group)}(?:@\S*)?\s*:"
     primary = find(search.dirs, search.primary)
+    for path in files:
+        if len(places := _mentions(path, entry, search.cwd)) > 1:
+            return _wrong(f"{group} is chosen twice", places[1], "Name it once.")
     for path in [path for path in files if path != primary]:
         if where := _mention(path, entry, search.cwd):
             what = f"{group} is chosen already, in {label(primary or path, search.cwd)}"
@@ -138,10 +140,12 @@ def _missing_file(error: MissingConfigException, search: SearchPath, command: Co
 
 def _mention(file: Path, pattern: str, cwd: Path) -> str | None:
     """`file:line` of the first line that the pattern matches, comments left out."""
-    for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1):
-        if re.search(pattern, line.partition("#")[0]):
-            return f"{label(file, cwd)}:{number}"
-    return None
+    return next(iter(_mentions(file, pattern, cwd)), None)
+
+
+def _mentions(file: Path, pattern: str, cwd: Path) -> list[str]:
+    lines = enumerate(file.read_text("utf-8").splitlines(), start=1)
+    return [f"{label(file, cwd)}:{number}" for number, line in lines if re.search(pattern, line.partition("#")[0])]
 
 
 def _meant(key: str, known: Sequence[str]) -> str:

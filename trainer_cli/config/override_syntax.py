@@ -78,11 +78,15 @@ def hint_for(argument: str) -> str:
     if value[:1] in ("[", "{") and closes_at_end(value.rstrip()):
         return _within(key, value)
     if not _PLAIN.fullmatch(value):
-        inner = value.replace("\\", "\\\\").replace('"', '\\"')
-        return (
-            "A text with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes: "
-            f"'{key}=\"{inner}\"'."
+        is_open = value[:1] in ("'", '"') and value.count(value[0]) == 1
+        inner = value[is_open:].replace("\\", "\\\\").replace('"', '\\"')
+        why = (
+            "The quote is not closed; a text needs two pairs"
+            if is_open
+            else ("A text with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes")
         )
+        quoted = shlex.quote(key + f'="{inner}"')
+        return f"{why}: {quoted}."
     return "Write key=value."
 
 

@@ -91,6 +91,12 @@ class Provenance:
         choice = self._chosen_above(key)
         return choice.origin.place if choice is not None else DEFAULT
 
+    def within(self, key: KeyPath) -> str:
+        """As `source`; of a key that no file names itself, such as a package, the first value below it."""
+        settings = self._read()
+        below = next((path for path in settings if _below(path, key)), key)
+        return self.source(key if key in settings else below)
+
     def exact(self, key: KeyPath) -> Origin:
         """What set this very value: itself, or a value above it that is no mapping; else the choice of its group."""
         settings = self._read()

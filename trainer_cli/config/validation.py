@@ -80,7 +80,7 @@ class _Validation:
         for name in map(str, values):
             if name not in known:
                 here = (*path, name)
-                self.mistakes.append(no_such_key(here, [*known], self._provenance.source(here)))
+                self.mistakes.append(no_such_key(here, [*known], self._provenance.within(here)))
         given: dict[str, Any] = {}
         for name, one in known.items():
             if name not in values:

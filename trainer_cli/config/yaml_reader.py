@@ -153,11 +153,18 @@ def _header(reading: Reading, name: str) -> None:
         elif not above:
             cure = "Make it the first line of the file."
             reading.add("'# @package' counts only at the top of a file", f"{name}:{number}", cure)
-        elif word != "package" or not re.fullmatch(r"[\w.@:]+", value):
+        elif word != "package" or not re.fullmatch(r"[\w.@:]+", value) or _is_odd_package(value):
             cure = "Write '# @package _global_' and nothing else on this line."
-            reading.add(f"'{line.strip()}' does not say a package", f"{name}:{number}", cure)
+            reading.add(
+                f"'{line.strip()}' does not say a package", f"{name}:{number}", cure, breaks=_is_odd_package(value)
+            )
         else:
             reading.package = value
+
+
+def _is_odd_package(value: str) -> bool:
+    """Whether a package looks like one of Hydra's words, and is none."""
+    return re.fullmatch(r"_\w+_", value) is not None and value not in ("_global_", "_group_", "_name_")
 
 
 @cache
