@@ -129,7 +129,15 @@ BESIDE: dict[str, dict[str, Any]] = {
         f"precision.{key}": {"dtype": "fp16"}
         for key in ("min_loss_scale", "max_loss_scale", "init_scale", "growth_interval")
     },
-    **{f"compile.{key}": {"enabled": True} for key in ("mode", "dynamic", "fullgraph")},
+    **{f"compile.{key}": {"enabled": True} for key in ("mode", "dynamic", "fullgraph", "backend")},
+    **{f"parallel.{key}": {"strategy": "fsdp"} for key in ("shard_size", "wrap", "wrap_min_parameters", "cpu_offload")},
+    "parallel.find_unused_parameters": {"strategy": "ddp"},
+    "checkpoint.keep_best.mode": {"metric": "val/loss"},
+    "checkpoint.keep_best.count": {"metric": "val/loss"},
+    "checkpoint.ephemeral_cooldown": {"ephemeral_save_interval": 5, "save_interval": None},
+    "checkpoint.compression": {"format": "archive"},
+    "checkpoint.max_save_errors": {"on_save_error": "warn"},
+    "restarts.backoff": {"max": 1},
 }
 """What else must be set for the value of a key alone to be judged."""
 
