@@ -26,7 +26,7 @@ HISTORIES = "300"
 
 
 class Mutant(NamedTuple):
-    """A text that is once in a file, what is put in its place, and the test files that must notice."""
+    """A text that is once in a file, what is put in its place, and the tests (or files of tests) that must notice."""
 
     file: str
     old: str
@@ -228,14 +228,33 @@ OF_POLICY = {
 }
 
 
-LOOP, HOOKS = "trainer_cli/trainer/training_loop.py", ("tests/trainer/test_hooks.py",)
-PRECISION, OF_PRECISION = "trainer_cli/trainer/precision.py", ("tests/trainer/test_precision.py",)
-STEP, OF_STEP = "trainer_cli/trainer/train_step.py", ("tests/trainer/test_train_step.py", *OF_PRECISION)
-MEANS = "trainer_cli/trainer/metrics.py"
-OF_LOOP = ("tests/trainer/test_training_loop.py", "tests/trainer/test_trainer.py", "tests/trainer/test_state.py")
-SCHEDULES = ("tests/trainer/test_schedulers.py",)
-EVALUATING = ("tests/callbacks/test_validation_callbacks.py",)
-SPARSITY = ("tests/sparsity/test_sparsity.py",)
+LOOP, STEP = "trainer_cli/trainer/training_loop.py", "trainer_cli/trainer/train_step.py"
+PRECISION, MEANS = "trainer_cli/trainer/precision.py", "trainer_cli/trainer/metrics.py"
+COUNTED = "trainer_cli/callbacks/validation_callback.py"
+HOOKS = ("tests/trainer/test_hooks.py::test_an_exception_is_reported_once_to_the_hook_of_its_part",)
+OF_SCALE = (
+    "tests/trainer/test_precision.py::test_a_dynamic_scale_stays_between_its_bounds",
+    "tests/trainer/test_precision.py::test_a_scale_begins_and_doubles_as_the_config_says_and_goes_on_so",
+)
+OF_ACCUMULATION = ("tests/trainer/test_training_loop.py::test_accumulated_gradients_are_those_of_the_whole_batch",)
+OF_MEANS = (
+    "tests/trainer/test_train_step.py::test_means_are_weighted_and_know_which_batches_had_a_metric",
+    "tests/trainer/test_training_loop.py::test_a_training_mean_is_over_the_samples_since_the_last_log",
+    "tests/trainer/test_training_loop.py::test_the_records_of_a_resumed_run_are_those_of_one_that_went_through",
+)
+OF_LENGTH = ("tests/trainer/test_training_loop.py::test_a_training_is_as_long_as_it_is_reported",)
+OF_SCHEDULES = (
+    "tests/trainer/test_schedulers.py::test_a_schedule_by_epochs_steps_at_their_ends_and_goes_on_bit_for_bit",
+    "tests/trainer/test_schedulers.py::test_a_plateau_is_told_the_metric_of_each_evaluation_and_goes_on_bit_for_bit",
+)
+OF_COUNT = (
+    "tests/callbacks/test_validation_callbacks.py::test_evaluations_are_counted_over_a_resume",
+    "tests/callbacks/test_validation_callbacks.py::test_it_is_called_every_nth_time_and_the_last",
+)
+OF_SPARSITY = (
+    "tests/sparsity/test_sparsity.py::test_gmp_has_its_sparsity_at_the_step_at_which_it_stops",
+    "tests/sparsity/test_sparsity.py::test_a_mask_without_a_gradient_when_it_is_due_changes_at_the_next_chance",
+)
 ENTERS_TRAIN = """\
                 trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
 """
@@ -262,77 +281,83 @@ OF_TRAINER = {
         HOOKS,
     ),
     "the count of a ValidationCallback is not restored": Mutant(
-        "trainer_cli/callbacks/validation_callback.py",
+        COUNTED,
         'self._count, self._made_at = int(state["evaluations"]), None',
         "self._count, self._made_at = 0, None",
-        EVALUATING,
+        OF_COUNT,
     ),
-    "the last call of a ValidationCallback is left out": Mutant(
-        "trainer_cli/callbacks/validation_callback.py", "(is_last or trainer", "(trainer", EVALUATING
-    ),
-    "the loss scale has no bounds": Mutant(PRECISION, "if self._bounds != (None, None):", "if False:", OF_PRECISION),
+    "the last call of a ValidationCallback is left out": Mutant(COUNTED, "(is_last or trainer", "(trainer", OF_COUNT),
+    "the loss scale has no bounds": Mutant(PRECISION, "if self._bounds != (None, None):", "if False:", OF_SCALE),
     "the first loss scale has no bounds": Mutant(
-        PRECISION, "min(max(_FIRST_SCALE, least or 0.0), most or math.inf)", "_FIRST_SCALE", OF_PRECISION
+        PRECISION, "min(max(_FIRST_SCALE, least or 0.0), most or math.inf)", "_FIRST_SCALE", OF_SCALE
     ),
     "the steps since the loss scale grew are not restored": Mutant(
-        PRECISION, '"_growth_tracker": state["steps_held"]', '"_growth_tracker": 0', OF_PRECISION
+        PRECISION, '"_growth_tracker": state["steps_held"]', '"_growth_tracker": 0', OF_SCALE
     ),
     "gradients are not clipped to a norm": Mutant(
-        PRECISION, "        if self.clip_norm is not None:\n", "        if False:\n", (*OF_STEP,)
+        PRECISION,
+        "        if self.clip_norm is not None:\n",
+        "        if False:\n",
+        ("tests/trainer/test_train_step.py::test_clipping_is_of_the_whole_gradients_of_what_is_optimized",),
     ),
-    "GMP misses its last step": Mutant("trainer_cli/sparsity/gmp.py", "every, at_stop=True)", "every)", SPARSITY),
+    "GMP misses its last step": Mutant("trainer_cli/sparsity/gmp.py", "every, at_stop=True)", "every)", OF_SPARSITY),
     "the masks of a schedule are not restored": Mutant(
         "trainer_cli/sparsity/changing.py",
         'self._changed = dict(state.get("changed", {}))',
         "self._changed = {}",
-        SPARSITY,
+        OF_SPARSITY,
     ),
     "means are of batches, not of samples": Mutant(
-        MEANS, "total.add_(value, alpha=weight)", "total.add_(value, alpha=1)", OF_STEP
+        MEANS, "total.add_(value, alpha=weight)", "total.add_(value, alpha=1)", OF_MEANS
     ),
     "a mean begins anew on a resume": Mutant(
-        LOOP, 'self._saved_means = state["meter"]', "self._saved_means = None", OF_LOOP
+        LOOP, 'self._saved_means = state["meter"]', "self._saved_means = None", OF_MEANS
     ),
-    "a mean keeps what was logged": Mutant(LOOP, "        self._means_since_log.reset()\n", "", OF_LOOP),
-    "accumulated batches weigh the same": Mutant(STEP, "part = weight / self._unit", "part = 1.0", OF_STEP),
+    "a mean keeps what was logged": Mutant(LOOP, "        self._means_since_log.reset()\n", "", OF_MEANS),
+    "accumulated batches weigh the same": Mutant(STEP, "part = weight / self._unit", "part = 1.0", OF_ACCUMULATION),
     "an accumulated gradient is not divided": Mutant(
-        STEP, "            foreach_div_(gradients, divisor)\n", "            pass\n", OF_STEP
+        STEP, "            foreach_div_(gradients, divisor)\n", "            pass\n", OF_ACCUMULATION
     ),
     "the rest of an epoch makes no step": Mutant(
-        LOOP, "                if micro == accum or last:\n", "                if micro == accum:\n", OF_LOOP
+        LOOP, "                if micro == accum or last:\n", "                if micro == accum:\n", OF_LENGTH
     ),
     "schedules by epochs do not step": Mutant(
         LOOP,
         "progress.epoch + 1, 0, 0\n                        trainer.schedulers.step(trainer, SchedulerInterval.epoch)\n",
         "progress.epoch + 1, 0, 0\n",
-        SCHEDULES,
+        OF_SCHEDULES,
     ),
     "schedules by evaluations do not step": Mutant(
         "trainer_cli/trainer/evaluate.py",
         "trainer.schedulers.step(trainer, SchedulerInterval.evaluation, metrics, all_metrics=due.is_all)",
         "pass",
-        SCHEDULES,
+        OF_SCHEDULES,
     ),
     "the patience of early stopping begins anew on a resume": Mutant(
         "trainer_cli/callbacks/early_stopping.py",
-        'state["best"], state["since"], state["stopped"]',
-        'state["best"], None, state["stopped"]',
-        ("tests/callbacks/test_early_stopping.py",),
+        'state["best"], state["since"]',
+        'state["best"], None',
+        ("tests/callbacks/test_early_stopping.py::test_a_resume_stops_at_the_same_step_with_the_same_state",),
     ),
     "the number of averaged weights begins anew on a resume": Mutant(
         "trainer_cli/callbacks/swa.py",
         'self._count = int(state.get("count", 1))',
         "self._count = 1",
-        ("tests/callbacks/test_swa_and_flags.py",),
+        ("tests/callbacks/test_swa_and_flags.py::test_a_resume_averages_on",),
     ),
     "random numbers are not restored": Mutant(
-        LOOP, "        trainer.restore_rng()\n", "", ("tests/trainer/test_state.py",)
+        LOOP,
+        "        trainer.restore_rng()\n",
+        "",
+        ("tests/trainer/test_state.py::test_the_whole_of_it_goes_on_bit_for_bit",),
     ),
     "frozen norms are trained": Mutant(
         "trainer_cli/trainer/trainer.py",
         "            norm.eval()\n",
         "            pass\n",
-        ("tests/trainer/test_freeze_and_compile.py",),
+        (
+            "tests/trainer/test_freeze_and_compile.py::test_frozen_parameters_and_statistics_stay_and_the_optimizer_has_none_of_them",
+        ),
     ),
 }
 POLICY_TESTS = ("tests/checkpoint/test_policy.py", "tests/checkpoint/test_histories.py")
@@ -378,7 +403,7 @@ def main(names: list[str]) -> int:
 
 
 def _killer(copy: Path, files: Iterable[str]) -> str | None:
-    """The first test file that fails on the copy, or None."""
+    """The first of these tests that fails on the copy, or None."""
     return next((file for file in files if not _passes(copy, file)), None)
 
 
