@@ -216,6 +216,8 @@ def test_a_dynamic_scale_stays_between_its_bounds(
 ) -> None:
     scaler = Precision(dtype="fp16", growth_interval=1, **bounds).scaler(torch.device("cpu"))
     assert scaler is not None
+    first = scaler.metrics()["loss_scale"]
+    assert bounds.get("min_loss_scale", 1.0) <= first <= bounds.get("max_loss_scale", 1e6)
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
     seen = []
