@@ -84,6 +84,12 @@ def test_evaluations_may_change_unless_a_schedule_follows_them() -> None:
         text = message(old, "scheduler=null", *scheduler, "loop.eval_interval=7")
         assert ("resume_allow=[loop.eval_interval]" in text) is refused
     assert message(old, "scheduler=null", by_step, "loop.eval_interval=7", "resume_allow=[loop.eval_interval]") == ""
+    for metric, key in (("train/loss", "log_interval"), ("val/loss", "eval_interval")):
+        by_metric = plateau.replace("}", f", metric: {metric}}}")
+        for changed in ("log_interval", "eval_interval"):
+            old = compose([*BASE, "scheduler=null", by_metric], cwd=ROOT)
+            text = message(old, "scheduler=null", by_metric, f"loop.{changed}=7")
+            assert (f"resume_allow=[loop.{changed}]" in text) is (changed == key)
 
 
 def test_a_batch_size_may_change_where_the_samples_of_a_step_stay_the_same(old: Composed) -> None:

@@ -327,7 +327,10 @@ def test_a_metric_that_nothing_reports_is_refused_before_the_first_step(tmp_path
     ("scheduled", "message"),
     [
         (Scheduled(lambda o: lr.StepLR(o, 1), "batch"), "interval is 'batch'"),
-        (Scheduled(lambda o: lr.ReduceLROnPlateau(o), "epoch"), "ReduceLROnPlateau takes a metric, so its interval"),
+        (
+            Scheduled(lambda o: lr.ReduceLROnPlateau(o), "epoch"),
+            "ReduceLROnPlateau takes the metric val/loss, so its interval",
+        ),
         (Scheduled(lambda o: lr.StepLR(o, 1), metric="val/loss"), "StepLR takes no metric"),
     ],
 )

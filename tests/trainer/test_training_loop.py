@@ -239,6 +239,7 @@ def test_eval_at_start_measures_the_new_model_at_step_0() -> None:
     logger = ListLogger()
     trained = trainer(loggers=[logger], settings={"eval_at_start": True, "max_duration": 2})
     expected = trained.validate(loader(6, shuffle=False))["val"]["loss"]
+    logger.records.clear()
     trained.fit(loader(), loader(6, shuffle=False))
     assert (logger.records[0].step, logger.records[0].metrics["val/loss"]) == (0, expected)
     assert [record.step for record in logger.records] == [0, 2]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.config.schema import needed_duration
+from trainer_cli.config.schema import OF_TRAINING, needed_duration
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.duration import Unit
 from trainer_cli.trainer.hooks import Callback
@@ -28,7 +28,8 @@ class EarlyStopping(Callback):
     the next evaluation that is not better. `loop.min_duration` holds it back.
 
     Args:
-        metric: `LOADER/NAME` as it is logged, such as `val/loss`.
+        metric: `LOADER/NAME` of an evaluation, such as `val/loss`; or `train/NAME` as it is logged: the mean over the
+            steps since the log before (`loop.log_interval`).
         mode: `min` where less is better, `max` where more is.
         patience: a duration; an int means optimizer steps.
         min_delta: what is better by no more than this is not better.
@@ -66,7 +67,15 @@ class EarlyStopping(Callback):
     ) -> None:
         self._steps_per_epoch, self._patience = loop.steps_per_epoch, loop.resolved(self.patience)
 
+    def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        if self.metric.startswith(OF_TRAINING):
+            self._look(trainer, metrics)
+
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        if not self.metric.startswith(OF_TRAINING):
+            self._look(trainer, metrics)
+
+    def _look(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if self.metric not in metrics:
             return  # Its loader has an interval of its own, and is not due.
         value, now = metrics[self.metric], trainer.progress

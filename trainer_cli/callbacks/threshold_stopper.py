@@ -30,7 +30,7 @@ class ThresholdStopper(Callback):
         self.metric, self.threshold, self.mode = metric, float(threshold), mode
 
     def wanted_metrics(self) -> Mapping[str, str]:
-        return {} if self.metric.startswith("train/") else {"metric": self.metric}
+        return {"metric": self.metric}
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         self._look(trainer, metrics)

@@ -35,6 +35,8 @@ class Simulation:
     save: SaveRules = field(default_factory=SaveRules)
     retention: RetentionRules = field(default_factory=RetentionRules)
     eval_intervals: Sequence[Interval] = ()
+    log_interval: Interval | None = None
+    """At which a training metric that `keep_best` names is measured; None: evaluations measure it."""
     eval_at_start: bool = False
     evaluates: bool = True
     """Whether there is something to evaluate."""
@@ -89,7 +91,7 @@ class Timeline:
     saves: list[Save] = field(default_factory=list)
     removals: list[RemovedCheckpoint] = field(default_factory=list)
     may_save: list[int] = field(default_factory=list)
-    """Evaluations that save only if they are among the best."""
+    """Evaluations, or logs of a training metric, that save only if they are among the best."""
     kept: dict[str, str] = field(default_factory=dict)
     """The checkpoints on the disk at the end, and why. Newest first."""
     completed: dict[str, Save] = field(default_factory=dict)
@@ -113,6 +115,7 @@ def known(setting: Simulation, step_counts: StepCounts) -> Simulation:
             max_time_s=setting.limits.max_time_s if step_counts.step_time_s is not None else None,
         ),
         eval_intervals=[one for one in setting.eval_intervals if step_counts.knows(one)],
+        log_interval=if_known(setting.log_interval),
         save=replace(
             setting.save,
             save_interval=if_known(setting.save.save_interval),
@@ -179,29 +182,32 @@ class _Run:
         if end == start.step:
             self._moment(start, Occasion.final if line.stop.finished else Occasion.stop, line.stop, False)
             return self._closed()
-        for step, due in self._events(end):
-            self._step(step, due, line.stop if step == end else None)
+        for step, due, logs in self._events(end):
+            self._step(step, due, logs, line.stop if step == end else None)
             if self.most_saves is not None and len(line.saves) > self.most_saves:
                 line.cut = True
                 return line
         return self._closed()
 
-    def _step(self, step: int, due: bool, stop: Stop | None) -> None:
+    def _step(self, step: int, due: bool, logs: bool, stop: Stop | None) -> None:
         done = stop is not None and stop.finished
         # A process that is out of time leaves the evaluation to the next attempt.
         evaluated = self.setting.evaluates and (done or (due and stop is None))
         if evaluated:
             self.line.evaluations.append(step)
         occasion = Occasion.step if stop is None else Occasion.final if done else Occasion.stop
-        self._moment(self.step_counts.at(step), occasion, stop, evaluated)
+        measured = evaluated if self.setting.log_interval is None else logs or done
+        self._moment(self.step_counts.at(step), occasion, stop, evaluated, measured)
 
-    def _events(self, end: int) -> Iterator[tuple[int, bool]]:
-        """Every step up to the end at which anything but training may happen, and whether an evaluation is due."""
+    def _events(self, end: int) -> Iterator[tuple[int, bool, bool]]:
+        """Every step up to the end at which anything but training may happen, and whether an evaluation, and the log of
+        a metric that saves, is due."""
         start = self.step_counts.start.step
         save = self.setting.save
         fixed = sorted(step for step in save.fixed_steps if step > start) if self.setting.enabled else []
         intervals: list[Interval | None] = [*self.setting.eval_intervals]
-        evaluating = range(len(intervals))
+        evaluating, logging = range(len(intervals)), len(intervals)
+        intervals.append(self.setting.log_interval if self.setting.enabled else None)
         if self.setting.enabled:
             intervals += [save.save_interval, save.ephemeral_save_interval]
         coming = [None if one is None else self.step_counts.next_due(one, start) for one in intervals]
@@ -209,9 +215,9 @@ class _Run:
             steps = [step for step in (*coming, *fixed[:1]) if step is not None]
             step = min(steps, default=end)
             if step >= end:
-                yield end, any(coming[index] == end for index in evaluating)
+                yield end, any(coming[index] == end for index in evaluating), coming[logging] == end
                 return
-            yield step, any(coming[index] == step for index in evaluating)
+            yield step, any(coming[index] == step for index in evaluating), coming[logging] == step
             if fixed and fixed[0] == step:
                 fixed.pop(0)
             for index, interval in enumerate(intervals):
@@ -233,7 +239,9 @@ class _Run:
             stop_request=self.setting.stop_request,
         )
 
-    def _moment(self, now: Progress, occasion: Occasion, stop: Stop | None, evaluated: bool) -> None:
+    def _moment(
+        self, now: Progress, occasion: Occasion, stop: Stop | None, evaluated: bool, measured: bool | None = None
+    ) -> None:
         """The moment for saving: what `CheckpointerCallback.on_save_opportunity` does."""
         if not self.setting.enabled:
             return
@@ -245,7 +253,8 @@ class _Run:
         decision = why_save(self.setting.save, moment)
         if decision is not None:
             self._save(now, decision, finished)
-        if evaluated and self.setting.save.keep_best is not None and decision is None:
+        measured = evaluated and self.setting.log_interval is None if measured is None else measured
+        if measured and self.setting.save.keep_best is not None and decision is None:
             self.line.may_save.append(now.step)
 
     def _save(self, now: Progress, decision: Decision, finished: str | None) -> None:

@@ -17,7 +17,7 @@ from trainer_cli.config.kinds import MISSING
 from trainer_cli.config.modules import missing
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.provenance import Provenance
-from trainer_cli.config.schema import CheckpointConfig, SchedulerInterval, TrainConfig
+from trainer_cli.config.schema import OF_TRAINING, CheckpointConfig, SchedulerInterval, TrainConfig
 from trainer_cli.config.signatures import Parameter, call_parameters, misfits
 from trainer_cli.config.suggest import nearest
 from trainer_cli.config.targets import Trust, absent, check_name, check_path, component
@@ -149,11 +149,23 @@ def _schedules(where: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def steps_by_evaluation(scheduler: Any) -> bool:
     """Whether a schedule steps after evaluations, as far as its node says."""
-    nodes = [node for _, node in schedules(scheduler) if isinstance(node, Mapping)]
-    return any(
-        node.get("interval") == SchedulerInterval.evaluation or str(node.get("_target_")).endswith(".ReduceLROnPlateau")
-        for node in nodes
-    )
+    return SchedulerInterval.evaluation in _intervals_of_metrics(scheduler)
+
+
+def steps_by_log(scheduler: Any) -> bool:
+    """Whether a schedule steps by a logged training metric, as far as its node says."""
+    return SchedulerInterval.log in _intervals_of_metrics(scheduler)
+
+
+def _intervals_of_metrics(scheduler: Any) -> Iterator[SchedulerInterval]:
+    for _, node in schedules(scheduler):
+        if isinstance(node, Mapping):
+            if str(node.get("metric")).startswith(OF_TRAINING):
+                yield SchedulerInterval.log
+            elif node.get("interval") == SchedulerInterval.evaluation or str(node.get("_target_")).endswith(
+                ".ReduceLROnPlateau"
+            ):
+                yield SchedulerInterval.evaluation
 
 
 def in_steps(value: Any) -> bool:

@@ -49,6 +49,12 @@ class SchedulerInterval(StrEnum):
     step = "step"
     epoch = "epoch"
     evaluation = "evaluation"
+    log = "log"
+    """Each time that training metrics are logged; for a schedule that takes one of them."""
+
+
+OF_TRAINING = "train/"
+"""Beginning of the names of training metrics, which are means over the steps since the log before."""
 
 
 # Some names hold a hyphen.
@@ -463,11 +469,12 @@ class KeepBestConfig:
     """Checkpoints that stay for a metric."""
 
     metric: Optional[str] = None
-    """A metric of an evaluation, such as val/loss; null: none is kept for a metric."""
+    """A metric of an evaluation, such as val/loss, or of the training, such as train/loss: the mean over the steps
+    since the log before; null: none is kept for a metric."""
     mode: Mode = needs(field(default=Mode.min), ("metric", True))
     """Whether small values are best (min) or large ones (max)."""
     count: int = needs(at_least(1, 1), ("metric", True))
-    """How many of the best to keep; an evaluation that enters them saves."""
+    """How many of the best to keep; an evaluation, or a log of the training, that enters them saves."""
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint.keep_best")

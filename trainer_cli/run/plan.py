@@ -24,7 +24,15 @@ from trainer_cli.checkpoint.rules import retention_rules, save_rules, settings_o
 from trainer_cli.checkpoint.timeline import Simulation, Timeline, simulate
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml
-from trainer_cli.config.schema import CheckpointConfig, CheckpointFormat, Compression, Newer, ParallelConfig, Removal
+from trainer_cli.config.schema import (
+    OF_TRAINING,
+    CheckpointConfig,
+    CheckpointFormat,
+    Compression,
+    Newer,
+    ParallelConfig,
+    Removal,
+)
 from trainer_cli.config.targets import component, import_from
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.run.run_dir import RunDir, RunStatus
@@ -172,6 +180,7 @@ def simulation_of(
         save=save_rules(checkpoint, loop.checkpoint_interval),
         retention=retention_rules(checkpoint, loop.checkpoint_interval),
         eval_intervals=loop.evaluations.intervals(names, callbacks=callbacks),
+        log_interval=loop.log_interval if str(checkpoint.keep_best.metric).startswith(OF_TRAINING) else None,
         eval_at_start=loop.settings.eval_at_start,
         evaluates=bool(names) or callbacks,
         pending_evaluation=start_point.pending_evaluation,
@@ -290,6 +299,7 @@ def _rules(setting: Simulation) -> Iterator[tuple[str, Any]]:
     yield "loop.hard_stop", setting.limits.hard_stop
     for interval in setting.eval_intervals:
         yield "loop.eval_interval", interval
+    yield "loop.log_interval", setting.log_interval
     if setting.enabled:
         yield "checkpoint.save_interval", setting.save.save_interval
         yield "checkpoint.ephemeral_save_interval", setting.save.ephemeral_save_interval

@@ -81,7 +81,7 @@ def schedule_lines(line: Timeline, start_step: int, steps_per_epoch: int | None)
         yield f"checkpoints at {_spread([one.step for one in line.saves[:4]])}, … (`train plan` lists all of them)"
         return
     yield f"{whole}; {_counted(line.evaluations, 'evaluation')}"
-    may = f"; {_counted(line.may_save, 'evaluation')} may save for a metric" if line.may_save else ""
+    may = f"; {_counted(line.may_save, 'measurement')} may save for a metric" if line.may_save else ""
     stay = f"; {len(line.kept)} on the disk at the end" if line.kept else ""
     yield f"{_counted([one.step for one in line.saves], 'checkpoint')}{stay}{may}"
 

@@ -12,7 +12,7 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.integrity import Check, newest_intact, why_damaged
-from trainer_cli.config.arguments import steps_by_evaluation
+from trainer_cli.config.arguments import steps_by_evaluation, steps_by_log
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
 from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, GLOBAL_BATCH_SIZE, matches_any, why_may_change
@@ -70,6 +70,12 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
         # Then an evaluation more or less is another training.
         verdicts = [
             (one, None if one.key.startswith("loop.eval_") and not matches_any(one.key, allowed) else why)
+            for one, why in verdicts
+        ]
+    if steps_by_log(composed.config.scheduler):
+        # Then another window of the mean is another training.
+        verdicts = [
+            (one, None if one.key == "loop.log_interval" and not matches_any(one.key, allowed) else why)
             for one, why in verdicts
         ]
     refused = [_quoted(one.key) for one, why in verdicts if why is None]

@@ -106,7 +106,7 @@ class Callback(CheckedArguments):
         return ()
 
     def wanted_metrics(self) -> Mapping[str, str]:
-        """Setting -> the metric of an evaluation that it needs."""
+        """Setting -> the metric that it needs: `LOADER/NAME` of an evaluation, or `train/NAME` of the logs."""
         return {}
 
     def end_rule(self) -> Sequence[str | float]:

@@ -167,6 +167,11 @@ class WeightedMeans:
         self._weights[name] = self._weights[name] + weight
 
     @property
+    def names(self) -> list[str]:
+        """What has been counted."""
+        return list(self._counted)
+
+    @property
     def empty(self) -> bool:
         """Whether nothing has been counted."""
         return not self._counted

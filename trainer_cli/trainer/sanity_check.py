@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint import model_state
+from trainer_cli.config.schema import OF_TRAINING
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.forward_state import ForwardState
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 _SAVER = "checkpoint"
+_NO_DATA = "There is no validation data: give some, or name a metric of the training, such as train/loss."
 _EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
 
 
 def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
     """Refuse a metric that a callback or scheduler needs and nothing reports; do nothing if none is needed, and
-    `loop.eval_sanity_steps` asks for no check.
+    `loop.eval_sanity_steps` asks for no check. Metrics of the training are checked with its first batch.
 
     `run_validation` is called only if the loaders do not report all of them. The check has no lasting effect: its
     record is dropped; parameters, buffers and extra states of the model, the states of the step and of callbacks, and
@@ -35,6 +37,9 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
         UserError: naming the setting, and the nearest metric that is reported.
     """
     wanted = _wanted(trainer)
+    of_training = {setting: metric for setting, metric in wanted.items() if metric.startswith(OF_TRAINING)}
+    trainer.loop.expect_metrics(of_training)
+    wanted = {setting: metric for setting, metric in wanted.items() if setting not in of_training}
     if not wanted and trainer.loop.settings.eval_sanity_steps is None:
         return
     try:
@@ -44,7 +49,7 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
         return
     for setting, metric in wanted.items():
         if metric not in reported:
-            known = f"Reported are {', '.join(sorted(reported)[:12])}." if reported else "There is no validation data."
+            known = f"Reported are {', '.join(sorted(reported)[:12])}." if reported else _NO_DATA
             raise UserError(
                 f"{setting} is '{metric}', which no validation loader or callback reports",
                 cure=did_you_mean(metric, reported).strip() or known,

@@ -1,4 +1,4 @@
-"""When a scheduler steps: after each optimizer step, at the end of each epoch, or after each evaluation."""
+"""When a scheduler steps: after each optimizer step, each epoch, each evaluation, or each log of a training metric."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.optim import lr_scheduler
 
-from trainer_cli.config.schema import SchedulerInterval
+from trainer_cli.config.schema import OF_TRAINING, SchedulerInterval
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.tagged_groups import TaggedGroups
 
@@ -24,10 +24,11 @@ class Scheduled:
 
     Args:
         schedule: a schedule, or a function `optimizer -> schedule`.
-        interval: `step`, `epoch` or `evaluation`. None: `evaluation` for schedules that take a metric, `epoch` for
-            torch's own but OneCycleLR and CyclicLR, as torch documents them, and `step` for all others. A function
-            that returns a LambdaLR or a MultiplicativeLR counts as another.
-        metric: given to schedules that take one, such as ReduceLROnPlateau; None: `val/loss`.
+        interval: `step`, `epoch`, `evaluation` or `log`. None: `evaluation` for schedules that take a metric, or `log`
+            if it is one of the training; `epoch` for torch's own but OneCycleLR and CyclicLR, as torch documents them,
+            and `step` for all others. A function that returns a LambdaLR or a MultiplicativeLR counts as another.
+        metric: given to schedules that take one, such as ReduceLROnPlateau; None: `val/loss`. `train/loss` is the mean
+            over the steps since the log before (`loop.log_interval`).
         groups: the parameter groups that a function makes a schedule of: those whose `tag` it is, or is in it. None:
             all.
     """
@@ -57,17 +58,24 @@ class Scheduled:
             ConfigError: the interval is unknown, or a metric is needed at another interval than evaluations.
         """
         takes = takes_metric(schedule)
-        interval = self.interval or natural_interval(schedule, made=is_function(self.schedule))
+        metric = (self.metric or _METRIC) if takes else None
+        of_metric = SchedulerInterval.log if str(metric).startswith(OF_TRAINING) else SchedulerInterval.evaluation
+        natural = of_metric if takes else natural_interval(schedule, made=is_function(self.schedule))
+        interval = self.interval or natural
         name = (schedule if isinstance(schedule, type) else type(schedule)).__name__
         if interval not in set(SchedulerInterval):
             raise ConfigError(
                 f"interval is {interval!r}", location=where, hint=f"Choose {', '.join(SchedulerInterval)}."
             )
-        if takes and interval != SchedulerInterval.evaluation:
-            raise ConfigError(f"{name} takes a metric, so its interval is evaluation, not {interval}", location=where)
+        if takes and interval != of_metric:
+            raise ConfigError(
+                f"{name} takes the metric {metric}, so its interval is {of_metric}, not {interval}", location=where
+            )
+        if not takes and interval == SchedulerInterval.log:
+            raise ConfigError(f"{name} takes no metric, so its interval is not log", location=where)
         if self.metric is not None and not takes:
             raise ConfigError(f"{name} takes no metric", location=where, hint="Leave `metric` out.")
-        return replace(self, interval=str(interval), metric=(self.metric or _METRIC) if takes else None)
+        return replace(self, interval=str(interval), metric=metric)
 
 
 def is_function(schedule: Any) -> bool:

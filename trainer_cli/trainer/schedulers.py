@@ -193,7 +193,7 @@ class Schedulers:
         return any(one.interval == interval for one in self._timing.values())
 
     def wanted_metrics(self) -> dict[str, str]:
-        """Setting -> metric that an evaluation must report."""
+        """Setting -> metric that an evaluation, or the training, must report."""
         return {f"the metric of {name}": one.metric for name, one in self._timing.items() if one.metric is not None}
 
     def step(
@@ -207,7 +207,7 @@ class Schedulers:
         """Step those with this interval, the hooks around each.
 
         Args:
-            metrics: of the evaluation that was made just now.
+            metrics: of the evaluation or the log that was made just now.
             all_metrics: False: of some loaders alone; one whose metric is not among them does not step.
 
         Raises:
@@ -367,7 +367,8 @@ class Schedulers:
             count = read_position(saved[name]["state"])
             if (fault := self._interval_fault(name, saved[name])) is not None:
                 count = progress.get(str(self._timing[name].interval))
-                if saved[name]["interval"] == SchedulerInterval.evaluation or count is None:
+                of_metrics = (SchedulerInterval.evaluation, SchedulerInterval.log)
+                if saved[name]["interval"] in of_metrics or count is None:
                     rows.append(f"{fault}, which says nothing of its position")
                     continue
             if count is None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trainer_cli.checkpoint.policy import Occasion
-from trainer_cli.config.schema import LoopConfig, SchedulerInterval, build_section
+from trainer_cli.config.schema import OF_TRAINING, LoopConfig, SchedulerInterval, build_section
+from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.peers import is_of_peer
 from trainer_cli.trainer.evaluate import evaluate, evaluate_rest
@@ -93,6 +94,8 @@ class TrainingLoop(Lengths):
         self._ended: dict[str, Any] | None = None
         """Of a loaded checkpoint, or of the one being saved: the requested end of the run, or one that is held."""
         self._eval_intervals: list[Interval] = []
+        self._expected: dict[str, str] = {}
+        """Setting -> training metric that it needs; empty once these were found."""
 
     @property
     def validation(self) -> ValidationLoop:
@@ -229,8 +232,8 @@ class TrainingLoop(Lengths):
 
     def note_stop(self, trainer: Trainer, stop: Stop | None) -> None:
         """Before a save: note a requested end of the run, or one that is held, for the next fit."""
-        held = stop is None or not stop.finished
-        end = trainer.held_stop if held else trainer.stop_request
+        held = self._holds(trainer.progress)
+        end = trainer.stop_request if trainer.stop_request and trainer.stop_request.finished else trainer.held_stop
         self._ended = None if end is None or not end.finished else {
             "step": trainer.progress.step, "held": held, "reason": end.reason, "by": end.by, "rule": list(end.rule),
             "max_duration": self.settings.max_duration, "hard_stop": self.settings.hard_stop,
@@ -375,6 +378,8 @@ class TrainingLoop(Lengths):
                 if step.counts:
                     means.add(loss, outputs, batch_weight(outputs, size) if outputs else size)
                     check(train_loader, "train", batch, size, outputs)
+                if self._expected:
+                    self._check_expected(trainer)
                 progress.samples += size
                 if outputs and "tokens" in outputs and step.counts:
                     found = outputs["tokens"]
@@ -423,6 +428,51 @@ class TrainingLoop(Lengths):
             found = int(tokens or 0)
             progress.tokens += found if agreement is None else agreement.total(found)
             progress.last_tokens = progress.tokens
+
+    def expect_metrics(self, wanted: Mapping[str, str]) -> None:
+        """Refuse settings whose training metric is not logged; with the first batch, those that it does not report.
+
+        Args:
+            wanted: setting -> `train/NAME`.
+
+        Raises:
+            UserError: nothing of the training is logged.
+        """
+        self._expected = dict(wanted)
+        if wanted and self.log_interval is None:
+            setting, metric = next(iter(wanted.items()))
+            raise UserError(
+                f"{setting} is '{metric}', but loop.log_interval is null, so that it is only known at the end",
+                cure="Set loop.log_interval: the metric is the mean over the steps since the log before.",
+            )
+
+    def _check_expected(self, trainer: Trainer) -> None:
+        """With the first batch, before its step is made.
+
+        Raises:
+            UserError: a training metric that a setting needs is not reported.
+        """
+        assert self._means_since_log is not None
+        names = trainer.strategy.group.gather(self._means_since_log.names)
+        reported = {f"{OF_TRAINING}{name}" for of_rank in names for name in of_rank} | self._own_metrics(trainer)
+        for setting, metric in self._expected.items():
+            if metric not in reported:
+                known = f"Reported are {', '.join(sorted(reported))}."
+                raise UserError(
+                    f"{setting} is '{metric}', which the training does not report",
+                    cure=did_you_mean(metric, reported).strip() or known,
+                )
+        self._expected = {}
+
+    @staticmethod
+    def _own_metrics(trainer: Trainer) -> set[str]:
+        """The training metrics that are logged besides those of the model."""
+        names = {"samples_per_s", *(() if trainer.scaler is None else trainer.scaler.metrics())}
+        norm = trainer.precision.clip_norm is not None
+        for name in trainer.optimizers:
+            suffix = "" if name == ONLY else f"/{name}"
+            names |= {f"lr{suffix}"} | ({f"grad_norm{suffix}"} if norm else set())
+        return {f"{OF_TRAINING}{name}" for name in names}
 
     def validation_of(self, name: str) -> ValidationLoop:
         """The loop that evaluates the loader with this name."""
@@ -477,6 +527,10 @@ class TrainingLoop(Lengths):
         metrics["train/samples_per_s"] = trainer.metric_logger.samples_per_second(trainer.progress.samples)
         trainer.metric_logger.add(metrics)
         trainer.hooks.call("on_log", trainer, metrics)
+        if trainer.schedulers.has(SchedulerInterval.log):
+            # No decision may differ between ranks.
+            of_main = trainer.strategy.group.broadcast(metrics)
+            trainer.schedulers.step(trainer, SchedulerInterval.log, of_main)
         self._loss_check.check(trainer, finite=finite)
 
 

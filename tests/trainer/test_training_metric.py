@@ -1,0 +1,196 @@
+"""A logged training metric decides: which checkpoints are kept, when the run ends, how the rate falls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import ListLogger, Noisy, StopAt, everything, loader, same, trainer
+from torch import nn
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.early_stopping import EarlyStopping
+from trainer_cli.callbacks.threshold_stopper import ThresholdStopper
+from trainer_cli.checkpoint.policy import BestRule, SaveRules
+from trainer_cli.checkpoint.timeline import Simulation, simulate
+from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.trainer.duration import Duration
+from trainer_cli.trainer.intervals import Interval, StepCounts
+from trainer_cli.trainer.scheduler_intervals import Scheduled
+from trainer_cli.trainer.stopping import Limits
+
+
+class Scripted(nn.Module):
+    """Its losses are given, step by step; the step is counted in a buffer."""
+
+    def __init__(self, *losses: float) -> None:
+        super().__init__()
+        self.weight, self.losses = nn.Parameter(torch.zeros(())), losses
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, batch: Any) -> Any:
+        loss = self.losses[min(int(self.step), len(self.losses) - 1)]
+        if self.training:
+            self.step += 1
+        return {"loss": self.weight * 0 + loss, "parts/first": loss}
+
+
+LOSSES = (9.0, 7.0, 6.0, 4.0, 5.0, 5.0, 1.0, 5.0, 6.0, 6.0, 8.0, 8.0)
+"""Means of two: 8, 5, 5, 3, 6, 8."""
+
+
+def _plateau(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+
+
+def _best(**more: Any) -> dict[str, Any]:
+    return {"metric": "train/loss", "mode": "min", "count": 1, **more}
+
+
+def _fit(folder: Path | None, *callbacks: Any, model: Any = None, logger: Any = None, **more: Any) -> Any:
+    settings = {"max_duration": 12, "log_interval": 2, **more.pop("settings", {})}
+    saver = {"save_interval": None, **more.pop("saver", {})}
+    made = trainer(
+        model or (lambda: Scripted(*LOSSES)), callbacks=list(callbacks), loggers=[logger or ListLogger()],
+        run_dir=folder, settings=settings,
+        checkpoint=None if folder is None else CheckpointerCallback(folder / "ckpt", **saver), **more,
+    )  # fmt: skip
+    return made, made.fit(loader(16))
+
+
+def test_the_best_by_a_training_metric_is_kept(tmp_path: Path) -> None:
+    _fit(tmp_path, saver={"keep_best": _best(), "max_checkpoints": 1})
+    kept = {path.name: json.loads((path / "manifest.json").read_text()) for path in (tmp_path / "ckpt").glob("step*")}
+    assert sorted(kept) == ["step12", "step8"]
+    assert kept["step8"]["metrics"]["train/loss"] == 3.0
+    assert kept["step8"]["reason"] == "train/loss 3 is the best"
+
+
+@pytest.mark.parametrize(
+    ("callback", "step", "reason"),
+    [
+        (lambda: EarlyStopping("train/loss", patience=4), 12, "train/loss has not been below 3 (step 8) for 4 steps"),
+        (lambda: EarlyStopping("train/loss", patience=2), 6, "train/loss has not been below 5 (step 4) for 2 steps"),
+        (lambda: EarlyStopping("train/parts/first", mode="max", patience=4), 6, "train/parts/first has not been above"),
+        (lambda: ThresholdStopper("train/loss", 4.0), 8, "train/loss is 3"),
+    ],
+)
+def test_a_training_metric_ends_the_run(callback: Any, step: int, reason: str, tmp_path: Path) -> None:
+    more = {"settings": {"max_duration": 14}, "saver": {"keep_best": _best(count=9)}}
+    _, result = _fit(tmp_path, callback(), **more)
+    assert (result.step, result.finished) == (step, True)
+    assert result.reason.startswith(reason)
+    _, again = _fit(tmp_path, callback(), **more)
+    assert (again.step, again.reason) == (step, result.reason)
+
+
+def test_a_metric_that_is_not_finite_ends_the_run_at_its_log() -> None:
+    _, result = _fit(None, EarlyStopping("train/parts/first"), model=lambda: Jumping())
+    assert (result.step, result.reason) == (4, "train/parts/first is inf")
+
+
+class Jumping(Scripted):
+    """A metric that is infinite at the fourth step."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+    def forward(self, batch: Any) -> Any:
+        outputs = super().forward(batch)
+        return {**outputs, "parts/first": float("inf") if self.step == 4 else 1.0}
+
+
+def test_a_rate_falls_by_a_training_metric() -> None:
+    logger = ListLogger()
+    _fit(None, logger=logger, schedulers=Scheduled(_plateau, metric="train/loss"))
+    rates = {record.step: record.metrics["train/lr"] for record in logger.records if "train/lr" in record.metrics}
+    assert rates == pytest.approx({2: 0.1, 4: 0.1, 6: 0.1, 8: 0.05, 10: 0.05, 12: 0.025})
+
+
+@pytest.mark.parametrize("stops", [(1, 4, 7), (2, 3, 8)])
+def test_a_resume_is_exact_with_every_option_that_takes_one(stops: tuple[int, ...], tmp_path: Path) -> None:
+    def fit(folder: Path, *callbacks: Any, logger: Any) -> Any:
+        more = {
+            "model": Noisy, "logger": logger, "saver": {"keep_best": _best(count=2)},
+            "schedulers": Scheduled(_plateau, metric="train/loss"),
+        }  # fmt: skip
+        return _fit(folder, EarlyStopping("train/loss", patience=6), *callbacks, **more)[0]
+
+    logs = [ListLogger(), ListLogger()]
+    straight = fit(tmp_path / "a", logger=logs[0])
+    for step in stops:
+        fit(tmp_path / "b", StopAt(step), logger=logs[1])
+    resumed = fit(tmp_path / "b", logger=logs[1])
+    assert same(everything(straight), everything(resumed)) == []
+    assert logs[0].stream == logs[1].stream
+    kept = [sorted(path.name for path in (tmp_path / name / "ckpt").glob("step*")) for name in "ab"]
+    assert kept[0] == kept[1]
+
+
+NEEDS: dict[str, Any] = {
+    "keep_best": lambda metric: {"saver": {"keep_best": _best(metric=metric)}},
+    "early stopping": lambda metric: {"callback": EarlyStopping(metric)},
+    "threshold": lambda metric: {"callback": ThresholdStopper(metric, 1.0)},
+    "plateau": lambda metric: {"schedulers": Scheduled(_plateau, metric=metric)},
+}
+
+
+class Steps(StopAt):
+    """Notes each optimizer step."""
+
+    def __init__(self) -> None:
+        super().__init__(99)
+        self.made = 0
+
+    def on_after_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
+        self.made += 1
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_training_metric_that_is_not_reported_is_refused_before_the_first_step(name: str, tmp_path: Path) -> None:
+    needs, steps = NEEDS[name]("train/los"), Steps()
+    callbacks = [needs.pop("callback")] if "callback" in needs else []
+    with pytest.raises(UserError, match=r"'train/los', which the training does not report.*train/loss"):
+        _fit(tmp_path, *callbacks, steps, **needs)
+    assert steps.made == 0
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_training_metric_without_logs_is_refused(name: str, tmp_path: Path) -> None:
+    needs = NEEDS[name]("train/loss")
+    callbacks = [needs.pop("callback")] if "callback" in needs else []
+    with pytest.raises(UserError, match=r"loop\.log_interval is null"):
+        _fit(tmp_path, *callbacks, settings={"log_interval": None}, **needs)
+
+
+@pytest.mark.parametrize("metric", ["train/lr", "train/samples_per_s", "train/loss", "train/parts/first"])
+def test_all_that_the_loop_logs_may_be_named(metric: str) -> None:
+    assert _fit(None, EarlyStopping(metric, patience=99))[1].step == 12
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "message"),
+    [
+        (Scheduled(_plateau, "evaluation", "train/loss"), "so its interval is log, not evaluation"),
+        (Scheduled(_plateau, "log", "val/loss"), "so its interval is evaluation, not log"),
+        (Scheduled(lambda made: torch.optim.lr_scheduler.StepLR(made, 1), "log"), "takes no metric"),
+    ],
+)
+def test_an_interval_that_does_not_fit_the_metric_is_refused(scheduled: Scheduled, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _fit(None, schedulers=scheduled)
+
+
+def test_a_plan_names_the_logs_that_may_save() -> None:
+    def every(steps: int) -> Interval:
+        return Interval(Duration.parse(steps), 10)
+
+    setting = Simulation(
+        limits=Limits(every(10)), save=SaveRules(keep_best=BestRule("train/loss")), eval_intervals=[every(5)],
+        log_interval=every(3),
+    )  # fmt: skip
+    line = simulate(setting, StepCounts(epoch_batches=10))
+    assert (line.evaluations, line.may_save) == ([5, 10], [3, 6, 9])
