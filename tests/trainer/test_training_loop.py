@@ -235,14 +235,14 @@ def test_a_training_mean_is_over_the_samples_since_the_last_log() -> None:
     assert [record.metrics["train/size"] for record in logger.records] == [3.6, 3.6]
 
 
-def test_eval_at_start_measures_the_new_model_at_step_0() -> None:
+def test_eval_at_start_measures_the_new_model_at_step_0(tmp_path: Path) -> None:
     logger = ListLogger()
-    trained = trainer(loggers=[logger], settings={"eval_at_start": True, "max_duration": 2})
+    trained = trainer(loggers=[logger], settings={"eval_at_start": True, "max_duration": 2}, run_dir=tmp_path)
     expected = trained.validate(loader(6, shuffle=False))["val"]["loss"]
     logger.records.clear()
     trained.fit(loader(), loader(6, shuffle=False))
     assert (logger.records[0].step, logger.records[0].metrics["val/loss"]) == (0, expected)
-    assert [record.step for record in logger.records] == [0, 2]
+    assert [record.step for record in logger.records] == [0, 2], "the evaluation before the fit is not there twice"
 
 
 class Waits(TorchDispatchMode):

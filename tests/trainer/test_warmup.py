@@ -134,7 +134,7 @@ def test_a_dynamic_loss_scale_stays_in_its_bounds() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dtype": "fp8"}, "dtype is 'fp8', but it is fp32, bf16, fp16"),
+        ({"dtype": "fp8"}, "precision.dtype is 'fp8', but it must be one of fp32, bf16, fp16"),
         ({"min_loss_scale": 1.0}, "precision.min_loss_scale is of a dynamic loss scale, and there is none"),
         ({"dtype": "fp16", "loss_scale": 8, "max_loss_scale": 16.0}, "is of a dynamic loss scale"),
         ({"dtype": "fp16", "loss_scale": 8, "init_scale": 16.0}, "precision.init_scale is of a dynamic loss scale"),

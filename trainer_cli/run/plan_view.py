@@ -39,7 +39,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "left": list(start_point.left),
         },
         "end": None if line.end is None else {"step": line.end.step, "epoch": line.end.epoch},
-        "stop": None if line.stop is None else asdict(line.stop),
+        "stop": None if line.stop is None else {"reason": line.stop.reason, "finished": line.stop.finished},
         "steps_per_epoch": plan.step_counts.steps_per_epoch,
         "evaluations": line.evaluations,
         "saves": [{**asdict(one), "size_bytes": one.size_bytes or None} for one in line.saves],
