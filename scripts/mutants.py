@@ -242,7 +242,6 @@ OF_MEANS = (
     "tests/trainer/test_training_loop.py::test_a_training_mean_is_over_the_samples_since_the_last_log",
     "tests/trainer/test_training_loop.py::test_the_records_of_a_resumed_run_are_those_of_one_that_went_through",
 )
-OF_LENGTH = ("tests/trainer/test_training_loop.py::test_a_training_is_as_long_as_it_is_reported",)
 OF_SCHEDULES = (
     "tests/trainer/test_schedulers.py::test_a_schedule_by_epochs_steps_at_their_ends_and_goes_on_bit_for_bit",
     "tests/trainer/test_schedulers.py::test_a_plateau_is_told_the_metric_of_each_evaluation_and_goes_on_bit_for_bit",
@@ -319,7 +318,7 @@ OF_TRAINER = {
         STEP, "            foreach_div_(gradients, divisor)\n", "            pass\n", OF_ACCUMULATION
     ),
     "the rest of an epoch makes no step": Mutant(
-        LOOP, "                if micro == accum or last:\n", "                if micro == accum:\n", OF_LENGTH
+        LOOP, "                if micro == accum or last:\n", "                if micro == accum:\n", OF_ACCUMULATION
     ),
     "schedules by epochs do not step": Mutant(
         LOOP,
