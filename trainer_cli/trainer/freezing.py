@@ -20,7 +20,6 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     Raises:
         ConfigError: a pattern matches no parameter, or all are frozen.
     """
-    patterns = [patterns] if isinstance(patterns, str) else patterns
     named = dict(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
         check_pattern(pattern, "freeze")
