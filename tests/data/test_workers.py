@@ -48,7 +48,7 @@ def children() -> list[int]:
     return [child.pid for child in multiprocessing.active_children() if child.pid is not None]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_meant_for_the_parent_do_not_stop_workers(number: signal.Signals) -> None:
     iterator = made(length=400).iterate(0)
     next(iterator)

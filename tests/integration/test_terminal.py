@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import struct
@@ -118,3 +119,21 @@ def test_lines_are_whole_above_a_bar_that_ctrl_c_takes_away(tmp_path: Path) -> N
     assert "^C\nCtrl-C: stopping after this step; Ctrl-C again stops at once\n" in above
     assert "committed" not in above, "the bar shows it"
     assert re.match(r"\nstopped at step \d+: Ctrl-C ", after)
+
+
+def test_a_closed_window_saves_and_ends_as_any_other_signal(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    held = hold(project, "train")
+    master, slave = os.openpty()
+    process = subprocess.Popen(
+        command("fit", "experiment=mine"), cwd=project, env=environment(TERM="xterm"), stdin=slave, stdout=slave,
+        stderr=slave, start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(slave)
+    wait_for((project / "at-train").exists, process)
+    os.close(master)  # Sends SIGHUP before it returns.
+    held.unlink()
+    assert process.wait(LIMIT_S) == 75
+    summary = json.loads((project / "runs/mine/summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == ("stopped", "SIGHUP")
+    assert summary["step"] > 0

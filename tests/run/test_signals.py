@@ -9,7 +9,9 @@ import pytest
 from trainer_cli.run.signals import STOPPING, StopSignals
 
 
-@pytest.mark.parametrize(("number", "reason"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP"), (signal.SIGINT, "Ctrl-C")]
+)
 def test_the_first_one_is_noted_said_and_passed_on(
     number: signal.Signals, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,3 +45,14 @@ def test_the_handlers_before_are_put_back() -> None:
     with StopSignals():
         assert [signal.getsignal(number) for number in STOPPING] != before
     assert [signal.getsignal(number) for number in STOPPING] == before
+
+
+def test_under_nohup_the_end_of_the_terminal_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+            assert signals.stop_request is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from trainer_cli.cli.messages import print_crash, print_error
+from trainer_cli.cli.streams import prepare_streams
 from trainer_cli.config.garbage import uncollected
 from trainer_cli.errors import DISK_CURES, NO_SPACE, ExitCode, TrainError, UserError, disk_cure
 
@@ -64,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code. Mistakes of the user become one message on stderr."""
-    _open_closed_streams()
+    prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         atexit.register(_at_exit)
@@ -96,18 +97,6 @@ def _is_disk_error(error: Exception) -> TypeGuard[OSError]:
     if not isinstance(error, OSError) or error.errno not in DISK_CURES:
         return False
     return error.errno in NO_SPACE or error.filename is not None
-
-
-def _open_closed_streams() -> None:
-    """Open a standard stream that the caller closed (`>&-`) on /dev/null.
-
-    Otherwise the next opened file, perhaps a checkpoint, would get its number, and prints would go there.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)  # The lowest that is free: the stream's own.
-            os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _at_exit() -> None:

@@ -33,7 +33,7 @@ GRACE_S = 1.0
 LOADERS_GRACE_S = 5.0
 """The time that the workers of a DataLoader of another class have, as torch gives them."""
 
-_PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _WATCH_S = 0.1
 
 

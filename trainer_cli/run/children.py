@@ -20,7 +20,7 @@ from typing import IO
 
 import trainer_cli
 from trainer_cli.run.run_dir import RunStatus
-from trainer_cli.run.signals import STOPPING
+from trainer_cli.run.signals import stopping
 
 _LOOK_AFTER_S = 0.05
 _CHUNK_BYTES = 1 << 16
@@ -174,7 +174,7 @@ class Child:
             self._process.send_signal(number)
 
     def __enter__(self) -> Child:
-        for number in STOPPING:
+        for number in stopping():
             self._before[number] = signal.signal(number, self._hand_on)
         return self
 

@@ -8,15 +8,21 @@ import signal
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
+STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT") if hasattr(signal, name))
+"""SIGHUP is sent when the terminal is closed or a connection by ssh is lost."""
 _STOPPED_EARLY = 75
 """`ExitCode.STOPPED_EARLY`, without what its module imports."""
 
 
 def exit_early() -> None:
     """Exit with 75 at the first of the signals, until `StopSignals` takes over: there is nothing to save yet."""
-    for number in STOPPING:
+    for number in stopping():
         signal.signal(number, _exit_now)
+
+
+def stopping() -> list[signal.Signals]:
+    """The signals that stop this process. Under `nohup` SIGHUP is ignored, and stays so."""
+    return [number for number in STOPPING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
@@ -38,7 +44,7 @@ def _name(number: int) -> str:
 
 
 class StopSignals:
-    """While entered, SIGTERM, SIGUSR1 and the first Ctrl-C are noted; a second Ctrl-C raises KeyboardInterrupt.
+    """While entered, SIGTERM, SIGUSR1, SIGHUP and the first Ctrl-C are noted; a second Ctrl-C raises KeyboardInterrupt.
 
     A signal before `listen` is kept for it. `promise` is the line written to stderr at the first one, unless `quiet`.
     """
@@ -58,7 +64,7 @@ class StopSignals:
             listener(self.stop_request)
 
     def __enter__(self) -> StopSignals:
-        for number in STOPPING:
+        for number in stopping():
             self._before[number] = signal.signal(number, self._note)
         return self
 
