@@ -82,3 +82,57 @@ class Unfreeze(Callback):
     added = ("model._target_=parts.Frozen", "+callbacks.unfreeze._target_=parts.Unfreeze")
     report = check(code, *added, steps=6)
     assert report.exact, report
+
+
+@pytest.mark.slow
+def test_a_stateful_stream_by_two_workers_with_statistics_and_averages_is_exact(check: Check) -> None:
+    """Batch norm and a buffer that follows what is evaluated, an average, and every option that wants a metric."""
+    code = f"""{FOLLOWING}
+
+class Normed(Following):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def guess(self, x):
+        return super().guess(self.norm(x))
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self):
+        self.at = self.begin = 0
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        first, every = (info.id, info.num_workers) if info else (0, 1)
+        points = Points()
+        self.at, self.begin = self.begin, 0
+        while self.at * every + first < 40:
+            self.at += 1
+            yield points[(self.at - 1) * every + first]
+
+    def state_dict(self):
+        return {{"at": self.at}}
+
+    def load_state_dict(self, state):
+        self.at = self.begin = state["at"]
+
+
+class Streaming:
+    def __init__(self):
+        self.train, self.val = Stream(), Points()
+"""
+    report = check(
+        code,
+        "model._target_=parts.Normed",
+        "data._target_=parts.Streaming",
+        "data.num_workers=2",
+        "loop.steps_per_epoch=10",
+        "+callbacks.ema={_target_: trainer_cli.callbacks.ema.EMA, decay: 0.9}",
+        "+callbacks.early={_target_: trainer_cli.callbacks.early_stopping.EarlyStopping, patience: 90ep}",
+        "scheduler=reduce_on_plateau",
+        "checkpoint.keep_best.metric=val/loss",
+        "loop.log_interval=2",
+    )
+    assert report.exact, report
+    assert not report.remarks
