@@ -13,11 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from trainer_cli.checkpoint.format.archive import ArchiveFormat
+from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.format.sharded import ShardedFormat
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.save import CheckpointMetadata, RankFiles, commit, write
 from trainer_cli.checkpoint.snapshot_buffer import Snapshot
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.config.schema import Compression
 
 
 @contextmanager
@@ -36,14 +39,26 @@ def parted(whole: torch.Tensor, mesh: DeviceMesh, *placements: Any) -> Any:
     return distribute_tensor(whole, mesh, placements, src_data_rank=None)
 
 
-def save_as(root: Path, shape: Sequence[int], tree: Callable[[DeviceMesh, int], Any], name: str = "step1") -> Manifest:
+def form_of(rank: int, world_size: int, format: str = "tensors") -> Format:
+    """The format of one rank: `archive` is compressed."""
+    sharded = ShardedFormat(rank, world_size)
+    return ArchiveFormat(Compression.gz, sharded) if format == "archive" else sharded
+
+
+def save_as(
+    root: Path,
+    shape: Sequence[int],
+    tree: Callable[[DeviceMesh, int], Any],
+    name: str = "step1",
+    format: str = "tensors",
+) -> Manifest:
     """Save the trees of all ranks of a mesh as one checkpoint, one rank after another."""
     storage, ranks = LocalStorage(root), list[RankFiles]()
     world_size = torch.Size(shape).numel()
     with storage.writing(name) as folder:
         for rank in range(world_size):
             with rank_of(rank, shape) as mesh:
-                layout = ShardedFormat(rank, world_size).plan(tree(mesh, rank))
+                layout = form_of(rank, world_size, format).plan(tree(mesh, rank))
                 place = storage.joining(folder.place) if rank else folder
                 ranks.append(write(place, Snapshot(layout, []), {}))
-        return commit(folder, ranks, CheckpointMetadata(step=1, world_size=world_size), name=name, format="tensors")
+        return commit(folder, ranks, CheckpointMetadata(step=1, world_size=world_size), name=name, format=format)

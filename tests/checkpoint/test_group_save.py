@@ -39,7 +39,12 @@ def disk_of(disks: dict[int, FaultyDisk] | None, group: ThreadGroup) -> Any:
 
 
 def save(
-    root: Path, *, background: bool = False, disks: dict[int, FaultyDisk] | None = None, deadly: bool = False
+    root: Path,
+    *,
+    background: bool = False,
+    format: str = "tensors",
+    disks: dict[int, FaultyDisk] | None = None,
+    deadly: bool = False,
 ) -> list[Any]:
     """Two ranks save step 2; what each rank raised, or None."""
 
@@ -48,11 +53,11 @@ def save(
         if deadly and disks and group.rank in disks:
             group.is_dead = lambda: disks[group.rank].struck
         if not background:
-            checkpointer = SyncCheckpointer(storage=storage)
+            checkpointer = SyncCheckpointer(format=format, storage=storage)
             checkpointer.join(group)
             checkpointer.save(state(group.rank), root / "step2", metadata=FACTS, overwrite=False)
             return
-        behind = AsyncCheckpointer(storage=storage)
+        behind = AsyncCheckpointer(format=format, storage=storage)
         behind.join(group)
         live = state(group.rank)
         try:
@@ -78,45 +83,56 @@ def steps(root: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["sync", "async"])
-def test_ranks_save_together_what_one_process_reads(memory_path: Path, background: bool) -> None:
-    assert save(memory_path, background=background) == [None, None]
+@pytest.mark.parametrize(
+    ("format", "files"),
+    [
+        (
+            "tensors",
+            ["rank0.json", "rank0.own.json", "rank0.safetensors", "rank1.own.json", "rank1.safetensors"],
+        ),
+        ("archive", ["rank0.tar", "rank1.tar"]),
+    ],
+)
+def test_ranks_save_together_what_one_process_reads(
+    memory_path: Path, background: bool, format: str, files: list[str]
+) -> None:
+    assert save(memory_path, background=background, format=format) == [None, None]
     loaded = make_sync_checkpointer().read(memory_path / "step2")
     assert same(loaded.pop("ranks"), [{"rng": state(rank)["rng"]} for rank in range(2)])
     assert same(loaded, state(0))
     manifest = make_sync_checkpointer().manifest(memory_path / "step2")
-    assert manifest.world_size == 2
-    assert sorted(manifest.files) == [
-        "config.yaml",
-        "rank0.json",
-        "rank0.own.json",
-        "rank0.safetensors",
-        "rank1.own.json",
-        "rank1.safetensors",
-    ]
+    assert (manifest.format, manifest.world_size) == (format, 2)
+    assert sorted(manifest.files) == ["config.yaml", *files]
+    with_tensors = [file for file in files if not file.endswith(".json")]
     assert {file: list(parts) for file, parts in manifest.shards.items()} == {
-        "rank0.safetensors": ["model/a"],
-        "rank1.safetensors": ["model/b"],
+        with_tensors[0]: ["model/a"],
+        with_tensors[1]: ["model/b"],
     }
 
 
-def operations(root: Path, background: bool) -> list[FaultyDisk]:
+def operations(root: Path, background: bool, format: str) -> list[FaultyDisk]:
     """What a save that succeeds asks of each rank's disk."""
     root.mkdir()
     disks = {0: FaultyDisk(), 1: FaultyDisk()}
-    assert save(root, background=background, disks=disks) == [None, None]
+    assert save(root, background=background, format=format, disks=disks) == [None, None]
     return [disks[0], disks[1]]
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["sync", "async"])
-def test_an_operation_that_fails_on_one_rank_fails_the_save_on_both(memory_path: Path, background: bool) -> None:
+HOW = [(False, "tensors"), (True, "tensors"), (True, "archive")]
+
+
+@pytest.mark.parametrize(("background", "format"), HOW)
+def test_an_operation_that_fails_on_one_rank_fails_the_save_on_both(
+    memory_path: Path, background: bool, format: str
+) -> None:
     tried = 0
-    for rank, counting in enumerate(operations(memory_path / "whole", background)):
+    for rank, counting in enumerate(operations(memory_path / "whole", background, format)):
         for at in range(1, len(counting.operations) + 1):
             root = memory_path / f"{rank}-{at}"
             root.mkdir()
             save_alone(root)
             disk = FaultyDisk(at, number=errno.ENOSPC)
-            found = save(root, background=background, disks={rank: disk})
+            found = save(root, background=background, format=format, disks={rank: disk})
             if found == [None, None]:
                 # Where the system may fail without harm: a hidden name that cannot be looked at.
                 assert steps(root) == [1, 2], counting.operations[at - 1]
@@ -129,25 +145,28 @@ def test_an_operation_that_fails_on_one_rank_fails_the_save_on_both(memory_path:
             assert isinstance(found[1], NotDurableError) is durable
             assert steps(root) == ([1, 2] if durable else [1])
             assert [one.name for one in root.iterdir() if one.name.startswith(".")] == []
-            assert save(root, background=background) == [None, None]
+            assert save(root, background=background, format=format) == [None, None]
             assert steps(root) == [1, 2]
     assert tried > 10
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["sync", "async"])
-def test_a_rank_that_dies_in_any_operation_leaves_the_older_checkpoint(memory_path: Path, background: bool) -> None:
+@pytest.mark.parametrize(("background", "format"), HOW)
+def test_a_rank_that_dies_in_any_operation_leaves_the_older_checkpoint(
+    memory_path: Path, background: bool, format: str
+) -> None:
     """From that operation on it does nothing more, also not on the disk, and the other waits in vain."""
-    for rank, counting in enumerate(operations(memory_path / "whole", background)):
+    for rank, counting in enumerate(operations(memory_path / "whole", background, format)):
         for at in range(1, len(counting.operations) + 1):
             root = memory_path / f"{rank}-{at}"
             root.mkdir()
             save_alone(root)
-            found = save(root, background=background, disks={rank: FaultyDisk(at, persistent=True)}, deadly=True)
+            disk = FaultyDisk(at, persistent=True)
+            found = save(root, background=background, format=format, disks={rank: disk}, deadly=True)
             assert any(isinstance(one, threading.BrokenBarrierError | SaveError) for one in found)
             assert steps(root) in ([1], [1, 2]), counting.operations[at - 1]
             LocalStorage(root, run_id="run", attempt=2).sweep()
             assert [one.name for one in root.iterdir() if one.name.startswith(".tmp")] == []
-            assert save(root) == [None, None]
+            assert save(root, format=format) == [None, None]
             assert steps(root) == [1, 2]
 
 

@@ -32,6 +32,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "test_an_archive_comes_back_as_the_checkpoint_whatever_it_is_called",
         "test_a_hostile_archive_is_refused_and_writes_nothing",
         "test_an_archive_is_read_by_tar_and_safetensors",
+        "test_a_resume_from_an_archive_a_rank_is_bit_identical",
+        "test_a_rank_reads_each_archive_that_it_needs_once_and_no_other",
     ),
     "F6 places": (
         "test_a_run_whose_disk_is_lost_goes_on_from_the_store_bit_for_bit",

@@ -10,19 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_ranks import parted, rank_of, save_as
+from fake_ranks import form_of, parted, rank_of, save_as
 from states import same
+from thread_ranks import ThreadGroup, on_ranks
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import SyncCheckpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.format import sharded
 from trainer_cli.checkpoint.format.codec import Undecodable, UnsavableState
 from trainer_cli.checkpoint.format.dtensor import is_dtensor, local_of, targets_of
 from trainer_cli.checkpoint.format.file_layout import FileLayout
 from trainer_cli.checkpoint.format.sharded import SMALL_BYTES, ShardedFormat, decode_own, why_uncovered
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.checkpoint.readable import check_readable
 from trainer_cli.checkpoint.shards import Shard as Part
+from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.folder import LocalReadableFolder
 
 LARGE = SMALL_BYTES // 4 + 1
 
@@ -79,10 +84,11 @@ def local(tree: Any) -> Any:
     return local_of(tree)
 
 
-def load_as(root: Path, world_size: int, rank: int, mesh: Any, name: str = "step1") -> dict[str, Any]:
+def load_as(
+    root: Path, world_size: int, rank: int, mesh: Any, name: str = "step1", format: str = "tensors"
+) -> dict[str, Any]:
     targets = targets_of(state(mesh, filled=False)["model"])
-    form = ShardedFormat(rank, world_size)
-    checkpointer = make_sync_checkpointer(format=form)
+    checkpointer = make_sync_checkpointer(format=form_of(rank, world_size, format))
     return checkpointer.read(root / name, targets=targets)
 
 
@@ -90,14 +96,15 @@ def manifest_of(path: Path) -> Manifest:
     return Manifest.parse((path / "manifest.json").read_bytes())
 
 
-def test_a_state_keeps_its_bits_from_one_rank_to_two_to_four_to_three_to_one(tmp_path: Path) -> None:
-    make_sync_checkpointer().save(state(), tmp_path / "of1")
+@pytest.mark.parametrize("format", ["tensors", "archive"])
+def test_a_state_keeps_its_bits_from_one_rank_to_two_to_four_to_three_to_one(tmp_path: Path, format: str) -> None:
+    make_sync_checkpointer(format=format).save(state(), tmp_path / "of1")
     before = "of1"
     for world_size in (2, 4, 3):
         loaded: dict[int, Any] = {}
 
         def tree(mesh: Any, rank: int) -> Any:
-            found = loaded[rank] = load_as(tmp_path, world_size, rank, mesh, before)  # noqa: B023
+            found = loaded[rank] = load_as(tmp_path, world_size, rank, mesh, before, format)  # noqa: B023
             wanted = state(mesh, rank)
             assert same(local(found["model"]), local(wanted["model"]))
             assert same(local(found["optimizer"]), local(wanted["optimizer"]))
@@ -109,7 +116,7 @@ def test_a_state_keeps_its_bits_from_one_rank_to_two_to_four_to_three_to_one(tmp
             own = {key: state(rank=rank)[key] for key in ("rng", "data")}
             return {**{key: value for key, value in found.items() if key != "ranks"}, **own}
 
-        save_as(tmp_path, [world_size], tree, f"of{world_size}")
+        save_as(tmp_path, [world_size], tree, f"of{world_size}", format)
         alone = make_sync_checkpointer().read(tmp_path / f"of{world_size}")
         assert same(
             alone.pop("ranks"), [{key: state(rank=rank)[key] for key in ("rng", "data")} for rank in range(world_size)]
@@ -123,24 +130,28 @@ def state_order(like: Mapping[str, Any]) -> dict[str, Any]:
     return {key: state()[key] for key in like}
 
 
-def test_what_each_rank_saves_for_itself_comes_back_to_it(tmp_path: Path) -> None:
-    save_as(tmp_path, [2], state)
+@pytest.mark.parametrize("format", ["tensors", "archive"])
+def test_what_each_rank_saves_for_itself_comes_back_to_it(tmp_path: Path, format: str) -> None:
+    save_as(tmp_path, [2], state, format=format)
     for rank in range(2):
         with rank_of(rank, [2]) as mesh:
-            found = load_as(tmp_path, 2, rank, mesh)
+            found = load_as(tmp_path, 2, rank, mesh, format=format)
             assert found["data"]["position"] == rank
             assert same(found["rng"], state(rank=rank)["rng"])
             assert "ranks" not in found
 
 
+@pytest.mark.parametrize("format", ["tensors", "archive"])
 @pytest.mark.parametrize(("saved", "reading"), [(2, 3), (1, 2)])
-def test_another_number_of_ranks_gets_what_each_had_for_itself(tmp_path: Path, saved: int, reading: int) -> None:
+def test_another_number_of_ranks_gets_what_each_had_for_itself(
+    tmp_path: Path, saved: int, reading: int, format: str
+) -> None:
     if saved == 1:
-        make_sync_checkpointer().save(state(), tmp_path / "step1")
+        make_sync_checkpointer(format=format).save(state(), tmp_path / "step1")
     else:
-        save_as(tmp_path, [saved], state)
+        save_as(tmp_path, [saved], state, format=format)
     with rank_of(1, [reading]) as mesh:
-        found = load_as(tmp_path, reading, 1, mesh)
+        found = load_as(tmp_path, reading, 1, mesh, format=format)
     assert found["data"]["position"] == 0
     assert [one["data"]["position"] for one in found["ranks"]] == ([] if saved == 1 else [0, 1])
 
@@ -180,6 +191,43 @@ def test_at_the_same_number_of_ranks_each_reads_its_own_files(tmp_path: Path, mo
     with rank_of(1, [2]) as mesh:
         load_as(tmp_path, 2, 1, mesh)
     assert taken.count("rank0.safetensors") == 2  # The two parts of its header.
+
+
+@pytest.mark.parametrize(("saved", "configured"), [("tensors", "archive"), ("archive", "tensors")])
+def test_a_rank_reads_either_format_whichever_it_saves(tmp_path: Path, saved: str, configured: str) -> None:
+    def read(group: ThreadGroup) -> Any:
+        checkpointer = SyncCheckpointer(format=configured)
+        checkpointer.join(group)
+        return checkpointer.read(tmp_path / "step1")
+
+    save_as(tmp_path, [2], state, format=saved)
+    for rank, found in enumerate(on_ranks(2, read)):
+        assert same(found, state(rank=rank))
+
+
+def test_a_rank_reads_each_archive_that_it_needs_once_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    enter = VerifiedFile.__enter__
+
+    def noted(file: VerifiedFile) -> VerifiedFile:
+        if file.path.suffix == ".gz":
+            read.append(file.path.name)
+        return enter(file)
+
+    save_as(tmp_path, [3], of_rank, format="archive")
+    monkeypatch.setattr(VerifiedFile, "__enter__", noted)
+    with rank_of(1, [3]) as mesh:
+        load_as(tmp_path, 3, 1, mesh, format="archive")
+    assert read == ["rank0.tar.gz", "rank1.tar.gz"]
+    read.clear()
+    make_sync_checkpointer().read(tmp_path / "step1")
+    assert read == ["rank0.tar.gz", "rank1.tar.gz", "rank2.tar.gz"]
+    read.clear()
+    manifest = manifest_of(tmp_path / "step1")
+    check_readable(LocalReadableFolder(tmp_path / "step1", Disk()), manifest)
+    assert read == ["rank0.tar.gz", "rank1.tar.gz", "rank2.tar.gz"]
 
 
 def test_a_replicated_state_is_written_once_and_its_large_tensors_by_all_ranks(tmp_path: Path) -> None:
@@ -242,15 +290,45 @@ def test_a_manifest_names_the_parts_only_where_there_are_several_ranks(tmp_path:
     assert replace(manifest) == Manifest.parse(manifest.to_bytes())
 
 
-@pytest.mark.parametrize("file", ["rank0.json", "rank1.own.json", "rank1.safetensors"])
-def test_a_damaged_file_that_a_rank_needs_is_named(tmp_path: Path, file: str) -> None:
-    save_as(tmp_path, [2], state)
+FILES = {
+    "tensors": ["rank0.json", "rank1.own.json", "rank1.safetensors"],
+    "archive": ["rank0.tar.gz", "rank1.tar.gz"],
+}
+
+
+@pytest.mark.parametrize(("format", "file"), [(format, file) for format, files in FILES.items() for file in files])
+def test_a_damaged_file_that_a_rank_needs_is_named(tmp_path: Path, format: str, file: str) -> None:
+    save_as(tmp_path, [2], state, format=format)
     path = tmp_path / "step1" / file
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with rank_of(1, [2]) as mesh, pytest.raises(DamagedCheckpoint, match=file):
-        load_as(tmp_path, 2, 1, mesh)
+        load_as(tmp_path, 2, 1, mesh, format=format)
+
+
+MISNAMED: dict[str, tuple[Any, str]] = {
+    "no archive": (lambda files: {}, "it has no archive"),
+    "a rank missing": (
+        lambda files: {"rank0.tar.gz": files["rank0.tar.gz"]},
+        "does not list it|holds 'rank0.own.json'",
+    ),
+    "a number of 5000 digits": (lambda files: {f"rank{'1' * 5000}.tar": files["rank0.tar.gz"]}, "it has no archive"),
+    "swapped": (
+        lambda files: dict(zip(files, reversed(files.values()), strict=True)),
+        "bytes instead of|digest differs",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", MISNAMED)
+def test_archives_that_the_manifest_names_wrongly_are_refused(tmp_path: Path, change: str) -> None:
+    save_as(tmp_path, [2], state, format="archive")
+    edit, why = MISNAMED[change]
+    manifest = manifest_of(tmp_path / "step1")
+    altered = replace(manifest, files=edit(manifest.files), shards={}, aliases={})
+    with pytest.raises(DamagedCheckpoint, match=why):
+        check_readable(LocalReadableFolder(tmp_path / "step1", Disk()), altered)
 
 
 def rewritten(path: Path, **changes: Any) -> None:

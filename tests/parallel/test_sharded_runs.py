@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import tarfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ BASE = [
 ]  # fmt: skip
 FULL = ["+callbacks.full._target_=fits.FullDisk", "+callbacks.full.rank=1", "+callbacks.full.step=7"]
 HYBRID = [*BASE, "parallel.shard_size=1", "model.hidden=[512,64]", "loop.max_duration=8"]
+ARCHIVES = ["checkpoint.format=archive", "checkpoint.compression=gz"]
 MIXED = [
     "experiment=digits", "model.channels=[4,8]", "parallel=fsdp", "data.batch_size=16", "loop.max_duration=8",
     "loop.log_interval=1", "loop.eval_interval=4", "checkpoint.save_interval=4", "logging.console=off",
@@ -75,8 +77,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             [*BASE, "run_dir=file", "checkpoint.format=torch_file"],
             [*in_store, "loop.hard_stop=8"],
             in_store,
+            [*HYBRID, *ARCHIVES, "run_dir=archives", "loop.hard_stop=4"],
+            [*HYBRID, *ARCHIVES, "run_dir=archives"],
         ]
-        ends = on_ranks(2, [HERE / "fits.py", json.dumps(jobs)])
+        ends = on_ranks(2, [HERE / "fits.py", json.dumps(jobs)], timeout_s=200.0)
         (folder / "output.json").write_text(json.dumps([output for _, output in ends]))
         assert [code for code, _ in ends] == [0, 0], ends
         yield folder
@@ -229,16 +233,46 @@ def test_a_callback_that_fails_in_a_save_on_one_rank_costs_that_save_alone(runs:
 def test_a_format_of_one_process_is_refused_with_the_cure(runs: Path, outputs: list[str]) -> None:
     assert ends(outputs[0])[16] == (
         "UserError: checkpoint.format=torch_file saves the state of one process, and this training has 2. "
-        "Use checkpoint.format=tensors; train ckpt export writes the others."
+        "Use checkpoint.format=tensors or archive; train ckpt export writes the others."
     )
     assert ends(outputs[1])[16].startswith("PeerError: rank 0 failed: UserError: checkpoint.format")
     assert not (runs / "file").exists()
 
 
 def test_ranks_of_one_machine_save_to_an_object_store_and_resume_from_it(runs: Path, outputs: list[str]) -> None:
-    assert ends(outputs[0])[17:] == ends(outputs[1])[17:] == ["0", "0"]
+    assert ends(outputs[0])[17:19] == ends(outputs[1])[17:19] == ["0", "0"]
     assert metrics(runs / "stored") == metrics(runs / "whole")
     assert "resuming at step 8" in outputs[0]
+
+
+def test_a_resume_from_an_archive_a_rank_is_bit_identical(runs: Path, outputs: list[str]) -> None:
+    assert ends(outputs[0])[19:] == ends(outputs[1])[19:] == ["0", "0"]
+    archives = sorted((runs / "archives/checkpoints/step8").glob("rank*"))
+    assert [path.name for path in archives] == ["rank0.tar.gz", "rank1.tar.gz"]
+    unpacked = runs / "archives_unpacked"
+    for path in archives:
+        with tarfile.open(path) as archive:
+            archive.extractall(unpacked / "checkpoints/step8", filter="data")
+    whole = runs / "hybrid/checkpoints/step8"
+    for file in whole.glob("rank*"):
+        # It has the seconds, too.
+        if file.name != "rank0.json":
+            assert (unpacked / "checkpoints/step8" / file.name).read_bytes() == file.read_bytes(), file.name
+    assert final_state(unpacked) == final_state(runs / "hybrid")
+    assert metrics(runs / "archives") == metrics(runs / "hybrid")
+
+
+def test_one_process_reads_an_archive_a_rank(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger().handlers.clear()
+    assert main(["ckpt", "verify", "archives/checkpoints/step*"]) == 0
+    capfd.readouterr()
+    assert main(["ckpt", "diff", "archives/checkpoints/step8", "hybrid/checkpoints/step8"]) == 0
+    assert "30 of 30 common tensors are the same, bit for bit" in capfd.readouterr().out
+    assert main(["ckpt", "show", "archives/checkpoints/step8"]) == 0
+    assert "[512, 64]" in capfd.readouterr().out
+    assert main(["validate", "ckpt=archives/checkpoints/step8", "validate.folder=archives_checked"]) == 0
+    row = json.loads((runs / "archives_checked" / "validation.jsonl").read_text().splitlines()[0])
+    assert row["val/loss"] == pytest.approx(metrics(runs / "hybrid")[-1]["val/loss"], rel=1e-6)
 
 
 def test_fsdp_in_one_process_trains_and_resumes_as_one_process_without(runs: Path) -> None:

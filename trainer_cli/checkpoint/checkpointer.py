@@ -24,10 +24,11 @@ import torch
 from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.fill_state import MapLocation, compare, fill, move_tensors, new_values
 from trainer_cli.checkpoint.find import checkpoint_at
+from trainer_cli.checkpoint.format.archive import ArchiveFormat
 from trainer_cli.checkpoint.format.codec import encode
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, is_dtensor, local_of
 from trainer_cli.checkpoint.format.interfaces import Format
-from trainer_cli.checkpoint.format.registry import new_format
+from trainer_cli.checkpoint.format.registry import format_of_rank, new_format
 from trainer_cli.checkpoint.format.sharded import RANKS, ShardedFormat, digest_parts, keys_of_each
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.format.verified_file import verify
@@ -235,10 +236,14 @@ class Reader(Protocol):
 
 
 class CheckpointReader:
-    """Reads a checkpoint by the format that its manifest names; a format given is used for its own name."""
+    """Reads a checkpoint by the format that its manifest names; a format given is used for its own name.
 
-    def __init__(self, format: Format | None = None) -> None:
-        self.format = format
+    Args:
+        sharded: reads as this rank of several.
+    """
+
+    def __init__(self, format: Format | None = None, sharded: ShardedFormat | None = None) -> None:
+        self.format, self.sharded = format, sharded
 
     def read(
         self,
@@ -250,9 +255,11 @@ class CheckpointReader:
     ) -> dict[str, Any]:
         own = self.format is not None and manifest.format == self.format.name
         form = self.format if self.format is not None and own else new_format(manifest.format, str(folder.path))
+        if self.sharded is not None:
+            form = format_of_rank(form, self.sharded) or form
         if targets is None:
             return form.read(folder, manifest, only)
-        if isinstance(form, TensorsFormat | ShardedFormat):
+        if isinstance(form, TensorsFormat | ShardedFormat | ArchiveFormat):
             return form.read(folder, manifest, only, targets=targets)
         # The other formats are read as a whole.
         tree: dict[str, Any] = distributed(form.read(folder, manifest, only), targets)
@@ -293,6 +300,7 @@ class FolderCheckpointer(Checkpointer):
         self._new_storage = storage or partial(open_storage, run_id=run_id)
         self._storages: dict[Path, Storage] = {}
         self.group: ProcessGroup = ALONE
+        self._sharded: ShardedFormat | None = None
         self._joined = self._compares_ranks = False
         if group is not None:
             self.join(group)
@@ -338,7 +346,7 @@ class FolderCheckpointer(Checkpointer):
         """Read what this rank saved; without a group given, as a rank of torch's default group."""
         ranks = default_ranks()
         if not self._joined and ranks.world_size > 1 and isinstance(self.reader, CheckpointReader):
-            self.reader.format = ShardedFormat(ranks.rank, ranks.world_size)
+            self.reader.sharded = ShardedFormat(ranks.rank, ranks.world_size)
         storage, name = self._place(path)
         tree = self._reading(storage, name, partial(self.reader.read, only=only, **arguments))
         if not tree.get(RANKS, True):
@@ -349,17 +357,18 @@ class FolderCheckpointer(Checkpointer):
         self._joined, self._compares_ranks = True, False
         if group.world_size == 1:
             return
-        if not isinstance(self.format, TensorsFormat | ShardedFormat):
+        sharded = ShardedFormat(group.rank, group.world_size, group.tensor_size)
+        if (form := format_of_rank(self.format, sharded)) is None:
             raise UserError(
                 f"checkpoint.format={self.format.name} saves the state of one process, and this training has "
                 f"{group.world_size}",
-                cure="Use checkpoint.format=tensors; train ckpt export writes the others.",
+                cure="Use checkpoint.format=tensors or archive; train ckpt export writes the others.",
             )
         if not isinstance(self.writer, CheckpointWriter):
             raise UserError(f"{type(self.writer).__name__} cannot write what several processes save together")
-        self.group, self.format = group, ShardedFormat(group.rank, group.world_size, group.tensor_size)
+        self.group, self.format, self._sharded = group, form, sharded
         if isinstance(self.reader, CheckpointReader):
-            self.reader.format = self.format
+            self.reader.sharded = sharded
 
     def read(
         self, path: str | Path, only: Collection[str] | None = None, *, targets: Targets | None = None
@@ -383,7 +392,7 @@ class FolderCheckpointer(Checkpointer):
 
     def _compare_ranks(self, state: State) -> Mapping[str, Any]:
         """Have each rank save for itself what differs among them; the state. Collective."""
-        assert isinstance(self.format, ShardedFormat)
+        assert self._sharded is not None
         error: Exception | None = None
         digests: dict[str, str] | None = None
         try:
@@ -396,8 +405,8 @@ class FolderCheckpointer(Checkpointer):
             raise error
         assert not callable(state)
         # Where a rank has failed, the save fails on all of them.
-        self.format.per_rank = keys_of_each([report for report in reports if report is not None])
-        for key in self.format.per_rank:
+        self._sharded.per_rank = keys_of_each([report for report in reports if report is not None])
+        for key in self._sharded.per_rank:
             if key in state and any(map(is_dtensor, encode({key: state[key]})[1].values())):
                 raise UserError(
                     f"the ranks have different values under {key!r}, which also holds tensors that they share",
@@ -423,6 +432,7 @@ class FolderCheckpointer(Checkpointer):
             name,
             metadata,
             self.writer,
+            format=self.format.name,
             overwrite=overwrite,
             after_write=after_write,
             before_commit=before_commit,

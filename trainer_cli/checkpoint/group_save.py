@@ -36,6 +36,7 @@ class GroupSave:
     """The save of one step. Every rank makes one and calls `begin`, then `write` if that says so, then `finish`.
 
     Args:
+        format: the name of the format, for the manifest.
         overwrite: as of `Checkpointer.save`.
         after_write: called by every rank, in the thread that writes, when its files are written or could not be.
         before_commit: called by rank 0 when all files are there; an OSError fails the save.
@@ -50,6 +51,7 @@ class GroupSave:
         metadata: CheckpointMetadata,
         writer: CheckpointWriter,
         *,
+        format: str,
         overwrite: bool,
         after_write: Callable[[], object],
         before_commit: Callable[[], object],
@@ -58,7 +60,7 @@ class GroupSave:
         self.group, self.storage, self.name = group, storage, name
         self.metadata = replace(metadata, world_size=group.world_size, tensor_size=group.tensor_size)
         self.where = storage.location(name)
-        self._writer, self._overwrite = writer, overwrite
+        self._writer, self._format, self._overwrite = writer, format, overwrite
         self._after_write, self._before_commit, self._after_commit = after_write, before_commit, after_commit
         self._stack = ExitStack()
         """Of rank 0: removes the hidden folder unless it was published."""
@@ -153,7 +155,7 @@ class GroupSave:
             hook.pre_commit(self.where)
         if not (finite := finite and self.metadata.finite):
             log.warning("the weights of step %d are not finite: no resume takes %s", self.metadata.step, self.name)
-        commit(self._folder, ranks, replace(self.metadata, finite=finite), name=self.name, format="tensors")
+        commit(self._folder, ranks, replace(self.metadata, finite=finite), name=self.name, format=self._format)
         if hook is not None:
             hook.post_commit(self.where)
 

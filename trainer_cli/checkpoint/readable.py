@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer_cli.checkpoint.format import codec
+from trainer_cli.checkpoint.format.archive import unpack
 from trainer_cli.checkpoint.format.header import own_file, parsed_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.registry import new_format
 from trainer_cli.checkpoint.format.sharded import decode_own, is_sharded, why_uncovered
@@ -15,14 +16,17 @@ from trainer_cli.errors import CheckpointError
 
 
 def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
-    """Decode the small states, and look for every tensor that they name. Files of torch and archives are read whole.
+    """Decode the small states, and look for every tensor that they name. Files of torch and archives are read whole,
+    archives one after another.
 
     Raises:
         DamagedCheckpoint: whatever reading raises, but for an OSError: it may be readable later.
     """
     form = new_format(manifest.format, str(folder.path))
     try:
-        if manifest.format in ("tensors", "huggingface"):
+        if manifest.format == "archive":
+            _check_tensor_files(*unpack(folder, manifest))
+        elif manifest.format in ("tensors", "huggingface"):
             _check_tensor_files(folder, manifest)
         else:
             form.read(folder, manifest)
@@ -40,13 +44,9 @@ def undecodable(error: Exception, where: Path | str) -> DamagedCheckpoint:
 def _check_tensor_files(folder: ReadableFolder, manifest: Manifest) -> None:
     wanted = codec.decode(read_verified(folder, manifest, state_file(0))).wanted
     aliases = {alias: name for table in manifest.aliases.values() for alias, name in table.items()}
-    if is_sharded(manifest):
-        for rank in range(manifest.world_size):
-            decode_own(read_verified(folder, manifest, own_file(rank)))
-        if problem := why_uncovered(wanted, manifest.shards, aliases):
-            raise codec.Undecodable(problem)
     stored: set[str] = set()
-    ranks = {tensor_file(rank) for rank in range(manifest.world_size)}
+    # A manifest that was altered may give any number of ranks.
+    ranks = {tensor_file(rank) for rank in range(min(manifest.world_size, len(manifest.files)))}
     for file_name in manifest.files:
         of_rank = file_name in ranks
         if of_rank or (manifest.format == "huggingface" and file_name.endswith(".safetensors")):
@@ -54,6 +54,11 @@ def _check_tensor_files(folder: ReadableFolder, manifest: Manifest) -> None:
             with file.peeked():
                 names = [entry.name for entry in parsed_header(file)]
             stored.update(names if of_rank else [f"model/{name}" for name in names])
+    if is_sharded(manifest):
+        for rank in range(manifest.world_size):
+            decode_own(read_verified(folder, manifest, own_file(rank)))
+        if problem := why_uncovered(wanted, manifest.shards, aliases):
+            raise codec.Undecodable(problem)
     for name in wanted:
         if aliases.get(name, name) not in stored:
             raise codec.Undecodable(f"the tensor {name[:80]!r} is in none of the files")

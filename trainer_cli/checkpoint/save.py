@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from trainer_cli.checkpoint.catalog import examine
-from trainer_cli.checkpoint.format.header import tensor_file
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest
 from trainer_cli.checkpoint.naming import MANIFEST_FILE, step_within
@@ -97,7 +96,7 @@ def write(folder: WritableFolder, snapshot: Snapshot, files: Mapping[str, bytes]
         with folder.create(file) as writer:
             writer.write(content)
     layout = snapshot.layout
-    return RankFiles(dict(folder.files), aliases, {tensor_file(layout.rank): layout.parts} if layout.parts else {})
+    return RankFiles(dict(folder.files), aliases, {layout.container: layout.parts} if layout.parts else {})
 
 
 def commit(

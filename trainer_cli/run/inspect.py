@@ -301,15 +301,24 @@ def _of_other_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
     from trainer_cli.checkpoint.format import codec
     from trainer_cli.checkpoint.format.file_layout import bytes_of, lay_out
     from trainer_cli.checkpoint.format.registry import new_format
+    from trainer_cli.checkpoint.format.sharded import RANKS
 
-    text, leaves = codec.encode(new_format(manifest.format, str(folder.path)).read(folder, manifest))
+    tree = new_format(manifest.format, str(folder.path)).read(folder, manifest)
+    rank_states = tree.pop(RANKS, [])
+    shared = {key: value for key, value in tree.items() if not rank_states or key not in rank_states[0]}
+    text, leaves = codec.encode(shared)
     layout = lay_out(text, leaves)
     entries = read_entries(io.BytesIO(layout.header).read, layout.tensor_bytes)
     tensors = {
         entry.name: Tensor(entry, [StoredPart(Shard.all_of(entry.shape), partial(bytes_of, leaves[entry.name]))])
         for entry in entries
     }
-    return tensors, layout.aliases, lambda: {"rank0": json.loads(text)["state"]}
+    states = {"rank0": json.loads(text)["state"]}
+    for position, rank_state in enumerate(rank_states):
+        # Of ranks that share a tensor group, which have the same, the first is here.
+        of_rank = states.setdefault(f"rank{position * manifest.tensor_size}", {})
+        of_rank.update(json.loads(codec.encode(rank_state)[0])["state"])
+    return tensors, layout.aliases, lambda: states
 
 
 def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[Tensor]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint.format import codec
 from trainer_cli.checkpoint.format.archive_reader import read_archive
 from trainer_cli.checkpoint.format.archive_writer import SUFFIX, ArchiveWriter, archive_bytes
-from trainer_cli.checkpoint.format.file_layout import FileLayout, lay_out
-from trainer_cli.checkpoint.format.header import state_file, tensor_file
+from trainer_cli.checkpoint.format.file_layout import FileLayout
+from trainer_cli.checkpoint.format.header import own_file, state_file, tensor_file
+from trainer_cli.checkpoint.format.sharded import ShardedFormat
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.checkpoint.host_memory import available_bytes
@@ -20,7 +20,10 @@ from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manife
 from trainer_cli.config.schema import Compression, DigestAlgorithm
 
 if TYPE_CHECKING:
+    from trainer_cli.checkpoint.format.dtensor import Targets
     from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, WritableFolder
+
+_ARCHIVE_NAME = re.compile(r"rank(?P<rank>0|[1-9][0-9]{0,8})(?P<suffix>\..+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +33,25 @@ class ArchiveLayout(FileLayout):
     compression: Compression = Compression.none
 
     @property
+    def container(self) -> str:
+        return f"rank{self.rank}{SUFFIX[self.compression]}"
+
+    @property
     def total_bytes(self) -> int:
         """The size of the archive before it is compressed."""
-        return archive_bytes([self.tensor_bytes, len(self.text)])
+        return archive_bytes(self._sizes().values())
 
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
-        sizes = {tensor_file(self.rank): self.tensor_bytes, state_file(self.rank): len(self.text)}
-        name = f"rank{self.rank}{SUFFIX[self.compression]}"
-        with folder.create(name) as file:
-            archive = ArchiveWriter(file, self.compression, sizes)
+        with folder.create(self.container) as file:
+            archive = ArchiveWriter(file, self.compression, self._sizes())
             # Not `super()`: a dataclass with slots is another class than the one that was written here.
             FileLayout.write(self, archive, image)
             archive.finish()
-        return {name: self.aliases} if self.aliases else {}
+        return {self.container: self.aliases} if self.aliases else {}
+
+    def _sizes(self) -> dict[str, int]:
+        small_sizes = {name: len(content) for name, content in self.small_files.items()}
+        return {tensor_file(self.rank): self.tensor_bytes, **small_sizes}
 
 
 class ArchiveFormat:
@@ -50,32 +59,46 @@ class ArchiveFormat:
 
     Args:
         compression: of what is written; any of them is read.
+        inner: what this process writes into its archive, and reads.
     """
 
     name = "archive"
 
-    def __init__(self, compression: Compression = Compression.none) -> None:
-        self.compression = compression
+    def __init__(
+        self, compression: Compression = Compression.none, inner: TensorsFormat | ShardedFormat | None = None
+    ) -> None:
+        self.compression, self._inner = compression, inner or TensorsFormat()
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
-        base = lay_out(*codec.encode(tree), shapes_only=shapes_only)
-        own = {one.name: getattr(base, one.name) for one in fields(base)}
-        return ArchiveLayout(**own, compression=self.compression)
+        base = self._inner.plan(tree, shapes_only=shapes_only)
+        values = {one.name: getattr(base, one.name) for one in fields(base)}
+        return ArchiveLayout(**values, compression=self.compression)
 
     def read(
-        self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None, rank: int = 0
+        self,
+        folder: ReadableFolder,
+        manifest: Manifest,
+        only: Collection[str] | None = None,
+        *,
+        targets: Targets | None = None,
     ) -> dict[str, Any]:
-        name = next((one for end in SUFFIX.values() if (one := f"rank{rank}{end}") in manifest.files), None)
-        if name is None:
-            raise DamagedCheckpoint(f"it has no archive of rank {rank}", where=str(folder.path))
-        with VerifiedFile(folder, manifest, name) as file:
-            members = _members(file, {tensor_file(rank), state_file(rank)})
-        inner = replace(
-            manifest,
-            files={file: _entry(own) for file, own in members.items()},
-            aliases={tensor_file(rank): manifest.aliases.get(name, {})} if tensor_file(rank) in members else {},
-        )
-        return TensorsFormat().read(_MemoryFolder(folder.path / name, members), inner, only, rank)
+        return self._inner.read(*unpack(folder, manifest), only, targets=targets)
+
+
+def unpack(folder: ReadableFolder, manifest: Manifest) -> tuple[ReadableFolder, Manifest]:
+    """The files in the archives of a checkpoint: their folder, and its manifest. They are read when they are needed.
+
+    Raises:
+        DamagedCheckpoint: there is no archive.
+    """
+    matches = {name: match for name in manifest.files if (match := _ARCHIVE_NAME.fullmatch(name)) is not None}
+    ranks = {name: int(match["rank"]) for name, match in matches.items() if match["suffix"] in SUFFIX.values()}
+    if not ranks:
+        raise DamagedCheckpoint("it has no archive", where=str(folder.path))
+    members = _Members(folder, manifest, {ranks[name]: name for name in sorted(ranks, key=ranks.__getitem__)})
+    aliases = {tensor_file(ranks[name]): table for name, table in manifest.aliases.items() if name in ranks}
+    shards = {tensor_file(ranks[name]): parts for name, parts in manifest.shards.items() if name in ranks}
+    return members, replace(manifest, files=members, aliases=aliases, shards=shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +117,59 @@ class _MemoryFile:
             offset += len(buffer)
 
 
-@dataclass(frozen=True, slots=True)
-class _MemoryFolder:
-    """The files of an archive."""
+class _Members(Mapping[str, FileEntry]):
+    """The files in the archives of a checkpoint: their folder, and their entries by name.
 
-    path: Path
-    members: Mapping[str, bytearray]
+    An archive is read and verified when one of its files is first needed. Its tensor file stays in memory until another
+    archive is read, so that there is one of them at a time; the small files stay.
+
+    Args:
+        archives: rank -> the name of its archive.
+    """
+
+    def __init__(self, folder: ReadableFolder, manifest: Manifest, archives: Mapping[int, str]) -> None:
+        self.path = folder.path
+        self._folder, self._manifest = folder, manifest
+        self._archive_of: dict[str, str] = {}
+        for rank, archive in archives.items():
+            shared = [state_file(0)] if rank == 0 else []
+            per_rank = [own_file(rank)] if len(archives) > 1 else []
+            self._archive_of |= dict.fromkeys([tensor_file(rank), *shared, *per_rank], archive)
+        self._contents: dict[str, bytearray] = {}
+        self._entries: dict[str, FileEntry] = {}
+
+    def __getitem__(self, file: str) -> FileEntry:
+        if file not in self._entries:
+            self._read_archive_of(file)
+        return self._entries[file]
+
+    def __contains__(self, file: object) -> bool:
+        return file in self._archive_of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._archive_of)
+
+    def __len__(self) -> int:
+        return len(self._archive_of)
 
     @contextmanager
     def open(self, file: str) -> Iterator[_MemoryFile]:
-        if file not in self.members:
-            raise FileNotFoundError(file)
-        yield _MemoryFile(self.members[file])
+        if file not in self._contents:
+            self._read_archive_of(file)
+        yield _MemoryFile(self._contents[file])
+
+    def _read_archive_of(self, file: str) -> None:
+        """Read the archive that holds a file. Raises KeyError if none of them should."""
+        name = self._archive_of[file]
+        # Before the next tensor file is read, so that only one is in memory.
+        self._contents = {held: content for held, content in self._contents.items() if held.endswith(".json")}
+        members = [member for member, archive in self._archive_of.items() if archive == name]
+        with VerifiedFile(self._folder, self._manifest, name) as archive:
+            contents = _read_members(archive, members)
+        if file not in contents:
+            raise archive.damaged(f"it lacks {file}")
+        self._contents |= contents
+        self._entries |= {member: _entry(content) for member, content in contents.items()}
 
 
 def _entry(content: bytearray) -> FileEntry:
@@ -114,7 +178,7 @@ def _entry(content: bytearray) -> FileEntry:
     return FileEntry(len(content), f"{DigestAlgorithm.xxh3_128.value}:{digest.hexdigest()}")
 
 
-def _members(archive: VerifiedFile, known: Collection[str]) -> dict[str, bytearray]:
+def _read_members(archive: VerifiedFile, known: Collection[str]) -> dict[str, bytearray]:
     """The files of an archive, which are held in memory: no more than is free."""
     left = available_bytes()
     members: dict[str, bytearray] = {}

@@ -87,7 +87,7 @@ def undistributed(tensors: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
             part = part_of(name, leaf)
             if not part.shard.is_whole:
                 raise UnsavableState(
-                    f"{name} is {part.shard} here, and only checkpoint.format=tensors saves parts of tensors"
+                    f"{name} is {part.shard} here; of several ranks only the formats tensors and archive save parts"
                 )
             leaf = part.leaf
         found[name] = leaf

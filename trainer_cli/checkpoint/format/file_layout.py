@@ -7,6 +7,7 @@ import math
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
 from trainer_cli.checkpoint.format.dtensor import undistributed
 from trainer_cli.checkpoint.format.header import LINE, TensorEntry, own_file, rendered_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.verified_file import damaged_file
 from trainer_cli.checkpoint.shards import Shard
 
 if TYPE_CHECKING:
@@ -85,6 +87,17 @@ class FileLayout:
         return self.spans[-1].offset + self.spans[-1].size_bytes if self.spans else len(self.header)
 
     @property
+    def container(self) -> str:
+        """The name of the file of the checkpoint that holds the tensors."""
+        return tensor_file(self.rank)
+
+    @property
+    def small_files(self) -> dict[str, bytes]:
+        """The files beside the tensor file, by name."""
+        contents = {state_file(self.rank): self.text, own_file(self.rank): self.own}
+        return {name: content for name, content in contents.items() if content}
+
+    @property
     def total_bytes(self) -> int:
         """The size of all files."""
         return len(self.text) + len(self.own) + self.tensor_bytes
@@ -101,10 +114,9 @@ class FileLayout:
                 file.write(self.header)
                 for span in self.spans:
                     file.write(bytes_of(span.leaf).data)
-        for name, content in ((state_file(self.rank), self.text), (own_file(self.rank), self.own)):
-            if content:
-                with folder.create(name) as file:
-                    file.write(content)
+        for name, content in self.small_files.items():
+            with folder.create(name) as file:
+                file.write(content)
         return {tensor_file(self.rank): self.aliases} if self.aliases else {}
 
 
@@ -206,7 +218,7 @@ def new_tensor(file: VerifiedFile, entry: TensorEntry, shape: Sequence[int]) -> 
     return tensor
 
 
-def check_booleans(file: VerifiedFile, name: str, tensor: torch.Tensor | None) -> None:
-    """Refuse booleans of other bytes than 0 and 1."""
+def check_booleans(path: Path, name: str, tensor: torch.Tensor | None) -> None:
+    """Refuse booleans of other bytes than 0 and 1, read from the file at `path`."""
     if tensor is not None and tensor.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
-        raise file.damaged(f"{name[:80]!r} holds booleans that are neither true nor false")
+        raise damaged_file(path, f"{name[:80]!r} holds booleans that are neither true nor false")

@@ -30,9 +30,7 @@ class Format(Protocol):
         """
         ...
 
-    def read(
-        self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None, rank: int = 0
-    ) -> dict[str, Any]:
+    def read(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None) -> dict[str, Any]:
         """The tree as written, or its top-level keys in `only` alone, after the digests of its files were verified.
 
         Raises:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from trainer_cli.checkpoint.format.archive import ArchiveFormat
 from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
 from trainer_cli.checkpoint.format.interfaces import Format
+from trainer_cli.checkpoint.format.sharded import ShardedFormat
 from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
 from trainer_cli.config.schema import CheckpointFormat, Compression
@@ -33,6 +34,13 @@ def new_format(name: str, where: str | None = None) -> Format:
         known = ", ".join(repr(one) for one in FORMATS)
         raise CheckpointError(f"the format {name[:40]!r} is unknown; known is {known}", where=where)
     return FORMATS[name]()
+
+
+def format_of_rank(form: Format, sharded: ShardedFormat) -> Format | None:
+    """The format by which one rank of several writes and reads what `form` does; None if it is only for one process."""
+    if isinstance(form, ArchiveFormat):
+        return ArchiveFormat(form.compression, sharded)
+    return sharded if isinstance(form, TensorsFormat | ShardedFormat) else None
 
 
 def format_of(name: CheckpointFormat, compression: Compression) -> Format:

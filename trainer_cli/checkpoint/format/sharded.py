@@ -273,7 +273,7 @@ def read_sharded(
         for file in manifest.files:
             if here := {name: one for name, one in wanted.items() if file in one.from_files}:
                 _read_parts(folder, manifest, file, here)
-        found = {name: _finished(folder, manifest, name, one) for name, one in wanted.items()}
+        found = {name: _finished(folder, name, one) for name, one in wanted.items()}
         tree = decoder.tree({name: found[stored[name]] for name in decoder.wanted})
         if only is None or any(key not in tree for key in only):
             tree |= _own_states(folder, manifest, only, rank, group)
@@ -378,7 +378,7 @@ def _places(layout: list[TensorEntry], wanted: Mapping[str, _Wanted], file_name:
             yield (source.count - at) * element_bytes
 
 
-def _finished(folder: ReadableFolder, manifest: Manifest, name: str, one: _Wanted) -> Any:
+def _finished(folder: ReadableFolder, name: str, one: _Wanted) -> Any:
     assert one.tensor is not None, "every wanted tensor is in a file"
-    check_booleans(VerifiedFile(folder, manifest, next(iter(one.from_files))), name, one.tensor)
+    check_booleans(folder.path / next(iter(one.from_files)), name, one.tensor)
     return one.tensor if one.target is None else one.target.wrap(one.tensor)

@@ -73,5 +73,5 @@ def read_file(
         found = {entry.name: new_tensor(file, entry, entry.shape) for entry in layout if entry.name in kept}
         file.read(memory_of(found[e.name]) if e.name in kept else e.size_bytes for e in layout if e.size_bytes)
     for name, tensor in found.items():
-        check_booleans(file, name, tensor)
+        check_booleans(file.path, name, tensor)
     return found

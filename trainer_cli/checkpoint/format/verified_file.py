@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Digest, Manifest, new_digest
@@ -88,7 +89,7 @@ class VerifiedFile:
 
     def damaged(self, why: str) -> DamagedCheckpoint:
         """The error that names this file."""
-        return DamagedCheckpoint(f"a file of the checkpoint is damaged: {why}", where=str(self.path))
+        return damaged_file(self.path, why)
 
     def take(self, count: int) -> bytes:
         """The next bytes."""
@@ -160,6 +161,11 @@ class VerifiedFile:
                     block = _Block(block.offset + block.size_bytes)
         if block.views:
             yield block
+
+
+def damaged_file(path: Path, why: str) -> DamagedCheckpoint:
+    """The error that names a file of a checkpoint."""
+    return DamagedCheckpoint(f"a file of the checkpoint is damaged: {why}", where=str(path))
 
 
 class _Raw(io.RawIOBase):
