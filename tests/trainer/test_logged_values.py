@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,22 @@ def test_a_file_has_what_was_logged_at_the_end_and_after(tmp_path: Path) -> None
     made.log_metrics(after=1.0)
     assert '"step": 6' in (added := (tmp_path / "metrics.jsonl").read_text().removeprefix(lines[1]))
     assert '"after": 1.0' in added
+
+
+def test_a_logger_that_draws_random_numbers_at_its_start_changes_no_run() -> None:
+    class Drawing(ListLogger):
+        def start(self, facts: Any) -> None:
+            super().start(facts)
+            random.random()
+            torch.rand(1)
+
+    class Noted(Callback):
+        def on_train_start(self, trainer: Any, model: Any, *rest: Any) -> None:
+            self.drawn = random.random(), torch.rand(1).item()
+
+    drawn = []
+    for logger in (ListLogger(), Drawing()):
+        noted = Noted()
+        _fit(noted, logger=logger).fit(loader())
+        drawn.append(noted.drawn)
+    assert drawn[0] == drawn[1]

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from trainer_cli.data.randomness import kept_random_state
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts
 from trainer_cli.loggers.record_keeper import RecordKeeper
@@ -59,15 +60,18 @@ class MetricLogger:
         self._began, self._seconds_before = time.monotonic(), progress.seconds
         self._rate_mark = (self._began, progress.samples)
         self.is_open = True
-        for keeper in self._keepers:
-            keeper.tolerant = tolerant
-            keeper.start(facts, keep)
+        # Libraries that a logger imports may draw random numbers (rich does), and the display must not change a run.
+        with kept_random_state():
+            for keeper in self._keepers:
+                keeper.tolerant = tolerant
+                keeper.start(facts, keep)
 
     def reopen(self, facts: RunFacts) -> None:
         """Start every logger for records outside of a fit."""
         self.is_open = True
-        for keeper in self._keepers:
-            keeper.start(facts, None)
+        with kept_random_state():
+            for keeper in self._keepers:
+                keeper.start(facts, None)
 
     def add(self, metrics: Mapping[str, float | Tensor]) -> None:
         """Add to the record of the current step.
