@@ -38,14 +38,16 @@ def run(args: argparse.Namespace) -> int:
     composed = compose(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     refuse_shipped_default(composed)
     show = _show_in_place if sys.stderr.isatty() else lambda text: None
-    before = signal.signal(signal.SIGTERM, _at_exit)
+    ending = [signal.SIGTERM] + [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
+    before = {number: signal.signal(number, _at_exit) for number in ending}
     try:
         with composed.placing():
             report = check_resume(
                 composed, steps=STEPS if args.steps is None else args.steps, config_dir=args.config_dir, show=show
             )
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         show("")
     print(json.dumps(report.as_dict(), indent=2) if args.json else report)
     return int(ExitCode.DONE if report.exact else ExitCode.FAILED)

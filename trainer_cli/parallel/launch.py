@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-_SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGHUP"
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 """What is handed on to the processes, which then save and stop."""
 _SAVING_S = 24 * 3600
 """How long stopping processes may take. The default, half a minute, would kill them during a save."""
@@ -43,7 +43,10 @@ def launch(arguments: Sequence[str], processes: int) -> int:
         "max_restarts": 0,
         "monitor_interval": 0.1,
         "logs_specs": DefaultLogsSpecs(),
-        "signals_to_handle": _SIGNALS,
+        # Under nohup, SIGHUP stays ignored.
+        "signals_to_handle": ",".join(
+            name for name in _SIGNALS if signal.getsignal(signal.Signals[name]) != signal.SIG_IGN
+        ),
         "shutdown_timeout": _SAVING_S,
     }
     known = {field.name for field in dataclasses.fields(LaunchConfig)}

@@ -140,7 +140,7 @@ class Sweep:
                     self.children.signal(signal.SIGTERM)
                     passed_on = True
             for key, code in self.children.wait():
-                if passed_on and code in (-signal.SIGTERM, -signal.SIGINT):
+                if passed_on and code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
                     # It did not handle signals yet, and had nothing to save.
                     code = ExitCode.STOPPED_EARLY
                 self._ended(by_key[key], code)
