@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ import torch
 
 from trainer_cli import make_sync_checkpointer
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata
-from trainer_cli.run.select import select, select_one
+from trainer_cli.checkpoint.find import expanded
+from trainer_cli.config.overrides import read
+from trainer_cli.run.select import all_of, ckpt_argument, select, select_one
 
 
 @pytest.fixture
@@ -78,3 +81,26 @@ def test_a_glob_passes_over_a_copy_whose_original_is_there_and_takes_any_other(r
     assert select_one(f"{run}/checkpoints/best").name == "best"
     (run / "checkpoints/best").rename(run.parent / "paper")
     assert [path.name for path in select([f"{run.parent}/pap*"]).paths] == ["paper"]
+
+
+ODD_NAMES = ("a[1]", "[b]", "a,b", "a{1,2}", "a b", "it's", 'say "x"', "$HOME", "a=b", "größe", "a;b", "#a", "!a", "a*")
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("rest", ["/checkpoints/step*", "/checkpoints/step{10,20,30}", "@latest", ""])
+def test_a_folder_that_exists_is_taken_as_written(name: str, rest: str, run: Path) -> None:
+    folder = run.rename(run.parent / name)
+    shutil.copytree(folder, run.parent / "a1")
+    pattern = f"{folder}{rest}"
+    paths = [folder / f"checkpoints/step{step}" for step in (10, 20, 30)][0 if "step" in rest else 2 :]
+    assert select([pattern]).paths == paths
+    assert [path for path in all_of([pattern]) if path.name != "step40"][-1] == paths[-1]
+    if "step" in rest:
+        assert expanded(pattern) == paths
+
+
+@pytest.mark.parametrize("name", [*ODD_NAMES, " a", "null"])
+def test_an_argument_that_is_printed_works_as_typed_in_a_shell(name: str) -> None:
+    for pattern in (name, f"{name}/checkpoints/step*", f"{name}@latest"):
+        [typed] = shlex.split(ckpt_argument(pattern))
+        assert Path(str(read([typed]).ckpt)) == Path(pattern)

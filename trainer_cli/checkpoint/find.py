@@ -95,6 +95,30 @@ def checkpoint_pattern(suffix: str | None = None) -> str:
     return f"step*-{suffix}" if suffix else "step*[0-9]"
 
 
+def split_existing(pattern: str) -> tuple[str, str]:
+    """The longest leading part of a path, up to a slash or its end, that exists as written; and the rest.
+
+    A folder called `a[1]` is meant by `a[1]/step*`, though its name is a glob, too.
+    """
+    parts = pattern.split("/")
+    for count in range(len(parts), 0, -1):
+        leading = "/".join(parts[:count])
+        if leading and os.path.lexists(leading):
+            return leading, pattern[len(leading) :]
+    return "", pattern
+
+
+def paths_of(pattern: str) -> list[str]:
+    """The paths that a glob with alternatives matches, sorted for each alternative. Leading folders that exist as
+    written are no glob."""
+    existing, rest = split_existing(pattern)
+    return [
+        path
+        for alternative in alternatives(rest)
+        for path in sorted(glob.glob(glob.escape(existing) + alternative, recursive=True))
+    ]
+
+
 def expanded(pattern: str | Path) -> list[Path]:
     """The checkpoints that a glob matches, in the order of their steps; a path without `*`, `?`, `[` or `{` itself.
 
@@ -106,7 +130,7 @@ def expanded(pattern: str | Path) -> list[Path]:
     text = with_ranks(str(pattern), os.environ)
     if is_url(text) or not (any(sign in text for sign in "*?[{") and not os.path.exists(text)):
         return [checkpoint_at(text)]
-    matched = {Path(one) for each in alternatives(text) for one in glob.glob(each, recursive=True)}
+    matched = set(map(Path, paths_of(text)))
     foreign = sorted((numbers_within(path.name), str(path)) for path in matched if kind_of(path) is not None)
     entries = [(path, catalog_of(path.parent).entry(path.name)) for path in matched if kind_of(path) is None]
     own = sorted((_order(entry), str(path)) for path, entry in entries if entry.problem is None)

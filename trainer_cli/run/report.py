@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from trainer_cli.checkpoint.naming import parse_step
 from trainer_cli.config.schema import KeepBestConfig, Mode
 from trainer_cli.run.best import mode_of
 from trainer_cli.run.run_dir import Outcome, RunDir
+from trainer_cli.run.select import ckpt_argument
 from trainer_cli.terminal import columns, is_terminal, wrapped
 
 if TYPE_CHECKING:
@@ -93,9 +95,10 @@ def closing(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None
     if outcome.status == "finished":
         commands = [_validate_command(run, outcome.checkpoints)] if outcome.checkpoints else []
         if (run.path / "tensorboard").is_dir():
-            commands.append(f"tensorboard --logdir {run.path.parent}")
+            commands.append(f"tensorboard --logdir {shlex.quote(str(run.path.parent))}")
         if commands:
-            _print("\n  ".join(["next:", *commands]))
+            # Not wrapped: a command is copied as a whole.
+            print("\n  ".join(["next:", *commands]))
     else:
         _print("next: the same command again resumes from here.")
     sys.stdout.flush()
@@ -118,6 +121,4 @@ def _validate_command(run: RunDir, kept: Sequence[Mapping[str, Any]]) -> str:
     usual = any(parse_step(name) is not None for name in names) and all(
         (run.checkpoints_folder / name).is_dir() for name in names
     )
-    return (
-        f"train validate ckpt='{run.checkpoints_folder}/step*'" if usual else f"train validate ckpt={run.path}@latest"
-    )
+    return f"train validate {ckpt_argument(run.checkpoints_folder / 'step*' if usual else f'{run.path}@latest')}"

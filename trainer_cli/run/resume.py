@@ -19,6 +19,7 @@ from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, GLOBAL_BATCH_SIZE, m
 from trainer_cli.config.schema import CheckpointConfig, Newer
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.run.run_dir import RunDir, RunStatus
+from trainer_cli.run.select import ckpt_argument
 from trainer_cli.run.table import table
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
         f"the config differs from the one that {run_dir} was trained with:\n{table([''] * 4, rows, indent='  ')}\n",
         hint=(
             f"To go on all the same, add 'resume_allow=[{','.join(refused)}]'. To train this as another run, add "
-            f"name=OTHER, and ckpt={run_dir}@latest to begin it with the weights of this one."
+            f"name=OTHER, and {ckpt_argument(f'{run_dir}@latest')} to begin it with the weights of this one."
         ),
     )
 
@@ -211,7 +212,7 @@ def _named(
             f"resume={path} goes back, but newer checkpoints exist: {', '.join(one.name for one in later)}",
             where="checkpoint.newer",
             cure="To remove them, add checkpoint.newer=trash; to keep them, begin another run with name=OTHER "
-            f"ckpt={path} 'load.states=[all]'.",
+            f"{ckpt_argument(path)} 'load.states=[all]'.",
         )
     return Choice(entry, "it was named")
 

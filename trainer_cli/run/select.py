@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import glob
 import logging
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,7 +17,7 @@ import yaml
 
 from trainer_cli.checkpoint.archive_file import extract_archive, is_archive
 from trainer_cli.checkpoint.catalog import Catalog, Entry
-from trainer_cli.checkpoint.find import checkpoint_at
+from trainer_cli.checkpoint.find import checkpoint_at, paths_of, split_existing
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.naming import CONFIG_FILE, MANIFEST_FILE, parse_step, with_ranks
@@ -117,7 +117,7 @@ def select_one(pattern: str | list[str]) -> Path:
     if len(chosen) > 1 and (isinstance(pattern, list) or len({path.parent for path in chosen}) > 1):
         raise UserError(
             f"ckpt={pattern} names {len(chosen)} checkpoints, and a run begins with one",
-            cure=f"Name one of them, for example ckpt={chosen[-1]}.",
+            cure=f"Name one of them, for example {ckpt_argument(chosen[-1])}.",
         )
     for path, problem in selection.damaged.items():
         log.warning("%s is passed over, and %s is used: %s", path, chosen[-1].name, problem)
@@ -149,6 +149,15 @@ def all_of(patterns: Sequence[str]) -> dict[Path, Named]:
     if not found:
         raise CheckpointError(f"{', '.join(empty)}: there is no checkpoint yet")
     return found
+
+
+def ckpt_argument(pattern: str | Path) -> str:
+    """`ckpt=PATTERN` as it is typed in bash and zsh."""
+    text = str(pattern)
+    # A value that begins so is a list, null or in quotes.
+    if text == "null" or text[:1] in ("[", "'", '"', " "):
+        text = f"./{text}"
+    return f"ckpt={shlex.quote(text)}"
 
 
 def _filled(pattern: str) -> str:
@@ -252,7 +261,9 @@ def run_config(run: Path) -> dict[str, Any]:
 
 def _parts(pattern: str) -> list[str]:
     """The parts of `a,b`, unless something is called so."""
-    if "," not in pattern or "{" in pattern or os.path.lexists(pattern) or glob.glob(pattern):
+    match = _at(pattern)
+    exists = os.path.lexists(pattern if match is None else match["run"])
+    if "," not in pattern or "{" in pattern or exists or paths_of(pattern):
         return [pattern]
     return pattern.split(",")
 
@@ -268,12 +279,11 @@ def _matches(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
     if os.path.lexists(pattern):
         yield _straight(Path(pattern)) if whole_runs else _checkpoint(Path(pattern))
         return
-    for alternative in alternatives(pattern):
-        for name in sorted(glob.glob(alternative, recursive=True)):
-            if Path(name).is_file() and is_archive(Path(name)):
-                yield extract_archive(Path(name))
-            elif Path(name).is_dir() or kind_of(Path(name)) is not None:
-                yield Path(name)
+    for path in map(Path, paths_of(pattern)):
+        if path.is_file() and is_archive(path):
+            yield extract_archive(path)
+        elif path.is_dir() or kind_of(path) is not None:
+            yield path
 
 
 def _at(pattern: str) -> re.Match[str] | None:
@@ -309,7 +319,7 @@ def _in_store(path: Path, *, whole_runs: bool) -> Iterator[Path]:
         if (file := checkpoint_at(path)) != path:
             yield file
         return
-    if re.search(r"[*?\[]", str(path.parent)):
+    if re.search(r"[*?\[]", str(path.parent)) and not catalog_of(path.parent).names():
         raise UserError(f"ckpt={path}: only the last part of a URL may have a glob")
     if re.search(r"[*?\[]", path.name):
         folder = path.parent
@@ -377,7 +387,8 @@ def _readable(path: Path) -> str | None:
 
 def _nearby(pattern: str) -> str | None:
     """What there is where the pattern looks."""
-    folder = Path(re.split(r"[*?\[{@]", pattern, maxsplit=1)[0])
+    existing, rest = split_existing(pattern)
+    folder = Path(existing + re.split(r"[*?\[{@]", rest, maxsplit=1)[0])
     if is_url(pattern):
         web = "Name one file, or one checkpoint: a web server may show no list of its files."
         return web if is_web(pattern) else None
