@@ -88,7 +88,7 @@ def test_what_is_right_is_let_through(root: Path, sections: dict[str, Any]) -> N
     [
         (
             {"scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 2, "interval": "batch"}},
-            "scheduler.interval is 'batch' (default). Choose one of step, epoch, evaluation.",
+            "scheduler.interval is 'batch' (default). Choose one of step, epoch, evaluation, log.",
         ),
         (
             {"scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 2, "metric": 3}},

@@ -62,7 +62,10 @@ def test_a_nested_experiment_names_the_run_by_its_last_part(project: Path) -> No
 def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path) -> None:
     values = {"int": "3", "float": "0.5", "bool": "true"}
     groups = {"model", "data", "optimizer", "scheduler", "callbacks", "loggers"}
-    for key, plain in ((one.key, one.default) for one in fields() if not one.is_section):
+    # Values that count as true for `needs(…, (name, True))`.
+    true = {"enabled": "true", "metric": "val/loss", "ephemeral_save_interval": "1st", "max": "1"}
+    for field in (field for field in fields() if not field.is_section):
+        key, plain = field.key, field.default
         if key in groups:
             off = "null" if key in ("optimizer", "scheduler") else "default"
             value = {"model": "cnn", "data": "digits"}.get(key, off)
@@ -78,8 +81,9 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
             if isinstance(plain, str):
                 text = str(plain).replace("${name}", "x")
                 value = f"'{text}'" if "{" in text else text
-        with_it = ["compile.enabled=true"] if key.startswith("compile.") else []
-        with_it += ["parallel.strategy=fsdp"] if key == "parallel.mixed_precision" else []
+        with_it = ["parallel.strategy=fsdp"] if key == "parallel.mixed_precision" else []
+        for name, needed in field.rules.get("needs", ())[:1]:
+            with_it.append(f"{key.rpartition('.')[0]}.{name}={true[name] if needed is True else needed.value}")
         assert compose([*with_it, f"{key}={value}"]).config is not None, key
 
 

@@ -218,7 +218,7 @@ KEYS: dict[str, Kind] = {
     "checkpoint.keep_best.mode": choice("min", "max"),
     "checkpoint.keep_best.count": whole(1, null=False),
     "checkpoint.newer": choice("refuse", "trash"),
-    "checkpoint.folder": TEXT_OR_NULL,
+    "checkpoint.folder": TEXT_OR_NULL, "checkpoint.latest_link": TRUTH,
     "checkpoint.name": NAME,
     "checkpoint.suffix": TEXT_OR_NULL,
     "checkpoint.on_save_error": choice("raise", "warn"),
@@ -342,6 +342,8 @@ def quarrel(values: dict[str, Any]) -> bool:
     if parallel["strategy"] != "fsdp" and (parallel["shard_size"] or parallel["cpu_offload"]):
         return True
     if parallel["strategy"] != "ddp" and parallel["find_unused_parameters"]:
+        return True
+    if parallel["strategy"] != "fsdp" and values.get("parallel.mixed_precision"):
         return True
     again = parallel["strategy"] == "fsdp" or values.get("parallel.activation_checkpointing")
     if not again and (parallel["wrap"] or parallel["wrap_min_parameters"]):
