@@ -94,7 +94,10 @@ def test_only_the_keys_of_the_chosen_states_are_read(states: list[str], keys: li
         (["net.fc.w", "net.fc.b"], ["fc.w", "fc.b"], [], "load.key_mapping={*: net.*}"),
         (["a.w", "head.w", "b.w"], ["m.a.w", "m.b.w", "m.fc.w"], [], "load.key_mapping={m.*: *}"),
         (["fc.w"], ["other.w"], [], "load.strict=false"),
-        (["fc.w"], [], ["head.w", "head.b", "scale"], r"'load.ignore_keys=[*,head.*]'"),
+        (["fc.w"], [], ["head.w", "head.b", "scale"], r"'load.ignore_keys=[head.*,scale]'"),
+        (["net.block.fc.w"], [], ["net.positions"], r"'load.ignore_keys=[net.positions]'"),
+        (["net.w"], [], ["net.positions"], r"'load.ignore_keys=[net.*]'"),
+        (["network.fc.w"], [], ["net.positions"], r"'load.ignore_keys=[net.*]'"),
     ],
 )
 def test_the_advice_names_the_setting(missing: list[str], extra: list[str], reshaped: list[str], said: str) -> None:

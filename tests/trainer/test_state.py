@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from tiny import Noisy, StopAt, everything, loader, same, trainer
 from torch import nn
@@ -273,3 +275,65 @@ def test_loaded_weights_are_logged_and_other_weights_are_refused_with_what_can_b
             "Nothing was loaded. The model must have the layers and shapes that the checkpoint was saved with. "
             "load.strict=false loads what both have; load.key_mapping={OLD.*: NEW.*} renames."
         )
+
+
+class Classes(nn.Module):
+    """A body, a head for so many classes, and a parameter that is in no layer."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 4), nn.Linear(4, classes)
+        self.scale = nn.Parameter(torch.ones(classes))
+
+    def forward(self, batch: Any) -> Any:
+        return {"loss": (self.head(self.body(batch[0])) * self.scale).mean()}
+
+
+@pytest.fixture(scope="module")
+def of_three_classes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of a model of three classes: one of this program, and others."""
+    folder = tmp_path_factory.mktemp("classes")
+    made = trainer(lambda: Classes(3), optimizer=_adamw, settings={"max_duration": 1})
+    made.fit(loader())
+    made.save_checkpoint(folder / "own")
+    torch.save(made.model.state_dict(), folder / "x.pt")
+    safetensors.torch.save_file(made.model.state_dict(), folder / "x.safetensors")
+    (folder / "hf").mkdir()
+    safetensors.torch.save_file(made.model.state_dict(), folder / "hf" / "model.safetensors")
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("states", [["all"], ["model"], ["model", "optimizer"]])
+@pytest.mark.parametrize("command", ["fit", "validate"])
+@pytest.mark.parametrize("kind", ["own", "x.pt", "x.safetensors", "hf"])
+def test_a_head_of_another_shape_is_refused_with_what_loads_the_rest(
+    kind: str, command: str, states: list[str], strict: bool, of_three_classes: dict[str, Path]
+) -> None:
+    path = of_three_classes[kind]
+
+    def run(ignored: Sequence[str]) -> None:
+        made = trainer(lambda: Classes(5), optimizer=_adamw, settings={"max_duration": 2})
+        load = LoadOptions(states=states, strict=strict, ignore_keys=ignored)
+        if command == "fit":
+            made.fit(loader(), ckpt_path=path, load=load)
+        else:
+            made.validate(loader(), path, load=load)
+
+    with pytest.raises(UserError) as caught:
+        run([])
+    if kind != "own" and command == "fit" and states != ["model"]:
+        assert "of which the weights can be loaded and nothing else (load.states)" in str(caught.value)
+        return
+    assert "head.weight: has shape (5, 4) in this model, but (3, 4) in the checkpoint" in str(caught.value)
+    assert str(caught.value).endswith(
+        "Nothing was loaded. To keep the model's own values of these layers, add 'load.ignore_keys=[head.*,scale]'."
+    )
+    run(["head.*", "scale"])
+
+
+def test_of_another_run_an_optimizer_that_does_not_fit_can_be_left_out(of_three_classes: dict[str, Path]) -> None:
+    made = trainer(lambda: Classes(3), settings={"max_duration": 2})
+    with pytest.raises(UserError, match=r"(?s)optimizer  .*or less of it: load\.states=\[model\]\.") as caught:
+        made.fit(loader(), ckpt_path=of_three_classes["own"])
+    assert "name=OTHER" not in str(caught.value)

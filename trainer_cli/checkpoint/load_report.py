@@ -19,7 +19,7 @@ class LoadReport:
     """In the checkpoint, but not in the model."""
     ignored: list[str] = field(default_factory=list)
     reshaped: list[str] = field(default_factory=list)
-    """Of another shape in the checkpoint; refused."""
+    """Of another shape in the checkpoint; refused, strict or not."""
     cast: dict[str, str] = field(default_factory=dict)
     """Name -> the element types in the checkpoint and in the model, where these differ."""
 
@@ -36,6 +36,18 @@ class LoadReport:
         count = Counter(self.cast.values())
         return rows + [f"{number} tensor{'s'[: number != 1]}: cast from {how}" for how, number in count.items()]
 
+    @property
+    def globs_of_reshaped(self) -> list[str]:
+        """The `ignore_keys` for the layers of the tensors of another shape: those tensors, and what else is directly in
+        their layers. A tensor beside whole layers is named alone, or a glob would ignore these too."""
+        names = [*self.loaded, *self.missing, *self.unexpected]
+        globs = set()
+        for name in self.reshaped:
+            layer = name.rpartition(".")[0]
+            inside = [other.removeprefix(f"{layer}.") for other in names if other.startswith(f"{layer}.")]
+            globs.add(f"{layer}.*" if layer and not any("." in other for other in inside) else name)
+        return sorted(globs)
+
     def __str__(self) -> str:
         """How many tensors were loaded, and what happened to the others."""
         total = len(self.loaded) + len(self.missing) + len(self.ignored)
@@ -45,7 +57,7 @@ class LoadReport:
 def advice(report: LoadReport) -> str:
     """What to do about weights that do not fit."""
     if report.reshaped:
-        globs = ",".join(globs_of(report.reshaped))
+        globs = ",".join(report.globs_of_reshaped)
         return f"To keep the model's own values of these layers, add 'load.ignore_keys=[{globs}]'."
     if (mapping := prefix_mapping(report.missing, report.unexpected)) is not None:
         ((old, new),) = mapping.items()
@@ -53,12 +65,6 @@ def advice(report: LoadReport) -> str:
     if report.one_sided:
         return f"{OTHER_MODEL} load.strict=false loads what both have; load.key_mapping={{OLD.*: NEW.*}} renames."
     return OTHER_MODEL
-
-
-def globs_of(reshaped: list[str]) -> list[str]:
-    """The `ignore_keys` for the layers of these tensors."""
-    layers = sorted({name.rpartition(".")[0] for name in reshaped})
-    return [f"{layer}.*" if layer else "*" for layer in layers]
 
 
 def prefix_mapping(missing: list[str], extra: list[str]) -> dict[str, str] | None:

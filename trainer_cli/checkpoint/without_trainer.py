@@ -14,7 +14,7 @@ from trainer_cli.checkpoint.find import checkpoint_at
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
-from trainer_cli.checkpoint.load_report import OTHER_MODEL, LoadReport, globs_of, prefix_mapping
+from trainer_cli.checkpoint.load_report import OTHER_MODEL, LoadReport, prefix_mapping
 from trainer_cli.checkpoint.model_state import Fitting, capture_model, fit_model, table
 from trainer_cli.checkpoint.naming import step_within
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
@@ -129,7 +129,7 @@ def load_checkpoint(
 def _advice(report: LoadReport) -> str:
     """What to do about weights that do not fit, by arguments of `load_checkpoint`."""
     if report.reshaped:
-        return f"To keep the model's own values of these layers, add ignore_keys={globs_of(report.reshaped)}."
+        return f"To keep the model's own values of these layers, add ignore_keys={report.globs_of_reshaped}."
     if (mapping := prefix_mapping(report.missing, report.unexpected)) is not None:
         return f"The names differ by a prefix: add key_mapping={mapping}."
     return f"{OTHER_MODEL} strict=False loads what both have." if report.one_sided else OTHER_MODEL

@@ -275,6 +275,8 @@ class CheckpointSaver(Protocol):
     """What the trainer needs of the callback given as `checkpoint`, besides its hooks."""
 
     save_requested: bool
+    folder: Path
+    """Where the checkpoints of this run are."""
     checkpointer: Checkpointer
     """Loads the checkpoints that this callback saves."""
 

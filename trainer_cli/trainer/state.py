@@ -18,7 +18,7 @@ from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
 from trainer_cli.checkpoint.format.sharded import RANKS
-from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
+from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.load_report import LoadReport, advice
 from trainer_cli.checkpoint.model_state import Fitting
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 _SEVERAL = "optimizers"
 """The states of several optimizers, by name; that of a single one is under `optimizer`."""
 ADVICE = "Resume with the config and the code of the checkpoint, or begin another run: name=OTHER."
+_LOAD_LESS = "Load with the config and the code of the checkpoint, or less of it: load.states=[model]."
 
 
 def later(trainer: Trainer) -> tuple[str, ...]:
@@ -266,7 +267,7 @@ def load_all(
                 fittings[f"callbacks.{name}"] = _of_callback(callback, of_callbacks[name])
     if options.takes("progress") and train_loader is not None:
         fittings["data"] = _of(state, "data", lambda own: _of_data(train_loader, own))
-    _load(fittings, path, ADVICE if options == WHOLE else advice(report))
+    _load(fittings, path, _advice(trainer, path, report, fittings))
     for line in _one_sided(trainer, state, options):
         log.warning("%s", line)
     if options.takes("rng"):
@@ -275,6 +276,13 @@ def load_all(
         log.info("loaded %s from %s", ", ".join(options.states), path)
     if report.lines:
         _log_weights(report, str(path))
+
+
+def _advice(trainer: Trainer, path: Path, report: LoadReport, fittings: Mapping[str, Fitting]) -> str:
+    """What to do about a state that does not fit: `load` is for checkpoints of other runs alone."""
+    if trainer.checkpoint is not None and path.parent.absolute() == trainer.checkpoint.folder.absolute():
+        return ADVICE
+    return advice(report) if "model" in fittings and fittings["model"].faults else _LOAD_LESS
 
 
 def _of_optimizers(

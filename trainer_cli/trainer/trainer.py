@@ -19,7 +19,7 @@ from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.averaged import evaluated_average
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import expanded
-from trainer_cli.checkpoint.foreign.kind import kind_of
+from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.group_verify import verify_share
 from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.checkpoint.policy import Occasion
@@ -370,6 +370,7 @@ class Trainer(Recording, Requests):
             ckpt_path, load = self._newest_checkpoint(), WHOLE
         elif ckpt_path is not None:
             ckpt_path = self.checkpointer.locate(ckpt_path)
+            refuse_foreign(ckpt_path, load.states)
         loop.agree_on_length(train, group)
         counts = self._progress_of(ckpt_path) if ckpt_path is not None and load.resumes else self.progress
         loop.prepare(self, train, counts)
