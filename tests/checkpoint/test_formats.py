@@ -27,7 +27,8 @@ from trainer_cli.checkpoint.format.tensors import TensorsFormat
 from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
 from trainer_cli.config.schema import Compression
-from trainer_cli.errors import CheckpointError
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.run.inspect import opened
 
 FORMATS: dict[str, Format] = {
     "tensors": TensorsFormat(),
@@ -199,3 +200,63 @@ def test_a_large_model_is_sharded_with_an_index(tmp_path: Path, monkeypatch: pyt
         found = safetensors.torch.load_file(tmp_path / "step3" / file)[name]
         assert torch.equal(found, state()["model"][name])
     assert same(dict(SyncCheckpointer().load(tmp_path / "step3")), state())
+
+
+def of_torch_alone() -> dict[str, Any]:
+    """A tensor of each type that safetensors has no name for, and an array."""
+    raw = torch.arange(96, dtype=torch.uint8).reshape(2, 48)
+    types = (torch.complex128, torch.complex32, torch.float8_e8m0fnu)
+    tensors = {str(dtype): raw.view(dtype) for dtype in types}
+    return {"model": {**tensors, "turned": tensors["torch.complex128"].t().conj(), "array": np.arange(3) * 1j}}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("kind", [SyncCheckpointer, AsyncCheckpointer])
+def test_a_torch_file_holds_types_that_safetensors_cannot(tmp_path: Path, kind: type[SyncCheckpointer]) -> None:
+    checkpointer = kind(format=TorchFileFormat())
+    checkpointer.save(of_torch_alone(), tmp_path / "step3", metadata=METADATA)
+    checkpointer.close()
+    assert same(dict(SyncCheckpointer().load(tmp_path / "step3")), of_torch_alone())
+    with opened(tmp_path / "step3") as content:
+        norms = {name: tensor.norm() for name, tensor in content.tensors.items()}
+    assert norms["model/array"] == pytest.approx(math.sqrt(5))
+    values = of_torch_alone()["model"]["torch.complex32"].to(torch.complex128)
+    assert norms["model/torch.complex32"] == pytest.approx(float(values.norm()), nan_ok=True)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", ["torch.complex128", "torch.complex32", "torch.float8_e8m0fnu", "array"])
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "torch_file"])
+def test_other_formats_refuse_them_before_anything_is_written(tmp_path: Path, name: str, dtype: str) -> None:
+    with pytest.raises(UserError, match=r"cannot hold\. Write checkpoint\.format=torch_file"):
+        SyncCheckpointer(format=FORMATS[name]).save(
+            {"model": {dtype: of_torch_alone()["model"][dtype]}}, tmp_path / "step3", metadata=METADATA
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def live_views() -> dict[str, torch.Tensor]:
+    """Views of one storage: a slice, its tail, the transposed, the flat, another type's bits and a tied one."""
+    base = torch.arange(24, dtype=torch.float32).reshape(6, 4)
+    return {
+        "base": base,
+        "slice": base[:2],
+        "tail": base[3:, 1:],
+        "turned": base.t(),
+        "flat": base.view(-1),
+        "bits": base.view(torch.int32),
+        "tied": base.view(6, 4),
+    }
+
+
+@pytest.mark.parametrize("first", ["base", "slice", "turned"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_views_of_one_storage_come_back_right_even_into_views(tmp_path: Path, name: str, first: str) -> None:
+    views = live_views()
+    saved = {first: views[first], **views}
+    SyncCheckpointer(format=FORMATS[name]).save({"model": saved}, tmp_path / "step3", metadata=METADATA)
+    assert same(SyncCheckpointer().load(tmp_path / "step3")["model"], saved)
+    live = live_views()
+    live["base"].zero_()
+    SyncCheckpointer().load(tmp_path / "step3", {"model": live})
+    assert same(live, live_views())

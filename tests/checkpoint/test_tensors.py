@@ -174,7 +174,8 @@ class Odd(torch.Tensor):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.ones(2, dtype=torch.complex128), "a/b is a tensor of torch.complex128"),
+        (torch.ones(2, dtype=torch.complex128), "a/b is of torch.complex128, .*checkpoint.format=torch_file"),
+        (torch.empty(2, dtype=torch.bits8), "a/b is a tensor of torch.bits8"),
         (torch.ones(2).to_sparse(), "a/b is a tensor of .*sparse"),
         (torch.ones(2, device="meta"), "a/b is a tensor without memory"),
         (torch.ones(2).as_subclass(Odd), "a/b is a .*Odd"),
@@ -182,7 +183,7 @@ class Odd(torch.Tensor):
         (np.array(["x"]), "a/b is an array of <U1"),
         (np.array([object()]), "a/b is an array of object"),
         (np.array([1], dtype=">i4"), "a/b is an array of >i4"),
-        (np.array([1], dtype="complex128"), "a/b is an array of complex128"),
+        (np.array([1], dtype="complex128"), "a/b is of complex128, .*checkpoint.format=torch_file"),
         (np.ma.masked_array([1]), "a/b is a .*MaskedArray"),
         (np.datetime64("2020-01-01"), "a/b is an array of datetime64"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from trainer_cli.checkpoint.format.header import (
     TensorEntry,
     own_file,
     parsed_header,
-    read_entries,
     state_file,
     tensor_file,
 )
@@ -41,8 +39,16 @@ _BLOCK = 1 << 20
 _NUMPY = {
     "F64": "f8", "I64": "i8", "U64": "u8", "C64": "c8", "F32": "f4", "I32": "i4", "U32": "u4", "F16": "f2",
     "I16": "i2", "U16": "u2", "I8": "i1", "U8": "u1", "BOOL": "?",
+    "C128": "c16", "BF16": "u2", "C32": "u4",
 }  # fmt: skip
-_FLOAT8 = {"F8_E4M3": "e4m3fn", "F8_E5M2": "e5m2", "F8_E4M3FNUZ": "e4m3fnuz", "F8_E5M2FNUZ": "e5m2fnuz"}
+"""Types of elements as they are stored; of those that numpy lacks, unsigned ones of their size."""
+_FLOAT8 = {
+    "F8_E4M3": "e4m3fn",
+    "F8_E5M2": "e5m2",
+    "F8_E4M3FNUZ": "e4m3fnuz",
+    "F8_E5M2FNUZ": "e5m2fnuz",
+    "F8_E8M0": "e8m0fnu",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class Tensor:
         code, shape = self.entry.code, self.entry.shape or (1,)
         if not math.prod(shape):
             return
-        dtype = np.dtype("u2" if code == "BF16" else _NUMPY.get(code, "u1")).newbyteorder("<")
+        dtype = np.dtype(_NUMPY.get(code, "u1")).newbyteorder("<")
         maps = [part.content().view(dtype).reshape(part.shard.sizes or (1,)) for part in self.parts]
         rows = max(_BLOCK // math.prod(shape[1:]), 1)
         for start in range(0, shape[0], rows):
@@ -97,8 +103,10 @@ class Tensor:
                 yield table[block]
             elif code == "BF16":
                 yield (block.astype("<u4") << 16).view("<f4").astype(np.float64)
+            elif code == "C32":
+                yield block.view("<f2").astype(np.float64).view(np.complex128)
             else:
-                yield block.astype(np.complex128 if code == "C64" else np.float64)
+                yield block.astype(np.complex128 if block.dtype.kind == "c" else np.float64)
 
     def norm(self) -> float:
         """The Euclidean norm over all elements."""
@@ -299,7 +307,7 @@ def _states(folder: ReadableFolder, manifest: Manifest) -> dict[str, Any]:
 def _of_other_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
     # The formats need torch, and the functions above do not.
     from trainer_cli.checkpoint.format import codec
-    from trainer_cli.checkpoint.format.file_layout import bytes_of, lay_out
+    from trainer_cli.checkpoint.format.file_layout import TORCH_DTYPES, bytes_of, lay_out
     from trainer_cli.checkpoint.format.registry import new_format
     from trainer_cli.checkpoint.format.sharded import RANKS
 
@@ -307,11 +315,10 @@ def _of_other_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
     rank_states = tree.pop(RANKS, [])
     shared = {key: value for key, value in tree.items() if not rank_states or key not in rank_states[0]}
     text, leaves = codec.encode(shared)
-    layout = lay_out(text, leaves)
-    entries = read_entries(io.BytesIO(layout.header).read, layout.tensor_bytes)
+    layout = lay_out(text, leaves, dtypes=TORCH_DTYPES)
     tensors = {
         entry.name: Tensor(entry, [StoredPart(Shard.all_of(entry.shape), partial(bytes_of, leaves[entry.name]))])
-        for entry in entries
+        for entry in layout.entries
     }
     states = {"rank0": json.loads(text)["state"]}
     for position, rank_state in enumerate(rank_states):

@@ -44,10 +44,12 @@ DTYPES: dict[str, torch.dtype] = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }
 """Element types that a tensor file can hold, by their names in safetensors."""
-_CODES = {dtype: (code, dtype.itemsize) for code, dtype in DTYPES.items()}
-_NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+TORCH_DTYPES = DTYPES | {"C128": torch.complex128, "C32": torch.complex32, "F8_E8M0": torch.float8_e8m0fnu}
+"""Element types that torch.save can write: also those without a name in safetensors, which have one of ours."""
+_CODES = {dtype: (code, dtype.itemsize) for code, dtype in TORCH_DTYPES.items()}
+_NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C32", "F8_E8M0")
 _ARRAY_CODES = {
-    np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in DTYPES.items() if code not in _NOT_ARRAYS
+    np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in TORCH_DTYPES.items() if code not in _NOT_ARRAYS
 }
 _HUGE_BYTES = 1 << 22
 """Tensors of this size and more are read into huge pages: the kernel provides these in less than half the time."""
@@ -71,6 +73,8 @@ class FileLayout:
     """The file of small states."""
     header: bytes
     """The beginning of the tensor file."""
+    entries: list[TensorEntry]
+    """The tensors that the header names, in order."""
     spans: list[TensorSpan]
     """The rest of it, in order and without holes."""
     aliases: dict[str, str]
@@ -120,7 +124,13 @@ class FileLayout:
         return {tensor_file(self.rank): self.aliases} if self.aliases else {}
 
 
-def lay_out(text: bytes, tensors: Mapping[str, Leaf], *, shapes_only: bool = False) -> FileLayout:
+def lay_out(
+    text: bytes,
+    tensors: Mapping[str, Leaf],
+    *,
+    shapes_only: bool = False,
+    dtypes: Mapping[str, torch.dtype] = DTYPES,
+) -> FileLayout:
     """The layout of a state's files, from its text and its tensors by name.
 
     Tensors of whole lines come first, so that each begins at one; in either part the largest elements come first, which
@@ -128,6 +138,7 @@ def lay_out(text: bytes, tensors: Mapping[str, Leaf], *, shapes_only: bool = Fal
 
     Args:
         shapes_only: tensors on the device `meta`, which have no bytes to write, are accepted.
+        dtypes: the element types that the format can hold, by name.
 
     Raises:
         UnsavableState: naming what a file cannot hold.
@@ -138,6 +149,11 @@ def lay_out(text: bytes, tensors: Mapping[str, Leaf], *, shapes_only: bool = Fal
     seen: dict[tuple[Any, ...], str] = {}
     for name, leaf in tensors.items():
         code, element_bytes = _code_of(name, leaf, shapes_only)
+        if code not in dtypes:
+            raise UnsavableState(
+                f"{name} is of {leaf.dtype}, which a file of safetensors cannot hold",
+                cure="Write checkpoint.format=torch_file, or save it as another type.",
+            )
         shape = tuple(leaf.shape)
         count = math.prod(shape)
         if count and (own := identity(leaf)) is not None:
@@ -154,7 +170,7 @@ def lay_out(text: bytes, tensors: Mapping[str, Leaf], *, shapes_only: bool = Fal
         if entry.size_bytes:
             spans.append(TensorSpan(tensors[entry.name], offset, entry.size_bytes))
         offset += entry.size_bytes
-    return FileLayout(text, header, spans, aliases)
+    return FileLayout(text, header, entries, spans, aliases)
 
 
 def bytes_of(leaf: Leaf) -> np.ndarray[Any, Any]:
@@ -176,7 +192,7 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _code_of(name: str, leaf: Leaf, shapes_only: bool) -> tuple[str, int]:
-    """The safetensors name of the element type and its size; refuses what the file cannot hold."""
+    """The name of the element type and its size; refuses what no format can hold."""
     if isinstance(leaf, np.ndarray):
         code = _ARRAY_CODES.get(leaf.dtype)
         if code is None or not leaf.dtype.isnative:

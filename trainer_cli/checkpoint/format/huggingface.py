@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -12,7 +11,7 @@ import torch
 
 from trainer_cli.checkpoint.format import codec
 from trainer_cli.checkpoint.format.file_layout import FileLayout, bytes_of, lay_out
-from trainer_cli.checkpoint.format.header import TensorEntry, read_entries, rendered_header, state_file, tensor_file
+from trainer_cli.checkpoint.format.header import TensorEntry, rendered_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.tensors import read_file
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
@@ -80,7 +79,7 @@ class HuggingFaceLayout(FileLayout):
 
     def _placed(self) -> Iterator[_Placed]:
         offset = len(self.header)
-        for entry in read_entries(io.BytesIO(self.header).read, self.tensor_bytes):
+        for entry in self.entries:
             yield _Placed(entry, offset)
             offset += entry.size_bytes
 

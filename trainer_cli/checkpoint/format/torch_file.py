@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer_cli.checkpoint.format import codec
-from trainer_cli.checkpoint.format.file_layout import DTYPES, FileLayout, bytes_of, lay_out
-from trainer_cli.checkpoint.format.header import TensorEntry, read_entries
+from trainer_cli.checkpoint.format.file_layout import TORCH_DTYPES, FileLayout, bytes_of, lay_out
+from trainer_cli.checkpoint.format.header import TensorEntry
 from trainer_cli.checkpoint.format.torch_pickle import load_torch_bytes
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
@@ -40,11 +39,10 @@ class TorchLayout(FileLayout):
     """A layout that is written by torch.save."""
 
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
-        entries = read_entries(io.BytesIO(self.header).read, self.tensor_bytes)
         tensors: dict[str, torch.Tensor] = {}
         at = {span.offset: span for span in self.spans}
         offset = len(self.header)
-        for entry in entries:
+        for entry in self.entries:
             if image is not None:
                 flat = _bytes(image[offset : offset + entry.size_bytes])
             else:
@@ -63,7 +61,7 @@ class TorchFileFormat:
     name = "torch_file"
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
-        base = lay_out(*codec.encode(tree), shapes_only=shapes_only)
+        base = lay_out(*codec.encode(tree), shapes_only=shapes_only, dtypes=TORCH_DTYPES)
         return TorchLayout(**{one.name: getattr(base, one.name) for one in fields(base)})
 
     def read(
@@ -91,7 +89,7 @@ def _bytes(data: memoryview | bytes) -> torch.Tensor:
 
 def _typed(flat: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
     """The bytes as the tensor that they are, with memory of its own: torch.save writes whole storages."""
-    dtype = DTYPES[entry.code]
+    dtype = TORCH_DTYPES[entry.code]
     if not entry.size_bytes:
         return torch.empty(entry.shape, dtype=dtype)
     own = torch.empty(entry.shape, dtype=dtype)
