@@ -152,7 +152,7 @@ CASES = [
     Case(
         "name of a folder above",
         ["name=.."],
-        "name is '..', but it names what is below runs/ (command line).",
+        "name is '..', but it names what is below runs/ (command line). Write NAME or GROUP/NAME.",
     ),
     Case(
         "home in a file",

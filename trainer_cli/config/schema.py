@@ -231,10 +231,27 @@ def _check_names(key: str, value: list[str]) -> None:
 
 
 def _check_name(key: str, value: str | None) -> None:
-    if value is not None and not value.strip():
+    """Refuse a name that is no folder below runs/, that `train top` would not show, or that reads as a flag."""
+    if value is None:
+        return
+    if not value.strip():
         raise ConfigError(f"{key} is empty", location=key, hint=f"Write {key}=NAME, or leave it out.")
-    if ".." in (value or "").split("/"):
-        raise ConfigError(f"{key} is {value!r}, but it names what is below runs/", location=key)
+    parts = value.split("/")
+    if ".." in parts:
+        fault = "it names what is below runs/"
+    elif "" in parts:
+        fault = "it may not begin or end with a slash, or have two in a row"
+    elif any(part.startswith(".") for part in parts):
+        fault = "a folder that begins with a dot is not shown as a run"
+    elif value.startswith("-"):
+        fault = "what begins with a hyphen is read as a flag by other programs"
+    elif any(part != part.strip() for part in parts):
+        fault = "it may not begin or end with a space"
+    elif not value.isprintable():
+        fault = "it has a character that cannot be printed"
+    else:
+        return
+    raise ConfigError(f"{key} is {value!r}, but {fault}", location=key, hint="Write NAME or GROUP/NAME.")
 
 
 def _check_pattern(key: str, value: str) -> None:

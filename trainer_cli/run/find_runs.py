@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from trainer_cli.errors import UserError
 from trainer_cli.run.run_dir import RunDir
 
 _SETTLED_NS = 2_000_000_000
@@ -91,3 +92,26 @@ class RunFinder:
             # Of a run's own folders only that of a sweep holds runs.
             if not is_run or name == _SWEEP:
                 yield from self._below(folder / name, seen)
+
+
+def refuse_nested(path: Path) -> None:
+    """Refuse a new run inside another one, or around others: `train top` and reports would not show the inner ones.
+
+    Raises:
+        UserError: naming the run that is in the way.
+    """
+    for above in path.parents:
+        if RunDir(above).exists_as_run() and path.relative_to(above).parts[0] != _SWEEP:
+            raise UserError(
+                f"{path} is inside the run {above}, where it would not be shown as a run",
+                where="run_dir",
+                cure="Choose a name= or run_dir= that is not below it.",
+            )
+    for name in os.listdir(path) if path.is_dir() else ():
+        inner = [] if name == _SWEEP else [run for run in RunFinder(path / name).find() if run.unreadable is None]
+        if inner:
+            raise UserError(
+                f"{path} holds other runs, such as {inner[0].path}, which would not be shown as runs any more",
+                where="run_dir",
+                cure="Choose another name= or run_dir=.",
+            )

@@ -20,6 +20,7 @@ from trainer_cli.config.diff import Change
 from trainer_cli.config.schema import CheckpointConfig, LoadConfig
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.run.find_runs import refuse_nested
 from trainer_cli.run.recover import config_of
 from trainer_cli.run.resume import (
     changes_since,
@@ -168,6 +169,7 @@ def of_new(
         TrainError: `resume` demands a run, or an empty directory.
     """
     config = composed.config
+    refuse_nested(run.path)
     if config.checkpoint.folder is not None:
         folder = run.folder_for(config.checkpoint.folder)
         catalog = Catalog(open_storage(folder, cache=run.checkpoints_folder))

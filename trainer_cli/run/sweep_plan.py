@@ -16,6 +16,7 @@ from trainer_cli.config.schema import ParallelConfig
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.errors import ConfigError, TrainError, UserError, raise_all
 from trainer_cli.run.compose_fit import refuse_shipped_default
+from trainer_cli.run.find_runs import refuse_nested
 from trainer_cli.run.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes
 from trainer_cli.run.run_dir import RunDir, RunStatus
 from trainer_cli.run.start import refuse_no_optimizer
@@ -114,6 +115,7 @@ def _planned(job: Job, composed: Composed) -> Planned:
             refuse_changes(changes_since(run, stored, composed), composed, run.path)
         reopened = reopens(stored.config.loop, config.loop)
     else:
+        refuse_nested(run.path)
         composed.check_targets()
     frozen = freeze(composed, end)
     return Planned(
