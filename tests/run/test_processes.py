@@ -93,6 +93,8 @@ TWO = ("parallel=ddp", "parallel.processes_per_node=2")
         (["parallel=fsdp", "parallel.shard_size=4"], "parallel.shard_size is 4, which does not divide 2 processes"),
         (["data.global_batch_size=33"], "data.global_batch_size is 33, which is no multiple of batches of 32 on each"),
         (["data.global_batch_size=33", "data.batch_size=null"], "which cannot be divided between 2 ranks"),
+        (["checkpoint.format=torch_file"], "checkpoint.format is torch_file, which saves the state of one process"),
+        (["checkpoint.format=huggingface"], "checkpoint.format is huggingface, which saves the state of one process"),
         (["optimizer=null"], "optimizer is null, but nothing trains without"),
     ],
 )

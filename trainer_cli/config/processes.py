@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.fields import GLOBAL_BATCH_SIZE
-from trainer_cli.config.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
+from trainer_cli.config.schema import CheckpointFormat, Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.ranks import check_shards, check_tensor_size
+
+_FORMATS_OF_ONE_PROCESS = (CheckpointFormat.torch_file, CheckpointFormat.huggingface)
 
 
 def check_processes(config: TrainConfig, world_size: int) -> None:
@@ -20,6 +23,7 @@ def check_processes(config: TrainConfig, world_size: int) -> None:
     if parallel.strategy is ParallelStrategy.fsdp:
         check_shards(parallel.shard_size, parallel.tensor_size, world_size)
     batches_of_step(config, world_size // parallel.tensor_size)
+    _check_format(config, world_size)
 
 
 def check_strategy(parallel: ParallelConfig, dtype: Dtype, world_size: int) -> None:
@@ -48,6 +52,22 @@ def check_strategy(parallel: ParallelConfig, dtype: Dtype, world_size: int) -> N
             f"there are {world_size} processes, but parallel.strategy is {parallel.strategy}",
             location="parallel.strategy",
             hint="Choose parallel=ddp or parallel=fsdp, or start one process.",
+        )
+
+
+def _check_format(config: TrainConfig, world_size: int) -> None:
+    """Check that so many processes can save by the format of the checkpoints.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    subclass = config.callbacks.get(SAVER) or {}
+    format = subclass.get("format", config.checkpoint.format)
+    if world_size > 1 and format in _FORMATS_OF_ONE_PROCESS:
+        raise ConfigError(
+            f"checkpoint.format is {format}, which saves the state of one process, and there are {world_size}",
+            location="checkpoint.format",
+            hint="Choose tensors or archive; train ckpt export writes the others.",
         )
 
 
