@@ -5,6 +5,7 @@ TRAIN_COMPOSITIONS=5000 tries so many random command lines.
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import warnings
@@ -16,6 +17,7 @@ import pytest
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.config_repository import CachingConfigRepository
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -244,6 +246,18 @@ RULES = (
 """Refusals of ours where Hydra makes a config: the rules of docs/configuration.md."""
 
 
+def without_shared_nodes(root: Path, lines: list[str]) -> Any:
+    """What Hydra makes of it where each use of a file has nodes of its own.
+
+    Hydra merges the cached nodes of a file themselves: what is merged over them in one place shows in the next place
+    that the same file is merged into.
+    """
+    load = CachingConfigRepository.load_config
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CachingConfigRepository, "load_config", lambda self, path: copy.deepcopy(load(self, path)))
+        return hydras(root, lines)
+
+
 def hydras_lines(project: RandomProject, lines: list[str]) -> list[str]:
     """The command line that says to Hydra what the rules of docs/configuration.md say of components."""
     bare = [line for line in lines if line.startswith("~") and line[1:] in COMPONENTS]
@@ -288,6 +302,8 @@ def test_random_configs_give_what_hydra_makes_of_them(tmp_path: Path) -> None:
             if isinstance(ours, str):
                 assert isinstance(theirs, str) or any(re.search(rule, ours) for rule in RULES), shown
             else:
+                if ours != theirs and not isinstance(theirs, str):
+                    theirs = without_shared_nodes(root, hydras_lines(project, lines))
                 assert ours == theirs, shown
                 trees += 1
     assert trees > COMPOSITIONS // 3
