@@ -32,6 +32,7 @@ _PROCESSES = (
     "tests/config/test_compose",
     "tests/config/test_hostile_targets",
     "tests/config/test_mistakes",
+    "tests/config/test_shadowing",
     "tests/config/test_targets",
     "tests/data/",
     "tests/loggers/test_contract",

@@ -1,5 +1,6 @@
 """The entry point of the command `train`, and of `python -m trainer_cli`."""
 
+import os
 import sys
 
 from trainer_cli.run.signals import exit_early
@@ -20,5 +21,13 @@ def main() -> int:
     return main()
 
 
+def _search_current_folder_last() -> None:
+    """Let no module in the current folder, which `python -m` searches first, hide one that this program imports."""
+    package = os.path.dirname(os.path.abspath(__file__))
+    if not sys.flags.safe_path and sys.path[:1] != [os.path.dirname(package)]:
+        sys.path.append(sys.path.pop(0))
+
+
 if __name__ == "__main__":
+    _search_current_folder_last()
     sys.exit(main())

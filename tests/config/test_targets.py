@@ -228,3 +228,13 @@ for path in ("torch.hub.load", "torch.load", "torch.nn.Module.apply", "torch.nn.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], check=False, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_relative_import_outside_a_package_says_what_to_do(mine: Path) -> None:
+    (mine / "mine_relative.py").write_text("import os\nfrom .mine_one import One\n")
+    with pytest.raises(ConfigError) as refused:
+        targets.component("mine_relative.One", WHERE, OWN)
+    assert f"{mine}/mine_relative.py:2: from .mine_one import One: it is in no package" in refused.value.what
+    assert refused.value.cure == (
+        "Import without the leading dot (from x import y), or move the modules into a folder with an __init__.py."
+    )

@@ -34,6 +34,7 @@ from trainer_cli.config.provenance import Choice, Given, Provenance, Source, lab
 from trainer_cli.config.resolvers import register_resolvers, with_moment
 from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.search_path import SearchPath, find, own_config_dirs, primaries, project_root
+from trainer_cli.config.shadowing import refuse_shadows
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.targets import Trust, import_from
 from trainer_cli.config.validation import completed, contents, validate
@@ -169,7 +170,10 @@ def from_yaml(
     draft = _with_overrides(draft, checked, search)
 
     def trust(config: TrainConfig) -> Trust:
-        return Trust() if trusted else Trust.recovered(search.root, config.trust)
+        if trusted:
+            return Trust()
+        refuse_shadows(search.root)  # A target of such a name would only seem not to be trusted.
+        return Trust.recovered(search.root, config.trust)
 
     return _checked(draft, overrides, search, missing_ok, trust, () if trusted else sections)
 

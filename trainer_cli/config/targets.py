@@ -14,6 +14,7 @@ import importlib
 import inspect
 import keyword
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
@@ -22,6 +23,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from trainer_cli.config.hydra_compat import is_blocked
+from trainer_cli.config.shadowing import refuse_shadows
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import Code, ConfigError
 
@@ -205,7 +207,12 @@ def check_allowed(found: object, path: str, where: str, trust: Trust) -> None:
 
 
 def import_from(project: Path) -> None:
-    """Put the project's root first on `sys.path`, so that its classes need not be installed."""
+    """Put the project's root first on `sys.path`, so that its classes need not be installed.
+
+    Raises:
+        ConfigError: a module in it hides a library, or is hidden by one.
+    """
+    refuse_shadows(project)
     root = str(project)
     if sys.path[:1] != [root]:
         sys.path.insert(0, root)
@@ -316,11 +323,24 @@ def _import(name: str, path: str, where: str) -> ModuleType:
     except SyntaxError as error:
         problem = f"{error.filename}:{error.lineno}: {error.msg}"
         raise _wrong(f"_target_ {path} cannot be imported: {problem}", where) from None
+    except ImportError as error:
+        if "no known parent package" in str(error):
+            raise _relative(error, path, where) from None
+        error.add_note(f"while importing {name} for _target_ {path} ({where})")
+        raise
     except SystemExit:
         raise _wrong(f"_target_ {path}: importing {name} ends the process", where) from None
     except Exception as error:
         error.add_note(f"while importing {name} for _target_ {path} ({where})")
         raise
+
+
+def _relative(error: ImportError, path: str, where: str) -> ConfigError:
+    """The error for a relative import in a module that is in no package, such as one in the project's root."""
+    *_, frame = traceback.extract_tb(error.__traceback__)
+    what = f"_target_ {path} cannot be imported: {frame.filename}:{frame.lineno}: {frame.line}: it is in no package"
+    hint = "Import without the leading dot (from x import y), or move the modules into a folder with an __init__.py."
+    return _wrong(what, where, hint)
 
 
 def _submodule(module: ModuleType, above: str, part: str, path: str, where: str) -> ModuleType:
