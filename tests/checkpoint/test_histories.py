@@ -9,11 +9,12 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attempts import ELSEWHERE, FAULTS, METRIC, Attempts, Step, quiet
+from attempts import ELSEWHERE, EPOCH_STEPS, FAULTS, METRIC, Attempts, Step, quiet
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 from oracle import read_length
@@ -60,20 +61,29 @@ def rules(part: str) -> st.SearchStrategy[dict[str, Any]]:
             "max_save_errors": st.integers(0, 2),
             **seldom,
         },
-    ).map(legal)
+    )
 
 
-def legal(found: dict[str, Any]) -> dict[str, Any]:
-    """The settings without what the schema refuses: an ephemeral interval as long as the other, and what has no
-    effect."""
+def legal(found: dict[str, Any], epoch_steps: int | None) -> dict[str, Any]:
+    """The settings without what is refused: an ephemeral interval as long as the other, and what has no effect.
+
+    `epoch_steps` is None where nobody knows how many steps an epoch has.
+    """
     save, often = found["save_interval"], found.get("ephemeral_save_interval")
     if save is not None and often is not None:
-        (one, below, unit), (other, above, same) = read_length(save), read_length(often)
-        if unit == same and other * below >= one * above:
+        (permanent, unit), (ephemeral, same_unit) = _length(save, epoch_steps), _length(often, epoch_steps)
+        if unit == same_unit and ephemeral >= permanent:
             often = None
     unused = {"ephemeral_save_interval", "ephemeral_cooldown"} if often is None else set()
     unused |= {"max_save_errors"} if found["on_save_error"] == "raise" else set()
     return {name: value for name, value in found.items() if name not in unused}
+
+
+def _length(text: int | str, epoch_steps: int | None) -> tuple[Fraction, str]:
+    """A length and its unit; epochs as steps where it is known how many they have."""
+    above, below, unit = read_length(text)
+    length = Fraction(above, below)
+    return (length * epoch_steps, "st") if unit == "ep" and epoch_steps is not None else (length, unit)
 
 
 def whole(found: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +157,7 @@ def play(world: Attempts, history: list[dict[str, Any]], first: dict[str, Any]) 
             start = "auto"
         back_to = back_to if start == "auto" and world.oracle.folders else None
         ends = attempt["ends"] and bool(world.oracle.folders)
-        settings = current if world.knows_epochs else legal(whole(current))
+        settings = legal(current, EPOCH_STEPS) if world.knows_epochs else legal(whole(current), None)
         if not world.begin(settings, back_to=back_to, start=start, lives=attempt["lives"], ends=ends):
             if world.refusals > 1:
                 world.clear_by_hand()
