@@ -254,7 +254,9 @@ def without_shared_nodes(root: Path, lines: list[str]) -> Any:
     """
     load = CachingConfigRepository.load_config
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CachingConfigRepository, "load_config", lambda self, path: copy.deepcopy(load(self, path)))
+        patch.setattr(
+            CachingConfigRepository, "load_config", lambda self, config_path: copy.deepcopy(load(self, config_path))
+        )
         return hydras(root, lines)
 
 
