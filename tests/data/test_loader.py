@@ -16,6 +16,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    Subset,
 )
 
 from trainer_cli.data.adapt import as_loader
@@ -190,6 +191,57 @@ def test_a_deterministic_dataset_is_read_by_list_and_not_seeded(monkeypatch: pyt
     dataset = Plain()
     assert batches(Loader(dataset, 4, shuffle=False, seed=0), 0) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert dataset.asked == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+class Reading(Drawing):
+    """Read by list, as a dataset of Hugging Face; samples from `random_from` on draw random numbers."""
+
+    def __init__(self, random_from: int) -> None:
+        super().__init__()
+        self.random_from = random_from
+        self.single = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.single += 1
+        return self.read(index)
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        assert type(indices) is list
+        return [self.read(index) for index in indices]
+
+    def read(self, index: int) -> torch.Tensor:
+        if index < self.random_from:
+            return torch.tensor([index, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+        return Drawing.__getitem__(self, index)
+
+
+class Single(Reading):
+    """The same samples, read one by one."""
+
+    __getitems__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("collate", [None, shaken])
+@pytest.mark.parametrize("random_from", [0, 15, 99], ids=["random", "some of them random", "not random"])
+def test_samples_read_by_list_are_those_read_one_by_one(random_from: int, collate: Any) -> None:
+    def read(dataset: Any, size: int, start: int = 0) -> list[Any]:
+        return samples(Loader(dataset, size, shuffle=True, seed=3, collate_fn=collate), 1, start)
+
+    expected = read(Single(random_from), 4)
+    assert read(Reading(random_from), 4) == expected
+    assert read(Reading(random_from), 4, start=8) == expected[8:]
+    assert read(Subset(Reading(random_from), range(23)), 4) == expected
+    if collate is None:
+        assert read(Reading(random_from), 7) == expected, "whatever the batch"
+
+
+def test_a_dataset_that_draws_no_random_numbers_is_read_by_list_alone() -> None:
+    dataset = Reading(random_from=99)
+    samples(Loader(dataset, 4, shuffle=True, seed=3), 0)
+    assert dataset.single == 0
+    drawing = Reading(random_from=0)
+    samples(Loader(drawing, 4, shuffle=True, seed=3), 0)
+    assert drawing.single == 23
 
 
 @pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 4, 2]), (True, [4, 4])])

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
 from trainer_cli.data.epochs import EpochParts
 from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed, sample_seeds
 from trainer_cli.data.position import STATE_VERSION, check_counts, check_same
-from trainer_cli.data.randomness import kept_random_state, seed_random
+from trainer_cli.data.randomness import is_random_state, kept_random_state, random_state, seed_random
 from trainer_cli.data.shared import Filler
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
@@ -28,7 +28,7 @@ class MapDataset(Protocol):
 
     It may also have `deterministic = True` (its samples use no random numbers, so none are seeded),
     `fingerprint` (a digest of its content, checked at a resume), `__getitems__` (samples by a list of
-    numbers, used where it is deterministic), `collate` (makes a batch of a list of samples, where the loader
+    numbers, used unless it draws random numbers), `collate` (makes a batch of a list of samples, where the loader
     is given no `collate_fn`), and an order of its own: `sample_keys(seed, epoch, start, stop)`, the arguments of
     `__getitem__` at these positions of the epoch. It must be a pure function; `order_version` names it.
     """
@@ -205,7 +205,7 @@ class KeyedSource:
         self.deterministic = bool(getattr(dataset, "deterministic", False))
         self.epochs = EpochParts(dataset, seed)
         self.draws = not self.deterministic or collate_fn is not None or bool(self.epochs)
-        self.many = getattr(dataset, "__getitems__", None) if self.deterministic else None
+        self.many = _getitems(dataset)
         self.own_order = getattr(dataset, "sample_keys", None)
         usual = ORDER_VERSION if shuffle else "sequential"
         self.order_name: str = usual if self.own_order is None else getattr(dataset, "order_version", "own")
@@ -223,22 +223,14 @@ class KeyedSource:
         if self.epochs:
             self.epochs.set(epoch)
         keys = self.keys(epoch, start, stop)
-        samples: list[Any] = []
-        seeds: Sequence[int] = ()
-        if not self.deterministic:
-            seeds = sample_seeds(self.seed, epoch, keys if self.own_order is None else range(start, stop))
-        try:
-            if self.many is not None:
-                samples = self.many(keys)
-            else:
-                for number, key in enumerate(keys):
-                    if seeds:
-                        seed_random(seeds[number])
-                    samples.append(self.dataset[key])
-        except Exception as error:
-            at = f"samples {list(keys)}" if self.many is not None else f"sample {keys[len(samples)]}"
-            error.add_note(f"while loading {at} of epoch {epoch}")
-            raise
+        numbers = keys if self.own_order is None else range(start, stop)
+        samples = None if self.many is None else self._at_once(keys, epoch)
+        if samples is None:
+            seeds = () if self.deterministic else sample_seeds(self.seed, epoch, numbers)
+            samples = self._one_by_one(keys, seeds, epoch)
+        elif not self.deterministic:
+            # As after the last sample alone, for what collate_fn draws.
+            seed_random(sample_seed(self.seed, epoch, numbers[-1]))
         if self.deterministic and self.draws:
             seed_random(sample_seed(self.seed, epoch, start if self.own_order is not None else keys[0]))
         try:
@@ -246,3 +238,41 @@ class KeyedSource:
         except Exception as error:
             error.add_note(f"while collating samples {list(keys)} of epoch {epoch}")
             raise
+
+    def _at_once(self, keys: Sequence[Any], epoch: int) -> Any:
+        """The samples by the dataset's `__getitems__`; None if it draws random numbers.
+
+        Such samples are seeded one by one, so that they do not depend on the batch. A dataset that has drawn once is
+        read so from then on.
+        """
+        assert self.many is not None
+        before = None if self.deterministic else random_state()
+        try:
+            samples = self.many(list(keys))
+        except Exception as error:
+            error.add_note(f"while loading samples {list(keys)} of epoch {epoch}")
+            raise
+        if before is not None and not is_random_state(before):
+            self.many = None
+            return None
+        return samples
+
+    def _one_by_one(self, keys: Sequence[Any], seeds: Sequence[int], epoch: int) -> list[Any]:
+        samples: list[Any] = []
+        try:
+            for number, key in enumerate(keys):
+                if seeds:
+                    seed_random(seeds[number])
+                samples.append(self.dataset[key])
+        except Exception as error:
+            error.add_note(f"while loading sample {keys[len(samples)]} of epoch {epoch}")
+            raise
+        return samples
+
+
+def _getitems(dataset: Any) -> Callable[[list[Any]], Any] | None:
+    """The dataset's `__getitems__`, if it reads many samples at once: a Subset's own only passes the call on."""
+    inner = dataset
+    while type(inner) is Subset:
+        inner = inner.dataset
+    return dataset.__getitems__ if callable(getattr(inner, "__getitems__", None)) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +21,32 @@ def seed_random(seed: int) -> None:
     np.random.seed(seed & 0xFFFFFFFF)
 
 
+RandomState = tuple[torch.Tensor, Any, Any]
+
+
+def random_state() -> RandomState:
+    """The states of torch's CPU generator, python's and numpy's."""
+    # The legacy form of numpy's state holds for Mersenne twisters alone.
+    return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+
+
+def is_random_state(state: RandomState) -> bool:
+    """Whether the generators are in this state: nothing was drawn since."""
+    of_torch, of_python, of_numpy = random_state()
+    return torch.equal(of_torch, state[0]) and of_python == state[1] and _is_equal(of_numpy, state[2])
+
+
+def _is_equal(state: Any, other: Any) -> bool:
+    """Whether two states of numpy are equal: arrays and numbers in mappings, other ones for each bit generator."""
+    if isinstance(state, dict):
+        return state.keys() == other.keys() and all(_is_equal(value, other[key]) for key, value in state.items())
+    return bool(np.array_equal(state, other))
+
+
 @contextmanager
 def kept_random_state() -> Generator[None, None, None]:
     """Restore python's, numpy's and torch's CPU generator at the end."""
-    # The legacy form of numpy's state holds for Mersenne twisters alone.
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+    states = random_state()
     try:
         yield
     finally:
