@@ -18,7 +18,7 @@ import torch
 
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.user_loader import UserLoader
-from trainer_cli.data.workers import WorkerError
+from trainer_cli.data.workers import WorkerError, WorkerProcesses
 from trainer_cli.errors import UserError
 
 
@@ -609,3 +609,21 @@ def test_signals_to_the_whole_group_from_the_very_start_lose_no_batch() -> None:
         out, err = process.communicate(timeout=60)
     # The interpreter's own last moments have no handlers; what counts is that every batch came.
     assert out == "12000\n", err
+
+
+@pytest.mark.parametrize(
+    ("text", "is_full"),
+    [
+        ("unable to allocate shared memory(shm) for file </torch_7_8_9>: No space left on device (28)", True),
+        ("unable to write to file </torch_7_8_9>: No space left on device (28)", True),
+        ("unable to open shared memory object </torch_7_8_9> in read-write mode: Too many open files (24)", False),
+        ("unable to write to file </data/cache>: No space left on device (28)", False),
+    ],
+)
+def test_full_shared_memory_is_named_with_what_helps(text: str, is_full: bool) -> None:
+    error = RuntimeError(f"Caught RuntimeError in DataLoader worker process 0.\n{text}")
+    explained = WorkerProcesses().explained(error)
+    assert isinstance(explained, WorkerError) is is_full
+    if is_full:
+        assert "shared memory is full" in str(explained)
+        assert all(cure in str(explained) for cure in ("data.num_workers=0", "/dev/shm", "--shm-size"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import multiprocessing
 import os
 import signal
@@ -35,6 +36,9 @@ LOADERS_GRACE_S = 5.0
 
 _PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _WATCH_S = 0.1
+_SHARED_MEMORY = ("shared memory", "</torch_")
+"""What torch's errors of a file in /dev/shm have in their text."""
+_SHARED_MEMORY_CURE = "Use fewer workers, or none (data.num_workers=0), or enlarge /dev/shm (docker run --shm-size=8g)."
 
 
 class WorkerError(TrainError):
@@ -78,7 +82,7 @@ class WorkerProcesses:
         return any(not process.is_alive() for process in self._processes)
 
     def explained(self, error: Exception) -> Exception:
-        """A WorkerError with the worker that died and its cause, or the error itself if none died."""
+        """A WorkerError with the worker that died and its cause, or that shared memory is full, or the error itself."""
         if isinstance(error, OSError | EOFError):
             # From a connection that a dying worker has closed, or from the dataset.
             dying = wait([process.sentinel for process in self._processes], timeout=GRACE_S)
@@ -87,6 +91,9 @@ class WorkerProcesses:
         for number, process in enumerate(self._processes):
             if process.exitcode:
                 return _death(number, process)
+        text = str(error)
+        if os.strerror(errno.ENOSPC) in text and any(sign in text for sign in _SHARED_MEMORY):
+            return WorkerError("shared memory is full", where="data", cure=_SHARED_MEMORY_CURE)
         return error
 
     def ask_to_end(self) -> None:
@@ -374,7 +381,7 @@ def _death(number: int, process: BaseProcess) -> WorkerError:
         how = f"was killed by {name}"
         cure = {
             -signal.SIGKILL: "Most likely the machine ran out of memory: use fewer workers (data.num_workers).",
-            -signal.SIGBUS: "Most likely shared memory is full: enlarge /dev/shm or use fewer workers.",
+            -signal.SIGBUS: f"Most likely shared memory is full. {_SHARED_MEMORY_CURE}",
         }.get(code, "data.num_workers=0 loads in the training's own process, for a debugger.")
     return WorkerError(f"data worker {number} (pid {process.pid}) {how}", where="data", cure=cure)
 
