@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,27 @@ def test_a_logger_that_draws_random_numbers_at_its_start_changes_no_run() -> Non
         _fit(noted, logger=logger).fit(loader())
         drawn.append(noted.drawn)
     assert drawn[0] == drawn[1]
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_an_evaluation_after_a_fit_repeats_no_metric_of_its_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = trainer(
+        loggers=[JsonlLogger()], run_dir=tmp_path,
+        settings={"max_duration": 4, "eval_interval": 2, "log_interval": 2},
+    )  # fmt: skip
+    made.fit(loader(), loader(6, shuffle=False))
+    logged = _lines(tmp_path)
+    assert made.validate(loader(6, shuffle=False))
+    assert _lines(tmp_path) == logged
+    assert "already" not in caplog.text
+    assert made.validate({"other": loader(6, shuffle=False), "val": loader(8, shuffle=False)})
+    names = [(line["step"], key) for line in _lines(tmp_path) for key in line if "/" in key]
+    assert len(set(names)) == len(names)
+    assert (4, "other/loss") in names
+    assert _lines(tmp_path)[-1]["epoch"] == logged[-1]["epoch"]
+    assert "val/loss of step 4 is logged as" in caplog.text

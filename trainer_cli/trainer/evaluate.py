@@ -80,12 +80,13 @@ def evaluate_checkpoint(
     Args:
         loop: evaluates each loader; None: those of the training loop.
     """
-    at = trainer.progress
+    at, epoch = trainer.progress, trainer.epoch_reached()
     if path is not None:
         evaluating = any(callback.evaluates for callback in trainer.callbacks.values())
         state = trainer.read_checkpoint(path, load, *(["callbacks"] if evaluating else []))
         load_for_evaluation(trainer, state, load, path)
         at = Progress(trainer.loaded_step, int(state.get("progress", {}).get("epoch", 0)))
+        epoch = float(at.epoch)
     record = trainer.metric_logger.record
     before = dict(record)
     record.clear()
@@ -97,7 +98,7 @@ def evaluate_checkpoint(
         name = max(fitting, key=len, default=key.partition("/")[0])
         rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
     if not trainer.fitting:
-        trainer.metric_logger.flush(at, float(at.epoch))
+        trainer.metric_logger.flush_evaluation(at, epoch)
     record.clear()
     record.update(before)
     return [Evaluation(path, trainer.loaded_step, name, metrics) for name, metrics in rows.items()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,6 +17,8 @@ from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts
 from trainer_cli.loggers.record_keeper import RecordKeeper
 from trainer_cli.trainer.media import Kind, Medium
 from trainer_cli.trainer.progress import Progress
+
+log = logging.getLogger(__name__)
 
 _MOST_WAITING = 1000
 """Records that are kept at most, so that their memory is bounded."""
@@ -107,6 +111,19 @@ class MetricLogger:
             return self._noted(progress, {key: value for key, value in given.items() if not _is_away(value)})
         self.settle()
         return self._pass_on(progress, epoch, time.time(), given)
+
+    def flush_evaluation(self, progress: Progress, epoch: float) -> None:
+        """Pass on the record of an evaluation outside of a fit, without the metrics that were logged at this step."""
+        if progress.step == self._last_step:
+            measured = metrics_in(self.record)
+            for name in measured.keys() & self.last.keys():
+                if measured[name] != self.last[name] and not math.isnan(measured[name]):
+                    log.warning(
+                        "%s of step %d is logged as %g already, so %g is returned but not logged",
+                        name, progress.step, self.last[name], measured[name],
+                    )  # fmt: skip
+                del self.record[name]
+        self.flush(progress, epoch)
 
     def settle(self) -> None:
         """Wait for the metrics of kept records, and pass these on."""

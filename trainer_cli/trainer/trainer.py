@@ -175,9 +175,9 @@ class Trainer(Recording, Requests):
     evaluating: ValidationLoop | None = None
     """The loop that evaluates, or has evaluated last."""
     _used = False
+    """Whether it has begun to train, or a checkpoint was loaded."""
     _is_whole = False
     """Whether the record of the step that a fit began with had been written before."""
-    """Whether it has begun to train, or a checkpoint was loaded."""
     _train_loader: Any = None
     _start_samples = 0
 
@@ -469,7 +469,7 @@ class Trainer(Recording, Requests):
     def flush_record(self, *, wait: bool = True) -> dict[str, float]:
         """Pass the record of this step to every logger, and return its metrics. Without `wait`, one whose metrics are
         on a device is passed on later."""
-        return self.metric_logger.flush(self.progress, self._epoch(), wait=wait)
+        return self.metric_logger.flush(self.progress, self.epoch_reached(), wait=wait)
 
     def get_callbacks(self, kind: type[C]) -> dict[str, C]:
         """The callbacks of a class, or of subclasses, by name."""
@@ -677,7 +677,7 @@ class Trainer(Recording, Requests):
         """Pass on what was logged after the last record. What a step logged that failed is of that step."""
         if self.metric_logger.is_open:
             step = max(self.progress.step, self.step.step_idx + 1) if self.fitting else self.progress.step
-            self.metric_logger.flush(replace(self.progress, step=step), self._epoch())
+            self.metric_logger.flush(replace(self.progress, step=step), self.epoch_reached())
 
     @contextmanager
     def _opened_loggers(self) -> Iterator[None]:
@@ -758,7 +758,8 @@ class Trainer(Recording, Requests):
             "world_size": group.data_size,
         }
 
-    def _epoch(self) -> float:
+    def epoch_reached(self) -> float:
+        """Epochs trained, with a fraction where the length of one is known."""
         per_epoch = self.loop.steps_per_epoch
         if per_epoch is None:
             return float(self.progress.epoch)
