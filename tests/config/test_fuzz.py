@@ -30,7 +30,7 @@ from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.validation import validate
 from trainer_cli.errors import ConfigError, raise_all
 
-IN_ALL = int(os.environ.get("TRAIN_FUZZ", "5000"))
+IN_ALL = int(os.environ.get("TRAIN_FUZZ", "2000"))
 TEXTS = {
     file.relative_to(folder).as_posix(): file.read_text("utf-8")
     for folder in [search_path.shipped_configs(Path(trainer_cli.__file__).parent) or Path()]

@@ -21,7 +21,7 @@ from trainer_cli.checkpoint.storage.object_client import ObjectClient
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
 
 pytestmark = pytest.mark.slow
-COUNT = int(os.environ.get("TRAIN_STORE_FAULTS", "50"))
+COUNT = int(os.environ.get("TRAIN_STORE_FAULTS", "15"))
 BATCH = 10
 
 

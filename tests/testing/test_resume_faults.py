@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -409,7 +410,25 @@ class Kept(Data):
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+ALWAYS = (
+    "a module with a python counter",
+    "a callback without state",
+    "an optimizer with hidden state",
+    "a tensor that is made anew at each step, and no buffer",
+    "an optimizer with a counter that counts at some steps",
+    "a callback whose counter acts at the step that is saved",
+    "a generator that the class keeps",
+    "a generator in a closure",
+    "a slot of an object in a list",
+    "code that depends on the clock",
+    "a loader that shuffles by itself",
+    "an iterable dataset that forgets what it read ahead",
+)
+PLANTED = list(FAULTS) if os.environ.get("TRAIN_PLANTED") == "all" else list(ALWAYS)
+"""Each is a check of about nine processes: scripts/faults plants all."""
+
+
+@pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_found_and_named(name: str, check: Check) -> None:
     fault = FAULTS[name]
     report = check(fault.code, *fault.overrides)
