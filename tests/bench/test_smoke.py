@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def _threads_and_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1]))
+    monkeypatch.syspath_prepend(str(HERE))
+    for module in TABLES.values():
+        # Helpers of other tests have some of these names.
+        if str(getattr(sys.modules.get(module), "__file__", HERE)).startswith(str(HERE)) is False:
+            monkeypatch.delitem(sys.modules, module)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

@@ -191,7 +191,6 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], said: str) -> None
         ("val/los", r"Did you mean 'val/loss'\?"),
         ("task/scored", r"Did you mean 'task/score'\?"),
         ("x", r"Reported are task/score, val/loss, val/mae\."),
-        ("train/loss", r"which no validation loader or callback reports"),
     ],
 )
 def test_a_metric_that_nothing_reports_is_refused_before_step_1(metric: str, said: str) -> None:

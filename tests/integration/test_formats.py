@@ -56,4 +56,4 @@ def test_a_compression_without_an_archive_is_refused(tmp_path: Path) -> None:
     result = train("fit", *SMALL, "checkpoint.compression=gz", cwd=tmp_path)
     assert result.code == 2
     assert "checkpoint.compression is gz, but checkpoint.format is tensors" in result.err
-    assert "Set checkpoint.format=archive." in result.err
+    assert "Set checkpoint.format=archive, or leave compression out." in result.err

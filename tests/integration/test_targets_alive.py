@@ -78,7 +78,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "+scheduler.interval=step",
                 "scheduler._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
             ],
-            "takes a metric, so its interval is evaluation, not step",
+            "takes the metric val/loss, so its interval is evaluation, not step",
         ),
         (["+callbacks.note={_target_: mine.hidden.Note, text: 3}"], "callbacks.note.text is 3, but it must be a text"),
         (["+loggers.log={_target_: mine.hidden.Log, txt: a}"], "Log takes no argument 'txt' (loggers.log.txt"),

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from ranks import HERE, on_ranks
+from trainer_cli.checkpoint.averaged import weights_of
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.cli.main import main
 
@@ -63,7 +64,7 @@ GPT = [
     "callbacks.text_samples.temperature=0", "callbacks.text_samples.prompts=[It]", "checkpoint.enabled=false",
 ]  # fmt: skip
 STOPS = ["+callbacks.ask={_target_: fits.Stopping, rank: 1, step: 8, ask: stop}"]
-NORMED = ["experiment=digits", "model.channels=[2,2]", *BASE[1:-1]]
+NORMED = ["experiment=digits", "model.channels=[2,2]", "checkpoint.ephemeral_save_interval=null", *BASE[1:-1]]
 
 
 def finite(policy: str, how: str = "input", batch: int = 5, **more: int) -> list[str]:
@@ -274,8 +275,9 @@ def test_files_are_written_by_one_rank_each(runs: Path, how: str) -> None:
     run = runs / how / "shown"
     assert sorted(path.name for path in (run / "activations").iterdir()) == ["step3.npz", "step6.npz"]
     assert sorted(path.name for path in (run / "profile").iterdir()) == ["trace-step2-rank1.json", "trace-step2.json"]
-    copied = make_sync_checkpointer().read(run / "states" / "step6")["model"]
-    for name, value in state(run)["model"].items():
+    copied, saved = make_sync_checkpointer().read(run / "states" / "step6")["model"], state(run)
+    # What evaluations saw.
+    for name, value in weights_of(saved, str(run), "swa").items():
         assert torch.equal(copied[name], value)
 
 

@@ -138,7 +138,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [*NOISY, *ask(1, 13, "evaluate"), "run_dir=asked", "loop.max_duration=20"],
             [*NOISY, *ask(1, 13, "log"), "run_dir=logged", "loop.max_duration=20"],
             *[[*job, f"run_dir=parts/{kind}"] for kind, job in PARTS.items()],
-            *[[*job, f"run_dir=cut/{kind}", *cut] for kind, job in PARTS.items() for cut in (["loop.hard_stop=7"], [])],
+            *[
+                [*job, f"run_dir=cuts/{kind}", *cut]
+                for kind, job in PARTS.items()
+                for cut in (["loop.hard_stop=7"], [])
+            ],
             [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
             [*PARTS["sampler"], "+model.spare=true", "run_dir=spare/refused"],
             [*PARTS["sampler"], "+model.spare=true", "parallel.find_unused_parameters=true", "run_dir=spare/found"],
@@ -204,7 +208,7 @@ def test_parameters_without_a_gradient_are_refused_before_a_step_is_made_of_grad
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_loaders_that_end_at_different_batches_end_together(runs: Path, kind: str) -> None:
-    run, cut = runs / "parts" / kind, runs / "cut" / kind
+    run, cut = runs / "parts" / kind, runs / "cuts" / kind
     progress = json.loads((run / "checkpoints/step14/manifest.json").read_text())["progress"]
     # Rank 0 has five batches, the last of two samples; each other rank six of four.
     whole = 18 + 20 * (RANKS - 1)

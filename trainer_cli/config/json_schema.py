@@ -41,7 +41,7 @@ _ANY: Mapping[str, Schema] = {
 }
 """What the keys hold whose annotation, `Any`, does not say."""
 _NARROWER: Mapping[str, Schema] = {
-    "name": {"anyOf": [{"type": "string", "pattern": r"\S"}, NULL]},
+    "name": {"anyOf": [{"type": "string", "pattern": r"^(?![-/.\s])(?!.*/[/.\s])(?!.*[/\s]$)(?!.*\s/).*\S"}, NULL]},
     "run_dir": _FOLDER,
     "load.states": {
         "anyOf": [{"const": ["all"]}, {"type": "array", "minItems": 1, "items": {"enum": list(STATES)}}],
