@@ -35,7 +35,7 @@ def _threads_and_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(HERE))
     for module in TABLES.values():
         # Helpers of other tests have some of these names.
-        if str(getattr(sys.modules.get(module), "__file__", HERE)).startswith(str(HERE)) is False:
+        if not str(getattr(sys.modules.get(module), "__file__", HERE)).startswith(str(HERE)):
             monkeypatch.delitem(sys.modules, module)
     threads = torch.get_num_threads()
     yield

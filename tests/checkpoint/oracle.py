@@ -58,7 +58,7 @@ def read_length(text: int | str) -> tuple[int, int, str]:
 def crosses(length: int | str | None, before: Counts, now: Counts, epoch_steps: int | None) -> bool:
     """True where the step from `before` to `now` reached or passed a multiple of `length`.
 
-    `epoch_steps` is None where nobody knows how many steps an epoch has.
+    `epoch_steps` is None where the number of steps of an epoch is unknown.
     """
     if length is None or now["st"] == 0:
         return False

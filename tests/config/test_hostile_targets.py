@@ -316,7 +316,7 @@ class Loads(nn.Module):
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An installed package of somebody's own, outside the project."""
+    """An installed package of a user, outside the project."""
     folder = tmp_path_factory.mktemp("installed")
     (folder / "lab.py").write_text(LAB)
     sys.path.insert(0, str(folder))

@@ -59,7 +59,7 @@ def builder(**sections: Any) -> Builder:
 
 
 class Ranks(ProcessGroup):
-    """As many ranks as told; this is the first."""
+    """A group of this many ranks; this is the first."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size  # type: ignore[misc]

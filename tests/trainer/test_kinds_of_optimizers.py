@@ -177,7 +177,7 @@ def test_evaluations_and_checkpoints_have_the_evaluated_weights_and_training_goe
     resumed = _fit(tmp_path / "parts", averaging, again, settings=settings)
     assert same(again.trained, {step: often.trained[step] for step in range(4, 8)}) == []
     assert same(everything(straight), everything(resumed)) == []
-    assert "is configured" not in caplog.text, "nobody configures what an optimizer counts"
+    assert "is configured" not in caplog.text, "what an optimizer counts is no setting"
 
 
 def test_a_callback_that_switches_the_modes_itself_changes_little() -> None:

@@ -41,7 +41,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Subclass(DataLoader[Any]):
-    """A loader of somebody else, which does not say how many samples a batch has."""
+    """A loader of another library, which does not say how many samples a batch has."""
 
 
 class Mean(nn.Module):
@@ -209,7 +209,7 @@ CONTRADICTIONS: dict[str, tuple[Any, list[int], str | None]] = {
 
 
 class Sum(nn.Module):
-    """Takes any batch; returns a weight if told to."""
+    """Takes any batch; returns `weight` with the loss unless it is None."""
 
     def __init__(self, weight: int | None) -> None:
         super().__init__()

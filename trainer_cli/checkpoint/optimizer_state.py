@@ -119,7 +119,7 @@ def fit_optimizer(
     ]
     groups = []
     notes = []
-    # What an optimizer counts in its groups, as Prodigy does, nobody has configured.
+    # What an optimizer counts in its groups, as Prodigy does, is no setting.
     takes = _arguments(type(optimizer))
     for number, (group, saved_group) in enumerate(zip(live, state["groups"], strict=False)):
         settings = saved_group if options.takes("schedulers") else {}

@@ -50,7 +50,7 @@ class UserLoader:
         self._epochs = EpochParts(loader, seed)
         self._is_torchs = isinstance(loader, DataLoader)
         self._renews = _keeps_workers(loader) and bool(EpochParts(getattr(loader, "dataset", None), seed))
-        """Whether workers would be kept from epoch to epoch, with a dataset that is to be told of the epoch."""
+        """Whether the loader keeps its workers, and its dataset has `set_epoch`: each epoch then starts new workers."""
         if self._renews and type(loader) is not DataLoader:
             raise UserError(
                 f"the workers of {type_name(loader)} are kept from epoch to epoch, so set_epoch of their dataset would "

@@ -13,7 +13,7 @@ from trainer_cli.loggers.base import Logger, Record, RunFacts
 log = logging.getLogger(__name__)
 
 _MOST_BYTES = 64 * 1024 * 1024
-"""Of kept records of one logger, as far as their size can be told."""
+"""Limit for the records kept for one logger, as far as their size is known."""
 _RETRY_S = 10.0
 _MOST_REFUSALS = 3
 """After so many refusals by a service a record is dropped, so that one that it never takes keeps no others back."""

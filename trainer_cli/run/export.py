@@ -22,7 +22,7 @@ from trainer_cli.checkpoint.naming import CONFIG_FILE, MODEL_CONFIG_FILE
 from trainer_cli.checkpoint.storage.url_path import is_url
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.parallel.process_group import ALONE
-from trainer_cli.run.recover import config_of, small_file
+from trainer_cli.run.recover import config_of, manifest_of, small_file
 from trainer_cli.run.select import run_holding
 
 log = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ def _model_files(path: Path, given: Path | None = None) -> dict[str, bytes]:
 def _save(weights: Weights, source: Path, output: Path, reason: str, callback: str | None) -> Written:
     if output.exists():
         raise UserError(f"{output} exists", cure="Choose another --output.")
-    manifest = None if kind_of(source) is not None else catalog_of(source.parent).entry(source.name).manifest
+    manifest = manifest_of(source)
     state: dict[str, Any] = {"model": dict(weights)}
     if manifest is not None and manifest.progress:
         state["progress"] = dict(manifest.progress)

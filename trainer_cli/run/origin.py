@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint.foreign.kind import kind_of
-from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import Change
 from trainer_cli.config.fields import DATA_KEYS, SOURCE, matches_any
@@ -25,7 +23,7 @@ from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
-from trainer_cli.run.recover import config_of
+from trainer_cli.run.recover import config_of, manifest_of
 from trainer_cli.run.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -99,11 +97,6 @@ def other_source(source: Mapping[str, str], root: Path) -> dict[str, str]:
     return {
         file: "not there" if digest is None else "changed" for file, digest in digests.items() if digest != source[file]
     }
-
-
-def manifest_of(checkpoint: Path) -> Manifest | None:
-    """The manifest of a checkpoint of this program."""
-    return None if kind_of(checkpoint) is not None else catalog_of(checkpoint.parent).entry(checkpoint.name).manifest
 
 
 def compare_resumed(

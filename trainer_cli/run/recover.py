@@ -7,6 +7,7 @@ from pathlib import Path
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.integrity import catalog_of, read_small
+from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.url_path import is_url
 from trainer_cli.errors import CheckpointError, TrainError, UserError
@@ -40,6 +41,11 @@ def config_file(name: str) -> Path | None:
     if not source:
         raise CheckpointError(f"{checkpoint} carries no {CONFIG_FILE}")
     return Path(source)
+
+
+def manifest_of(checkpoint: Path) -> Manifest | None:
+    """The manifest of a checkpoint; None if it cannot be read, or the checkpoint is of another program."""
+    return None if kind_of(checkpoint) is not None else catalog_of(checkpoint.parent).entry(checkpoint.name).manifest
 
 
 def small_file(checkpoint: Path, file: str) -> bytes | None:

@@ -76,7 +76,7 @@ class ObjectClient:
         self._wait, self._attempts = wait, attempts
         self._files = _file_system(self.scheme, options or {})
         self._fresh = _taken_by(self._files, "ls", refresh=True)
-        """Some file systems keep listings although they are told not to."""
+        """Some file systems cache listings even with `use_listings_cache=False`."""
         self._upload_settings = _taken_by(
             self._files,
             "put_file",
