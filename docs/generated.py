@@ -8,6 +8,8 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import runpy
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -83,6 +85,19 @@ def classes() -> Iterator[str]:
     yield "```"
 
 
+def peers() -> Iterator[str]:
+    """A table for each file of tests/peers: what the suite of another trainer claims, and what differs here."""
+    tests = PACKAGE.parent / "tests"
+    sys.path.append(str(tests / "support"))
+    for path in sorted((tests / "peers").glob("test_*.py")):
+        if rows := runpy.run_path(str(path)).get("CLAIMS"):
+            yield f"## {path.stem.removeprefix('test_').capitalize()}\n\n| its test | claim | here |\n|---|---|---|"
+            for row in rows:
+                cells = (f"`{row.source}`", row.text, row.difference or "holds")
+                yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+            yield ""
+
+
 def menu(index: str) -> Iterator[str]:
     """The pages that the index links to, under its headings, as the site's menu."""
     for section in index.split("\n## ")[1:]:
@@ -94,6 +109,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "reference/commands": commands,
     "reference/config": config,
     "reference/hooks": hook_list,
+    "reference/peers": peers,
     "reference/python": classes,
 }
 
