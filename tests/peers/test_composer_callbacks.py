@@ -1,0 +1,287 @@
+"""The claims of Composer's own tests about callbacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composer_training import (
+    STEPS,
+    Classifier,
+    ListLogger,
+    StopAt,
+    assert_same,
+    make_trainer,
+    saver,
+    train_loader,
+    val_loader,
+    weights,
+)
+from peer_claims import Claim, claims, each, try_claim
+
+import trainer_cli as tc
+from trainer_cli.sparsity.gmp import GMP
+from trainer_cli.sparsity.static import Static
+
+VALIDATING: dict[str, Callable[[], tc.Callback]] = {
+    "ActivationStatistics": tc.ActivationStatistics,
+    "AnomalyDetection": tc.AnomalyDetection,
+    "BatchSummary": tc.BatchSummary,
+    "CheckFinite that raises": tc.CheckFinite,
+    "CheckFinite that skips": lambda: tc.CheckFinite("skip"),
+    "ConfusionMatrix": tc.ConfusionMatrix,
+    "DumpActivations": lambda: tc.DumpActivations(["classifier"], every=3),
+    "DurationProfiler": tc.DurationProfiler,
+    "EarlyExit": lambda: tc.EarlyExit([lambda trainer: False]),
+    "EarlyStopping": lambda: tc.EarlyStopping(patience="50ep"),
+    "EMA": lambda: tc.EMA(0.9),
+    "EMA every two steps": lambda: tc.EMA(0.9, every=2),
+    "EMA from step 3 on": lambda: tc.EMA(0.9, start=3),
+    "LearningRateMonitor": tc.LearningRateMonitor,
+    "MemoryMonitor": tc.MemoryMonitor,
+    "Norms": lambda: tc.Norms(weights=True),
+    "ParameterTable": tc.ParameterTable,
+    "SaveCheckpointState": tc.SaveCheckpointState,
+    "ScopedFlags": lambda: tc.ScopedFlags(fit={"torch.backends.cudnn.benchmark": True}),
+    "SelectiveGrad": lambda: tc.SelectiveGrad(0.5),
+    "SkipSamples": lambda: tc.SkipSamples(4),
+    "SWA": lambda: tc.SWA(start=3, every=1),
+    "TensorListener": tc.TensorListener,
+    "ThresholdStopper": lambda: tc.ThresholdStopper("val/loss", -1.0),
+    "Throughput": tc.Throughput,
+    "TorchProfiler": lambda: tc.TorchProfiler(wait=1, warmup=1, active=1),
+}
+TRAINING: dict[str, Callable[[], tc.Callback]] = {
+    **VALIDATING,
+    "GMP": lambda: GMP(0.5, every=2),
+    "Static": lambda: Static(0.5),
+}
+
+
+def check_validates(folder: Path, name: str) -> None:
+    """A trainer that only validates gives the metrics that it gives without the callback."""
+    rows = []
+    for callbacks in ([], [VALIDATING[name]()]):
+        trainer = tc.Trainer(
+            model=Classifier, loop=tc.ValidationLoop(), callbacks=callbacks, seed=0, device="cpu", run_dir=folder
+        )
+        rows.append(trainer.validate(val_loader())["val"]["loss"])
+    assert rows[0] == rows[1]
+
+
+def make(name: str, duration: int | str, *more: tc.Callback, logger: ListLogger, folder: Path) -> tc.Trainer:
+    """A trainer with one of the callbacks, which evaluates twice an epoch and saves into `folder`."""
+    return make_trainer(
+        duration,
+        callbacks=[TRAINING[name](), *more],
+        logger=logger,
+        loop={"eval_interval": 4},
+        checkpoint=saver(folder / "checkpoints", save_interval=4),
+        run_dir=folder,
+    )
+
+
+def check_trains_twice(folder: Path, name: str) -> None:
+    """Two epochs, then a third with the same trainer: as many steps, each logged once, and other weights."""
+    logger = ListLogger()
+    trainer = make(name, "2ep", logger=logger, folder=folder)
+    assert trainer.fit(train_loader(), val_loader()).step == 2 * STEPS
+    before = weights(trainer)
+    trainer.loop = tc.TrainingLoop(max_duration="3ep", eval_interval=4, log_interval=1)
+    assert trainer.fit(train_loader(), val_loader()).step == 3 * STEPS
+    logged = [step for step, metrics in logger.stream if "train/loss" in metrics]
+    assert logged == list(range(1, 3 * STEPS + 1))
+    assert any(not torch.equal(before[key], value) for key, value in weights(trainer).items())
+
+
+def check_resumes(folder: Path, name: str) -> None:
+    """Stopped at step 7 and started again: weights and records are those of a run without a stop."""
+    straight, stopped = ListLogger(), ListLogger()
+    whole = make(name, 10, logger=straight, folder=folder / "straight")
+    whole.fit(train_loader(), val_loader())
+    first = make(name, 10, StopAt(7), logger=stopped, folder=folder / "stopped")
+    assert first.fit(train_loader(), val_loader()).step == 7
+    second = make(name, 10, logger=stopped, folder=folder / "stopped")
+    assert second.fit(train_loader(), val_loader()).step == 10
+    assert_same(weights(whole), weights(second))
+    assert straight.stream == stopped.stream
+
+
+class Reported(tc.ValidationCallback):
+    """Reports one of the values at each evaluation, in their order; the last one from then on."""
+
+    def __init__(self, values: list[float], steps: int) -> None:
+        super().__init__()
+        self.values, self.steps = values, steps
+
+    def evaluate(self, trainer: tc.Trainer) -> dict[str, float]:
+        # At step 0 the metric's name is looked up.
+        number = max(trainer.progress.step // self.steps, 1)
+        return {"given": self.values[min(number, len(self.values)) - 1]}
+
+
+def fit_reported(values: list[float], unit: str, stopper: tc.Callback) -> int:
+    """The number of evaluations, one after each step or epoch of two steps, at which the run ended."""
+    steps = 2 if unit == "ep" else 1
+    trainer = make_trainer(
+        "100ep", callbacks=[Reported(values, steps), stopper], loop={"eval_interval": f"1{unit}", "log_interval": None}
+    )
+    result = trainer.fit(train_loader(4), val_loader())
+    assert result.finished
+    return result.step // steps
+
+
+SERIES = [0.1, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+
+
+def check_early_stopping(folder: Path, values: list[float], unit: str) -> None:
+    stopper = tc.EarlyStopping("validation/given", mode="max", patience=f"3{unit}")
+    assert fit_reported(values, unit, stopper) == len(values) + 3
+
+
+def check_threshold(folder: Path, values: list[float], unit: str) -> None:
+    stopper = tc.ThresholdStopper("validation/given", 0.65, mode="max")
+    first = next(index for index, value in enumerate(values, 1) if value > 0.65)
+    assert fit_reported(values, unit, stopper) == first
+
+
+def check_not_finite(folder: Path, is_nan: bool) -> None:
+    class Broken(Classifier):
+        def forward(self, batch: Any) -> Any:
+            outputs = super().forward(batch)
+            return {**outputs, "loss": outputs["loss"] * (math.nan if is_nan else 1.0)}
+
+    trainer = make_trainer(2, model=Broken, callbacks=[tc.CheckFinite()])
+    if is_nan:
+        with pytest.raises(tc.NotFiniteError):
+            trainer.fit(train_loader())
+        assert trainer.progress.step <= 1
+    else:
+        assert trainer.fit(train_loader()).step == 2
+
+
+class Counting(tc.Callback):
+    """Counts its hooks."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def count(self, hook: str) -> None:
+        self.counts[hook] = self.counts.get(hook, 0) + 1
+
+    def on_fit_start(self, *args: Any) -> None:
+        self.count("fit start")
+
+    def on_fit_end(self, *args: Any) -> None:
+        self.count("fit end")
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.count("batch start")
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.count("batch end")
+
+    def on_before_forward(self, *args: Any) -> None:
+        self.count("forward")
+
+    def on_before_backward(self, *args: Any) -> None:
+        self.count("backward")
+
+    def on_after_optimizer_step(self, *args: Any) -> None:
+        self.count("optimizer step")
+
+    def on_validate_start(self, *args: Any) -> None:
+        self.count("validate start")
+
+    def on_validate_batch_end(self, *args: Any) -> None:
+        self.count("validate batch end")
+
+    def on_validate_end(self, *args: Any) -> None:
+        self.count("validate end")
+
+
+def check_hook_counts(folder: Path, interval: str) -> None:
+    """Hooks of two epochs of five steps, with an evaluation of one batch at each interval."""
+    counting = Counting()
+    make_trainer("2ep", callbacks=[counting], loop={"eval_interval": interval}).fit(train_loader(), val_loader())
+    steps, evaluations = 2 * STEPS, 2 if interval == "1ep" else 2 * STEPS
+    expected = dict.fromkeys(["batch start", "batch end", "backward", "optimizer step"], steps)
+    expected["forward"] = steps + evaluations
+    expected |= dict.fromkeys(["validate start", "validate batch end", "validate end"], evaluations)
+    assert counting.counts == {"fit start": 1, "fit end": 1, **expected}
+
+
+CLAIMS: list[Claim] = [
+    *claims(
+        "callbacks/test_callbacks: test_callback_is_constructable",
+        check_validates,
+        {
+            f"A trainer with {name} that only validates is made, and its metrics are right": (name,)
+            for name in VALIDATING
+        },
+    ),
+    *(
+        claim
+        for name in TRAINING
+        for claim in (
+            Claim(
+                "callbacks/test_callbacks: test_trains_multiple_calls",
+                f"With {name}, two epochs can be followed by a third of the same trainer",
+                check_trains_twice,
+                (name,),
+                # The first start of torch's profiler takes seconds.
+                is_long=name == "TorchProfiler",
+            ),
+            Claim(
+                "callbacks/test_callbacks: test_trains",
+                f"With {name}, a run stopped at step 7 and resumed equals one without a stop",
+                check_resumes,
+                (name,),
+                is_long=name == "TorchProfiler",
+            ),
+        )
+    ),
+    *claims(
+        "callbacks/test_early_stopper: test_early_stopper",
+        check_early_stopping,
+        {
+            f"Of {len(values)} rising values, one each {unit}, then none better, it stops 3{unit} after the last": (
+                values,
+                unit,
+            )
+            for values in (SERIES, SERIES[:2])
+            for unit in ("ep", "st")
+        },
+    ),
+    *claims(
+        "callbacks/test_threshold_stopper: test_threshold_stopper_boundaries",
+        check_threshold,
+        {
+            f"Of {values}, one each {unit}, the first above 0.65 ends the run": (values, unit)
+            for values in (SERIES[:7], [0.6, 0.7])
+            for unit in ("ep", "st")
+        },
+    ),
+    *claims(
+        "callbacks/test_nan_monitor: test_nan_monitor",
+        check_not_finite,
+        {"A loss that is NaN ends the training": (True,), "A loss that is finite does not": (False,)},
+    ),
+    *claims(
+        "test_events: test_event_calls",
+        check_hook_counts,
+        {
+            f"With evaluations every {interval}, each hook is called as often as due": (interval,)
+            for interval in ("1ep", "1st")
+        },
+    ),
+]
+
+
+@each(CLAIMS)
+def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_claim(claim, tmp_path, monkeypatch)

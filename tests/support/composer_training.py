@@ -1,0 +1,137 @@
+"""The training that the claims of Composer are tried on: a small classifier, with dropout and batch norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer_cli import Callback, CheckpointerCallback, Loader, Logger, Record, RunFacts, Trainer, TrainingLoop
+
+STEPS = 5
+"""Steps of an epoch of `train_loader()`."""
+CLOCK = ("samples_per_s", "tokens_per_s", "steps_per_s", "_ms", "seconds", "time", "memory", "tflops", "mfu")
+"""Parts of the names of metrics that depend on the machine."""
+
+
+class Words:
+    """Samples of three classes; each has as many tokens as `length` says, and noise of its own."""
+
+    def __init__(self, size: int, length: int = 4) -> None:
+        self.size, self.length = size, length
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        inputs = torch.tensor([index % 3, index % 2, index / self.size, 1.0]) + 0.1 * torch.randn(4)
+        return {"inputs": inputs, "labels": torch.tensor(index % 3), "ids": torch.zeros(self.length)}
+
+
+class Classifier(nn.Module):
+    """Two layers: `features` with what makes a resume hard, and `classifier`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2))
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+        logits = self.classifier(self.features(batch["inputs"]))
+        loss = nn.functional.cross_entropy(logits, batch["labels"])
+        return {"loss": loss, "logits": logits, "tokens": batch["ids"].numel()}
+
+
+class ListLogger(Logger):
+    """Keeps what is logged; records after the step that a run goes back to are dropped."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def rewind(self, run_dir: Path, step: int) -> None:
+        self.records = [record for record in self.records if record.step <= step]
+
+    def start(self, facts: RunFacts) -> None:
+        """Nothing is opened."""
+
+    def log(self, record: Record) -> None:
+        self.records.append(record)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    @property
+    def stream(self) -> list[tuple[int, dict[str, float | None]]]:
+        """Step and metrics of each record; None for what depends on the machine."""
+        return [
+            (
+                record.step,
+                {key: None if any(part in key for part in CLOCK) else value for key, value in record.metrics.items()},
+            )
+            for record in self.records
+        ]
+
+
+class StopAt(Callback):
+    """Stops the training after a step, as a signal would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Trainer, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step == self.step:
+            trainer.stop("a signal", finished=False)
+
+
+def train_loader(size: int = 10, batch_size: int = 2, length: int = 4) -> Loader:
+    return Loader(Words(size, length), batch_size, shuffle=True, seed=3)
+
+
+def val_loader() -> Loader:
+    return Loader(Words(4), 4, shuffle=False, seed=0)
+
+
+def make_trainer(
+    duration: int | str = 10,
+    *,
+    callbacks: Iterable[Callback] = (),
+    logger: Logger | None = None,
+    loop: Mapping[str, Any] | None = None,
+    model: Callable[[], nn.Module] | nn.Module = Classifier,
+    **settings: Any,
+) -> Trainer:
+    """A trainer of Adam with a schedule; `settings` are further arguments of Trainer."""
+    return Trainer(
+        model=model,
+        optimizer=lambda made: torch.optim.Adam(made.parameters(), lr=0.01),
+        schedulers=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        loop=TrainingLoop(**{"max_duration": duration, "eval_interval": None, "log_interval": 1, **(loop or {})}),
+        callbacks=list(callbacks),
+        loggers=[] if logger is None else [logger],
+        **{"seed": 0, "device": "cpu", **settings},
+    )
+
+
+def saver(folder: Path | str = "checkpoints", **settings: Any) -> CheckpointerCallback:
+    """Saves only as `settings` say, in the main thread."""
+    return CheckpointerCallback(
+        folder, **{"save_interval": None, "pre_train_checkpoint": False, "save_async": False, **settings}
+    )
+
+
+def names(folder: Path | str = "checkpoints") -> list[str]:
+    """The checkpoints in a folder."""
+    return sorted(path.name for path in Path(folder).iterdir() if (path / "manifest.json").exists())
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def assert_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
+    """Bit for bit."""
+    assert list(first) == list(second)
+    assert not [name for name in first if not torch.equal(first[name], second[name])]
