@@ -24,6 +24,7 @@ import torch
 from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.fill_state import MapLocation, compare, fill, move_tensors, new_values
 from trainer_cli.checkpoint.find import checkpoint_at
+from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.format.archive import ArchiveFormat
 from trainer_cli.checkpoint.format.codec import encode
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, is_dtensor, local_of
@@ -492,6 +493,12 @@ class FolderCheckpointer(Checkpointer):
         try:
             yield
         except (FileNotFoundError, NotADirectoryError):
+            if (kind := kind_of(Path(where))) is not None:
+                raise CheckpointError(
+                    f"this is a {kind}, not a checkpoint with a manifest",
+                    where=where,
+                    cure="load_checkpoint(path, model, finetune=True) loads its weights.",
+                ) from None
             if name in storage.names():
                 raise DamagedCheckpoint("the checkpoint has no manifest, so it is partial", where=where) from None
             raise NoCheckpointError("there is no checkpoint", where=where) from None

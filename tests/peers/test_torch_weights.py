@@ -1,0 +1,197 @@
+"""The claims of the tests of torch.distributed.checkpoint: a training starts from the weights in its formats."""
+
+from __future__ import annotations
+
+import functools
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peer_claims import Claim, claims, each, try_claim
+from states import same
+from torch import nn
+
+from trainer_cli import LoadOptions, Trainer, TrainingLoop, load_checkpoint
+from trainer_cli.cli.main import main
+
+
+def assert_same(loaded: Any, expected: Any) -> None:
+    assert same(dict(loaded), dict(expected)), loaded
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 3), nn.Linear(3, 1)
+
+    def forward(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        return self.second(self.first(batch[0])).square().mean()
+
+
+@functools.cache
+def net() -> Net:
+    torch.manual_seed(3)
+    return Net()
+
+
+class Stateful:
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.module.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.module.load_state_dict(state["model"])
+
+
+def dcp_state(form: str) -> dict[str, Any]:
+    weights = net().state_dict()
+    optimizer = torch.optim.Adam(net().parameters())
+    return {
+        "Stateful": {"app": Stateful(net())},
+        "module": {"model": net()},
+        "top": dict(weights),
+        "model": {"model": weights},
+        "state_dict": {"state_dict": weights},
+        "model and optim": {"model": weights, "optim": optimizer.state_dict()},
+    }[form]
+
+
+def save_by_dcp(path: Path, form: str) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save(dcp_state(form), checkpoint_id=path, no_dist=True)
+
+
+def save_by_dcp_async(path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    dcp.async_save(dcp_state("model"), checkpoint_id=path, no_dist=True).result()
+
+
+def save_by_torch_save_to_dcp(path: Path) -> None:
+    from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
+
+    torch.save(net().state_dict(), path.with_suffix(".pt"))
+    torch_save_to_dcp(path.with_suffix(".pt"), path)
+
+
+def save_by_hf_writer(path: Path, consolidated: bool) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
+    writer = HuggingFaceStorageWriter(path=str(path), save_distributed=consolidated, enable_consolidation=consolidated)
+    dcp.save(dict(net().state_dict()), storage_writer=writer, no_dist=True)
+
+
+def save_by_checkpointer(path: Path) -> None:
+    path.mkdir()
+    torch.save({"model": net().state_dict(), "epoch": 3}, path / "checkpoint_0.pt")
+
+
+def check_weights(folder: Path, write: Callable[..., None], *arguments: Any) -> None:
+    with warnings.catch_warnings():
+        # Those of torch, about itself.
+        warnings.simplefilter("ignore")
+        write(folder / "other", *arguments)
+    model = Net()
+    epoch, _ = load_checkpoint(folder / "other", model, finetune=True)
+    assert epoch == 0
+    assert_same(model.state_dict(), net().state_dict())
+
+
+def check_weights_in_a_fit(folder: Path) -> None:
+    save_by_checkpointer(folder / "other")
+    trainer = Trainer(
+        model=Net,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.0),
+        loop=TrainingLoop(max_duration=1, eval_interval=None),
+        device="cpu",
+    )
+    data = torch.utils.data.TensorDataset(torch.ones(4, 2))
+    trainer.fit(data, ckpt_path=folder / "other", load=LoadOptions(states=["model"]))
+    assert_same(trainer.model.state_dict(), net().state_dict())
+
+
+PROJECT = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(2, 1)
+
+    def forward(self, batch):
+        return self.line(batch[0]).square().mean()
+
+
+class Data:
+    train = val = torch.utils.data.TensorDataset(torch.ones(4, 2))
+"""
+
+
+def check_weights_by_the_command(folder: Path) -> None:
+    (folder / "peer_net.py").write_text(PROJECT)
+    (folder / "other").mkdir()
+    weights = {"line.weight": torch.tensor([[2.0, 3.0]]), "line.bias": torch.tensor([0.5])}
+    torch.save({"model": weights}, folder / "other" / "checkpoint_0.pt")
+    parts = ["model=null", "model={_target_: peer_net.Net}", "data=null", "data={_target_: peer_net.Data}"]
+    assert main(["validate", "experiment=digits_mlp", *parts, "ckpt=other", "validate.folder=results"]) == 0
+    (line,) = (folder / "results" / "validation.jsonl").read_text().splitlines()
+    assert json.loads(line)["val/loss"] == 5.5**2
+
+
+CLAIMS: list[Claim] = [
+    *claims(
+        "test_save_load_api.py, test_file_system_checkpoint_cpu.py",
+        check_weights,
+        {
+            "a folder of an object with state_dict gives its weights": (save_by_dcp, "Stateful"),
+            "a folder of a module gives its weights": (save_by_dcp, "module"),
+            "a folder of weights at the top gives its weights": (save_by_dcp, "top"),
+            "a folder of weights under model gives its weights": (save_by_dcp, "model"),
+            "a folder of weights under state_dict gives its weights": (save_by_dcp, "state_dict"),
+            "a folder of model and optimizer gives its weights": (save_by_dcp, "model and optim"),
+        },
+    ),
+    *claims("test_async_process_executor.py: async_save", check_weights, {"its result is read": (save_by_dcp_async,)}),
+    *claims(
+        "test_format_utils.py: test_torch_save_to_dcp",
+        check_weights,
+        {"a torch file that was converted gives its weights": (save_by_torch_save_to_dcp,)},
+    ),
+    *claims(
+        "test_hf_storage.py: HuggingFaceStorageWriter",
+        check_weights,
+        {
+            "one file gives its weights": (save_by_hf_writer, False),
+            "a consolidated folder gives its weights": (save_by_hf_writer, True),
+        },
+    ),
+    *claims(
+        "checkpoint_writer.py: a folder of the experimental Checkpointer",
+        check_weights,
+        {"a folder with checkpoint_0.pt gives its weights": (save_by_checkpointer,)},
+    ),
+    *claims(
+        "checkpoint_writer.py: a folder of the experimental Checkpointer",
+        check_weights_in_a_fit,
+        {"a training starts from the weights of checkpoint_0.pt": ()},
+    ),
+    *claims(
+        "checkpoint_writer.py: a folder of the experimental Checkpointer",
+        check_weights_by_the_command,
+        {"the command evaluates the weights of checkpoint_0.pt": ()},
+    ),
+]
+
+
+@each(CLAIMS)
+def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_claim(claim, tmp_path, monkeypatch)
