@@ -113,6 +113,7 @@ class CheckpointerCallback(Callback):
     ) -> None:
         self.settings = build_section(
             CheckpointConfig,
+            folder=str(folder) if is_url(folder) else None,
             enabled=enabled,
             save_interval=save_interval,
             ephemeral_save_interval=ephemeral_save_interval,
