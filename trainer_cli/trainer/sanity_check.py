@@ -14,6 +14,7 @@ from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.forward_state import ForwardState
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.lengths import length_of
 from trainer_cli.trainer.validation_loop import EvaluationInterruptedError, ValidationLoop, exceptions_reported
 
 if TYPE_CHECKING:
@@ -25,8 +26,10 @@ _EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
 
 
 def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
-    """Refuse a metric that a callback or scheduler needs and nothing reports; do nothing if none is needed, and
-    `loop.eval_sanity_steps` asks for no check. Metrics of the training are checked with its first batch.
+    """Refuse an empty validation loader, and a metric that a callback or scheduler needs and nothing reports.
+
+    Nothing is evaluated if no metric is needed and `loop.eval_sanity_steps` is null. Metrics of the training are
+    checked with its first batch.
 
     `run_validation` is called only if the loaders do not report all of them. The check has no lasting effect: its
     record is dropped; parameters, buffers and extra states of the model, the states of the step and of callbacks, and
@@ -34,8 +37,12 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
     elsewhere.
 
     Raises:
-        UserError: naming the setting, and the nearest metric that is reported.
+        UserError: naming the loader; or the setting, and the nearest metric that is reported.
     """
+    for name, loader in val_loaders.items():
+        # Otherwise it is found at the first evaluation, which may be at the end of the training.
+        if length_of(loader) == 0:
+            raise UserError(f"the validation loader '{name}' has no batches", cure="Check data and data.batch_size.")
     wanted = _wanted(trainer)
     of_training = {setting: metric for setting, metric in wanted.items() if metric.startswith(OF_TRAINING)}
     trainer.loop.expect_metrics(of_training)
