@@ -20,7 +20,7 @@ LAYERS = {
           trainer.duration trainer.intervals trainer.stopping trainer.progress trainer.restarts
           checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming
           checkpoint.shards
-          checkpoint.load_options data.order parallel.ranks""",
+          checkpoint.load_options checkpoint.left_out data.order parallel.ranks""",
     3: """parallel checkpoint.storage checkpoint.format checkpoint.host_memory trainer.hooks trainer.torch_compat
           models data loggers terminal""",
     4: "checkpoint trainer",

@@ -19,6 +19,7 @@ ONLY_IN_PYTHON = {"self", "identity", "thread"}
 SAME_MEANING: dict[str, tuple[Any, Any]] = {
     "folder": ("checkpoints", None),
     "fixed_steps": ((), []),
+    "leave_out": ((), []),
     "eval_loaders": (None, {}),
     "keep_best": (None, KeepBestConfig()),
 }

@@ -137,6 +137,11 @@ STATES = Kind(
     [["model"], ["all"], ["model", "optimizer"]],
     [[], ["x"], ["model", "all"], "model", None],
 )
+LEFT_OUT = Kind(
+    lambda value: value in ([], ["optimizer"], ["*"], ["rng", "schedulers"]),
+    [[], ["optimizer"], ["*"], ["rng", "schedulers"]],
+    [["x"], ["model"], ["callbacks.x"], "optimizer", None],
+)
 MAPPING = Kind(
     lambda value: isinstance(value, dict) and all(isinstance(item, str) for item in value.values()),
     [{}, {"a.*": "b.*"}, {"a": "b"}],
@@ -219,6 +224,7 @@ KEYS: dict[str, Kind] = {
     "checkpoint.keep_best.count": whole(1, null=False),
     "checkpoint.newer": choice("refuse", "trash"),
     "checkpoint.folder": TEXT_OR_NULL, "checkpoint.latest_link": TRUTH,
+    "checkpoint.leave_out": LEFT_OUT,
     "checkpoint.name": NAME,
     "checkpoint.suffix": TEXT_OR_NULL,
     "checkpoint.on_save_error": choice("raise", "warn"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.model_state import is_finite
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.finite import not_finite
@@ -87,6 +88,13 @@ class CheckFinite(Callback):
     ) -> None:
         self._sum, self._skips = (torch.zeros((), device=trainer.device) for _ in range(2))
         self._in_step = False
+        saver = trainer.checkpoint if self.policy is NotFinitePolicy.roll_back else None
+        if isinstance(saver, CheckpointerCallback) and saver.settings.leave_out:
+            raise ConfigError(
+                "policy is roll_back, and checkpoints lack states (checkpoint.leave_out)",
+                location="policy",
+                hint="Save all states, or choose policy=raise.",
+            )
         if self.policy is NotFinitePolicy.skip:
             self._skipped = torch.full((), float(self.times), device=trainer.device)
             buffers = list(trainer.model.buffers())

@@ -105,6 +105,7 @@ class CheckpointerCallback(Callback):
         name: str = "step{step}",
         suffix: str | None = None,
         latest_link: bool = False,
+        leave_out: Sequence[str] = (),
         format: CheckpointFormat | str = CheckpointFormat.tensors,
         compression: Compression | str = Compression.none,
         digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
@@ -131,6 +132,7 @@ class CheckpointerCallback(Callback):
             name=name,
             suffix=suffix,
             latest_link=latest_link,
+            leave_out=leave_out,
             format=format,
             compression=compression,
             digest=digest,
@@ -213,7 +215,7 @@ class CheckpointerCallback(Callback):
         if not self.settings.enabled:
             return
         group = trainer.strategy.group
-        group.checked(lambda: self.checkpointer.format.plan(trainer.checkpoint_state()), "in a trial of the first save")
+        group.checked(lambda: self.saver.check(trainer), "in a trial of the first save")
         nodes = len(set(group.gather(group.node_rank)))
         if nodes > 1 and is_url(self.folder):
             raise ConfigError(

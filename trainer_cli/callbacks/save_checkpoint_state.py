@@ -11,7 +11,7 @@ from trainer_cli.checkpoint.averaged import weights_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.integrity import catalog_of
-from trainer_cli.checkpoint.load_options import LoadOptions
+from trainer_cli.checkpoint.load_options import STATES, LoadOptions
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.storage.url_path import as_path
@@ -95,6 +95,7 @@ class SaveCheckpointState(Callback):
             reason=f"{', '.join(options.states)} of {path}"[:500],
             metrics=manifest.metrics if measured else {},
             average=average if keeps_average else None,
+            left_out=tuple(state for state in STATES if state in manifest.left_out or not options.takes(state)),
             config_digest=manifest.config_digest,
             target_packages=manifest.target_packages,
             files=_config(path, manifest),

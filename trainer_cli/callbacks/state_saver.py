@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from trainer_cli.callbacks.retention import Retention
@@ -18,6 +18,7 @@ from trainer_cli.checkpoint.averaged import evaluated_average
 from trainer_cli.checkpoint.checkpointer import InFlightSave, make_sync_checkpointer
 from trainer_cli.checkpoint.format.codec import UnsavableState
 from trainer_cli.checkpoint.format.registry import format_of
+from trainer_cli.checkpoint.left_out import KEY, check_leave_out, described, left_out, without
 from trainer_cli.checkpoint.model_state import model_files
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import Decision, Kind
@@ -92,6 +93,7 @@ class StateSaver:
     ) -> None:
         self.folder, self.identity, self.thread = folder, identity, thread
         self._digest, self._committed = settings.digest, committed
+        self._leave_out = settings.leave_out
         self._naming = Naming(settings.name, settings.suffix)
         self.storage = self._new_storage(folder)
         form = format_of(settings.format, settings.compression)
@@ -130,6 +132,29 @@ class StateSaver:
         except ValueError as error:
             raise ConfigError(str(error), location="checkpoint.name") from None
 
+    def check(self, trainer: Trainer) -> None:
+        """Check before the first step that the state can be saved, and say what is left out of it.
+
+        Raises:
+            ConfigError: nothing in the training has a name in `leave_out`, or evaluations see an average named there.
+            UserError: a part of the state cannot be saved; it is named.
+        """
+        check_leave_out(KEY, self._leave_out, trainer.callbacks)
+        lacking = left_out(self._leave_out, trainer.callbacks)
+        for name, callback in trainer.callbacks.items():
+            if callback.evaluates and {"callbacks", f"callbacks.{name}"} & set(lacking):
+                raise ConfigError(
+                    f"{KEY} names callbacks.{name}, which evaluations see: a checkpoint without it cannot be evaluated",
+                    location=KEY,
+                    hint="Keep it; SaveCheckpointState saves an average alone, in place of the weights.",
+                )
+        if lacking and trainer.strategy.group.is_main:
+            log.warning("%s", described(lacking))
+        self.checkpointer.format.plan(self._state(trainer))
+
+    def _state(self, trainer: Trainer) -> Mapping[str, Any]:
+        return without(trainer.checkpoint_state(), self._leave_out)
+
     def metadata(self, trainer: Trainer, decision: Decision, finished: str | None = None) -> CheckpointMetadata:
         """What the manifest says of the present step, whose metrics are passed to the loggers' files.
 
@@ -149,6 +174,7 @@ class StateSaver:
             finished=finished,
             metrics=dict(trainer.metric_logger.last),
             average=evaluated_average(trainer.callbacks),
+            left_out=self._left_out(trainer),
             config_digest=identity.config_digest,
             target_packages=identity.target_packages,
             world_size=trainer.strategy.world_size,
@@ -156,6 +182,15 @@ class StateSaver:
             progress=progress.state_dict(),
             samples=identity.samples,
             source=identity.source,
+        )
+
+    def _left_out(self, trainer: Trainer) -> tuple[str, ...]:
+        """The states that a checkpoint of the present step lacks; callbacks without state are none of them."""
+        names = left_out(self._leave_out, trainer.callbacks) if self._leave_out else ()
+        return tuple(
+            name
+            for name in names
+            if not name.startswith("callbacks.") or trainer.callbacks[name.removeprefix("callbacks.")].state_dict()
         )
 
     def save(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata) -> None:
@@ -255,7 +290,7 @@ class StateSaver:
     def _do(self, trainer: Trainer, ask: _Ask, path: Path | None, metadata: CheckpointMetadata | None) -> None:
         if ask is _Ask.prepare:
             assert self.background is not None
-            self.background.prepare(trainer.checkpoint_state())
+            self.background.prepare(self._state(trainer))
         elif ask is _Ask.finish:
             save, self.in_flight = self.in_flight, None
             assert save is not None
@@ -273,7 +308,7 @@ class StateSaver:
         assert self.background is not None
         with errors_of_save(metadata.step, path):
             self.in_flight = self.background.save(
-                trainer.checkpoint_state,
+                partial(self._state, trainer),
                 path,
                 metadata=metadata,
                 overwrite=False,
@@ -294,7 +329,7 @@ class StateSaver:
         checkpointer = make_sync_checkpointer(storage=self._storage_at, group=ALONE) if alone else self.checkpointer
         with errors_of_save(metadata.step, path):
             checkpointer.save(
-                trainer.checkpoint_state,
+                partial(self._state, trainer),
                 path,
                 metadata=metadata,
                 overwrite=False,

@@ -192,6 +192,10 @@ class Checkpointer(ABC):
         """Name of the callback whose average was evaluated in place of the weights of the checkpoint at `path`."""
         return None
 
+    def left_out(self, path: str | Path) -> tuple[str, ...]:
+        """States of the training that the checkpoint at `path` lacks by `checkpoint.leave_out`."""
+        return ()
+
     def metrics(self, path: str | Path) -> Mapping[str, float]:
         """What was measured at the step of the checkpoint at `path`; empty if that is unknown."""
         return {}
@@ -454,6 +458,9 @@ class FolderCheckpointer(Checkpointer):
 
     def average(self, path: str | Path) -> str | None:
         return self.manifest(path).average
+
+    def left_out(self, path: str | Path) -> tuple[str, ...]:
+        return self.manifest(path).left_out
 
     def metrics(self, path: str | Path) -> Mapping[str, float]:
         return self.manifest(path).metrics

@@ -77,6 +77,8 @@ class Manifest:
     average: str | None = None
     """Name of the callback whose average of the weights was evaluated in their place; None: the weights themselves.
     `train/` metrics are always of the weights. Not written if None."""
+    left_out: tuple[str, ...] = ()
+    """States of the training that it lacks by `checkpoint.leave_out`. Not written if empty."""
     finite: bool = True
     """False if a trained parameter holds NaN or infinity."""
     world_size: int = 1
@@ -157,6 +159,7 @@ class Manifest:
             **({"shards": shards} if shards else {}),
             **({"tensor_size": self.tensor_size} if self.tensor_size > 1 else {}),
             **({"average": self.average} if self.average is not None else {}),
+            **({"left_out": list(self.left_out)} if self.left_out else {}),
             **({"samples": {name: dict(table) for name, table in self.samples.items()}} if self.samples else {}),
             **({"source": dict(self.source)} if self.source else {}),
         }
@@ -197,7 +200,7 @@ def _not_json(error: Exception) -> ManifestError:
 def _read(raw: dict[str, Any]) -> Manifest:
     # Old manifests lack progress, name, samples and source; those of one process what is of several, and an average.
     absent: dict[str, Any] = {"progress": {}, "name": None, "samples": {}, "source": {}}
-    raw = {**absent, "shards": {}, "tensor_size": 1, "average": None, **raw}
+    raw = {**absent, "shards": {}, "tensor_size": 1, "average": None, "left_out": [], **raw}
     if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
         raise ManifestError(f"the manifest lacks, or does not know: {one_line(', '.join(sorted(wrong))[:200])}")
     for name, allowed in _FIELDS.items():
@@ -213,12 +216,11 @@ def _read(raw: dict[str, Any]) -> Manifest:
     except ValueError as error:
         raise ManifestError(f"the manifest's shards cannot be read: {one_line(str(error))}") from None
     return Manifest(
-        **{
-            name: raw[name] for name in _FIELDS if name not in ("kind", "metrics", "target_packages", "files", "shards")
-        },
+        **{name: raw[name] for name in _FIELDS if name not in _CONVERTED},
         kind=Kind(raw["kind"]),
         metrics={name: float(value) for name, value in raw["metrics"].items()},
         target_packages=tuple(raw["target_packages"]),
+        left_out=tuple(raw["left_out"]),
         files={name: FileEntry(**entry) for name, entry in raw["files"].items()},
         shards=shards,
     )
@@ -226,6 +228,10 @@ def _read(raw: dict[str, Any]) -> Manifest:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
 
 
 def _is_optional_text(value: object) -> bool:
@@ -280,7 +286,8 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "tensor_size": lambda value: _is_count(value) and value > 0,
     "average": _is_optional_text,
     "config_digest": _is_optional_text,
-    "target_packages": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "target_packages": _is_texts,
+    "left_out": _is_texts,
     "versions": _is_table,
     "format": _is_text,
     "files": lambda value: isinstance(value, dict) and all(_is_file(*item) for item in value.items()),
@@ -291,3 +298,5 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "source": _is_table,
 }
 """Field of a manifest -> check of its value."""
+_CONVERTED = ("kind", "metrics", "target_packages", "left_out", "files", "shards")
+"""Fields whose values in JSON are of another type than those of the dataclass."""

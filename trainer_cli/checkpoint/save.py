@@ -56,6 +56,7 @@ class CheckpointMetadata:
     finished: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     average: str | None = None
+    left_out: tuple[str, ...] = ()
     finite: bool = True
     config_digest: str | None = None
     target_packages: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ from trainer_cli.config import arguments, defaults_list, hydra_compat, override_
 from trainer_cli.config.config_files import ConfigFiles
 from trainer_cli.config.diff import ABSENT, Absent, Change, diff
 from trainer_cli.config.experiments import overruled
-from trainer_cli.config.fields import KeyPath, allowed_mistakes
+from trainer_cli.config.fields import KeyPath, allowed_mistakes, left_out_mistakes
 from trainer_cli.config.file_merge import merge
 from trainer_cli.config.garbage import uncollected
 from trainer_cli.config.hydra_errors import translated
@@ -240,6 +240,7 @@ def _checked(
     wrong = [one.location or "" for one in found]
     trust = trust_of(config)
     found += [one.at(provenance.source(("resume_allow",))) for one in allowed_mistakes(config.resume_allow)]
+    found += [one.at(provenance.source(("checkpoint", "leave_out"))) for one in left_out_mistakes(config)]
     for one in arguments.mistakes(config, provenance, [search.root], trust, sections):
         if not any(f"{one.location}.".startswith(f"{key}.") for key in wrong):
             found.append(one)

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.checkpoint.left_out import KEY, can_resume, check_leave_out, described, left_out
 from trainer_cli.config import schema
 from trainer_cli.config.globs import alternatives, matches
 from trainer_cli.config.suggest import did_you_mean
@@ -166,6 +167,20 @@ def allowed_mistakes(allowed: Iterable[str]) -> Iterator[ConfigError]:
             what = f"resume_allow names {pattern!r}, and there is no such key"
             hint = hint or "It takes keys, sections and globs of them."
             yield ConfigError(what, location="resume_allow", code=Code.unknown_key, hint=hint)
+
+
+def left_out_mistakes(config: schema.TrainConfig) -> Iterator[ConfigError]:
+    """What `checkpoint.leave_out` names that is no state of this training, and restarts that it makes impossible."""
+    callbacks = [name for name, node in config.callbacks.items() if node is not None]
+    if config.sparsity is not None:
+        callbacks.append("sparsity")
+    try:
+        check_leave_out(KEY, config.checkpoint.leave_out, callbacks)
+    except ConfigError as error:
+        yield error
+    lacking = left_out(config.checkpoint.leave_out, callbacks)
+    if lacking and config.restarts.max and not can_resume(lacking, config.load.states):
+        yield ConfigError(f"restarts.max is {config.restarts.max}, but {described(lacking)}", location=KEY)
 
 
 def whole_values(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:

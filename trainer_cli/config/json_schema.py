@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Union, get_args, get_origin
 
+from trainer_cli.checkpoint.left_out import OPTIONAL
 from trainer_cli.checkpoint.load_options import STATES
 from trainer_cli.config.fields import Described, fields
 from trainer_cli.trainer.duration import Unit
@@ -43,6 +44,10 @@ _ANY: Mapping[str, Schema] = {
 _NARROWER: Mapping[str, Schema] = {
     "name": {"anyOf": [{"type": "string", "pattern": r"^(?![-/.\s])(?!.*/[/.\s])(?!.*[/\s]$)(?!.*\s/).*\S"}, NULL]},
     "run_dir": _FOLDER,
+    "checkpoint.leave_out": {
+        "type": "array",
+        "items": {"anyOf": [{"enum": list(OPTIONAL)}, {"pattern": r"^(callbacks\.|re:)|[*?\[{]"}], "type": "string"},
+    },
     "load.states": {
         "anyOf": [{"const": ["all"]}, {"type": "array", "minItems": 1, "items": {"enum": list(STATES)}}],
     },

@@ -16,6 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Optional, TypeVar
 
+from trainer_cli.checkpoint.left_out import check_leave_out
 from trainer_cli.checkpoint.load_options import check_mapping, check_states
 from trainer_cli.checkpoint.naming import why_unfit
 from trainer_cli.config.globs import why_no_pattern
@@ -535,6 +536,9 @@ class CheckpointConfig:
     s3://bucket/run; null: `checkpoints/` in the run directory."""
     latest_link: bool = False
     """Keep a symbolic link `latest` to the newest checkpoint in a local folder, for other programs."""
+    leave_out: list[str] = checked(check_leave_out, [])
+    """States that checkpoints lack: optimizer, schedulers, callbacks, callbacks.NAME, rng, and globs of these. The run
+    cannot be resumed exactly."""
     name: str = checked(_check_pattern, "step{step}")
     """How a checkpoint is called: {step} {epoch} {batch} {samples} {tokens} {run_name} {world_size}."""
     suffix: Optional[str] = checked(_check_suffix)

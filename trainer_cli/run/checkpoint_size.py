@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.format.interfaces import Format
+from trainer_cli.checkpoint.left_out import without
 from trainer_cli.checkpoint.model_state import model_files
 from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.schedulers import Schedulers
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 _AFFORDABLE_BYTES = 2**30
 """A state up to this size is made with values if the optimizer needs them."""
+_SMALL_BYTES = 2**26
+"""A state up to this size is made with values at once: a step without values imports torch's compiler, some seconds."""
 _HOW = ("fused", "foreach", "capturable")
 
 
@@ -35,21 +39,29 @@ class CheckpointSize:
         return (self.trained if step else self.before_training) or 0
 
 
-def checkpoint_size(builder: Builder, data: Data, end: Progress, form: Format, *, beside: int = 0) -> CheckpointSize:
-    """Bytes of a checkpoint of a format at step 0, and of one at `end`; `beside`: bytes of the small files in it.
+def checkpoint_size(
+    builder: Builder, data: Data, end: Progress, form: Format, *, beside: int = 0, leave_out: Sequence[str] = ()
+) -> CheckpointSize:
+    """Bytes of a checkpoint of a format at step 0, and of one at `end`.
+
+    Args:
+        beside: bytes of the small files in it.
+        leave_out: `checkpoint.leave_out`.
 
     Raises:
         TrainError: `fit` would refuse the model, the optimizer or their state.
     """
     try:
         trainer = _made(builder, data)
-        before = _size(trainer, data, form)
+        before = _size(trainer, data, form, leave_out)
+        if before <= _SMALL_BYTES:
+            trainer = _made(builder, data, values=True)
         doubt = _step(trainer)
         if doubt is not None and before <= _AFFORDABLE_BYTES:
             trainer = _made(builder, data, values=True)
             doubt = _step(trainer)
         trainer.progress.load_state_dict(end.state_dict())
-        return CheckpointSize(before + beside, _size(trainer, data, form) + beside, doubt)
+        return CheckpointSize(before + beside, _size(trainer, data, form, leave_out) + beside, doubt)
     except RuntimeError as error:
         return CheckpointSize(doubt=f"the size of a checkpoint is unknown: {str(error).splitlines()[0]}")
 
@@ -62,10 +74,11 @@ def _made(builder: Builder, data: Data, *, values: bool = False) -> Trainer:
     return trainer
 
 
-def _size(trainer: Trainer, data: Data, form: Format) -> int:
+def _size(trainer: Trainer, data: Data, form: Format, leave_out: Sequence[str]) -> int:
     trainer.hooks.call("on_fit_start", trainer, data.train, data.val, trainer.loop)
     files = sum(map(len, model_files(trainer.model).values()))
-    return files + form.plan(capture(trainer, data.train), shapes_only=True).total_bytes
+    state = without(capture(trainer, data.train), leave_out)
+    return files + form.plan(state, shapes_only=True).total_bytes
 
 
 def _step(trainer: Trainer) -> str | None:

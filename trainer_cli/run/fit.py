@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.group_verify import verify_share
-from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
+from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.naming import CONFIG_FILE
 from trainer_cli.checkpoint.timeline import simulate
 from trainer_cli.config.compose import Composed
@@ -47,7 +47,16 @@ from trainer_cli.run.plan_view import schedule_lines
 from trainer_cli.run.resume import frozen
 from trainer_cli.run.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.run.signals import StopSignals
-from trainer_cli.run.start import Done, Start, fork_of, load_options, of_existing, of_new, refuse_no_optimizer
+from trainer_cli.run.start import (
+    Done,
+    Start,
+    fork_of,
+    load_options,
+    of_existing,
+    of_new,
+    options_of,
+    refuse_no_optimizer,
+)
 from trainer_cli.run.trigger_files import TriggerFiles
 from trainer_cli.trainer.messages import SILENT, to_console, to_file
 
@@ -108,7 +117,11 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
             }
             stack.enter_context(TriggerFiles(run.path, asking))
         path = start.folder / start.entry.name if start.entry is not None else fork
-        load = WHOLE if start.entry is not None else load_options(config.load, allow_pickle=allow_pickle)
+        load = (
+            options_of(start.entry, start.folder, config.load)
+            if start.entry is not None
+            else load_options(config.load, allow_pickle=allow_pickle)
+        )
         if group.is_main:
             return _train(composed, start, trainer, data, path, load)
         try:

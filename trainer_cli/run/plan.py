@@ -18,6 +18,7 @@ from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.format.header import state_file
 from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.integrity import catalog_of, is_intact
+from trainer_cli.checkpoint.left_out import left_out
 from trainer_cli.checkpoint.naming import Naming
 from trainer_cli.checkpoint.policy import Saved
 from trainer_cli.checkpoint.rules import retention_rules, save_rules, settings_of
@@ -76,6 +77,8 @@ class Plan:
     """The most checkpoints and bytes on the disk at a time if a metric decides on some; None if it decides on none."""
     estimates: tuple[str, ...] = ()
     """What was estimated from the given times and counts."""
+    left_out: tuple[str, ...] = ()
+    """States that the checkpoints will lack."""
     unknown: tuple[str, ...] = ()
     """What is not known before the training."""
 
@@ -142,7 +145,9 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
     setting = simulation_of(loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks)
     end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
     form = format_of(checkpoint.format, checkpoint.compression)
-    size = checkpoint_size(builder, data, end, form, beside=len(to_yaml(composed).encode()))
+    size = checkpoint_size(
+        builder, data, end, form, beside=len(to_yaml(composed).encode()), leave_out=checkpoint.leave_out
+    )
     name = _name(composed, checkpoint, group.world_size)
     timeline = simulate(setting, step_counts, name=name, size=size.at, sizes=start_point.sizes)
     return Plan(
@@ -154,6 +159,7 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
         size=size,
         at_most=_at_most(setting, timeline, size),
         estimates=(*_estimates(setting, step_counts), *_of_format(checkpoint)),
+        left_out=left_out(checkpoint.leave_out, kinds),
         unknown=tuple(_unknown(setting, step_counts, kinds, size, start.run)),
     )
 

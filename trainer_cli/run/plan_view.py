@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from trainer_cli.checkpoint.left_out import described
 from trainer_cli.checkpoint.timeline import Timeline
 from trainer_cli.run.plan import Plan
 from trainer_cli.run.start import Done
@@ -49,6 +50,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "kept": [{"name": name, "why": why} for name, why in line.kept.items()],
         "peak": None if line.peak is None else asdict(line.peak),
         "at_most": None if plan.at_most is None else {"count": plan.at_most[0], "size_bytes": plan.at_most[1]},
+        "left_out": list(plan.left_out),
         "checkpoint_bytes": plan.size.trained,
         "estimates": list(plan.estimates),
         "unknown": list(plan.unknown),
@@ -146,6 +148,8 @@ def _summary(plan: Plan) -> Iterator[str]:
         yield f"                 with those that a metric may add, no more than {_many(*plan.at_most)}"
     if plan.size.trained is not None:
         yield f"  each takes     {_bytes(plan.size.trained)}"
+    if plan.left_out:
+        yield f"  left out       {described(plan.left_out)}"
 
 
 def _chart(plan: Plan) -> Iterator[str]:

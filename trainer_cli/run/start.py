@@ -12,8 +12,9 @@ from trainer_cli.checkpoint.catalog import Catalog, Entry
 from trainer_cli.checkpoint.foreign.kind import refuse_foreign
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import verify_by_all
-from trainer_cli.checkpoint.integrity import Check, verify_beside
-from trainer_cli.checkpoint.load_options import LoadOptions
+from trainer_cli.checkpoint.integrity import Check, catalog_of, verify_beside
+from trainer_cli.checkpoint.left_out import can_resume, check_load
+from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
 from trainer_cli.checkpoint.storage.registry import open_storage
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
 from trainer_cli.config.diff import Change
@@ -126,6 +127,7 @@ def of_existing(
                 finished = None
             elif summary.get("status") == RunStatus.finished:
                 return Done(choice.entry.step, finished)
+        options_of(choice.entry, folder, config.load)
     return Start(
         run,
         run_id,
@@ -250,6 +252,7 @@ def _of_lost(
     finished = choice.entry.manifest.finished
     if finished is not None and not reopens(stored.config.loop, composed.config.loop):
         return Done(choice.entry.step, finished)
+    options_of(choice.entry, folder, composed.config.load)
     return Start(
         run,
         run_id,
@@ -275,6 +278,18 @@ def load_options(config: LoadConfig, *, allow_pickle: bool = False) -> LoadOptio
     return LoadOptions(**asdict(config), allow_pickle=allow_pickle)
 
 
+def options_of(entry: Entry, folder: Path, config: LoadConfig) -> LoadOptions:
+    """What to load from a checkpoint that is resumed: all, or, where it lacks states, those that `load.states` names.
+
+    Raises:
+        CheckpointError: it lacks states, and the config asks for all, or for the weights alone.
+    """
+    lacking = entry.manifest.left_out if entry.manifest is not None else ()
+    options = LoadOptions(states=config.states) if lacking and can_resume(lacking, config.states) else WHOLE
+    check_load(str(folder / entry.name), lacking, options)
+    return options
+
+
 def fork_of(composed: Composed, start: Start) -> Path | None:
     """The checkpoint whose weights a new run loads; used only while the run has none of its own."""
     ckpt = composed.config.ckpt
@@ -282,4 +297,6 @@ def fork_of(composed: Composed, start: Start) -> Path | None:
         return None
     fork = select_one(ckpt)
     refuse_foreign(fork, composed.config.load.states)
+    manifest = catalog_of(fork.parent).entry(fork.name).manifest
+    check_load(str(fork), () if manifest is None else manifest.left_out, load_options(composed.config.load))
     return fork

@@ -179,6 +179,8 @@ def freeze(
         "pre_train_checkpoint": False,
         "save_final": False,
         "save_on_stop": True,
+        # What is checked is the training; a resume without a state is not exact by request.
+        "leave_out": [],
     }
     callbacks = {
         # First, so that it records state before other callbacks change it.

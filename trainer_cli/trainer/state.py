@@ -18,6 +18,7 @@ from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
 from trainer_cli.checkpoint.format.sharded import RANKS
+from trainer_cli.checkpoint.left_out import check_load
 from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.load_report import LoadReport, advice
 from trainer_cli.checkpoint.model_state import Fitting
@@ -153,6 +154,10 @@ def read_state(
     targets = None if model is None else _targets_in(model, load)
     if kind_of(path) is not None:
         return _foreign_state(path, load, targets)
+    left_out = checkpointer.left_out(path)
+    check_load(str(path), left_out, load)
+    if left_out and load.resumes:
+        log.warning("%s was saved without %s: the training goes on with new ones", path, ", ".join(left_out))
     keys = load.keys()
     keys = None if keys is None else [*keys, *more]
     state = checkpointer.read(path, keys) if targets is None else checkpointer.read(path, keys, targets=targets)
