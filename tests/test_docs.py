@@ -150,3 +150,21 @@ def test_the_equivalents_of_other_trainers_are_keys_hooks_and_commands_of_ours(t
                 assert pkgutil.resolve_name(word)
             elif word and not word.startswith('"'):
                 assert word in known or word.split(".")[0] in OPEN
+
+
+NAMED_BY_USERS = [
+    *(path for folder in ("configs", "examples") for path in sorted((ROOT / folder).rglob("*")) if path.is_file()),
+    *(ROOT / page for page in PAGES if page not in ("docs/architecture.md", "CONTRIBUTING.md")),
+    ROOT / "trainer_cli/cli/new.py",
+]
+
+
+@pytest.mark.parametrize("path", NAMED_BY_USERS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_users_name_only_public_names(path: Path) -> None:
+    """A config or program of theirs then outlives every move of a file."""
+    text = path.read_text(encoding="utf-8", errors="ignore") if path.suffix in (".yaml", ".md", ".py", ".json") else ""
+    if path.parent.name == "cli":
+        text = "\n".join(line for line in text.splitlines() if not re.match(r"\s*(from|import) trainer_cli", line))
+    names = set(re.findall(r"(?<![\w./-])trainer_cli\.([A-Za-z_][\w.]*\w)", text))
+    names |= {f"{module}.{name}" for module, name in re.findall(r"from trainer_cli\.([\w.]+) import (\w+)", text)}
+    assert sorted(names - {*trainer_cli.__all__, "__version__"}) == []

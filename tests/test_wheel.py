@@ -125,7 +125,7 @@ def test_list_shows_what_ships(train: Path, empty_folder: Path) -> None:
 
 def test_config_prints_the_whole_tree(train: Path, empty_folder: Path) -> None:
     printed = run(train, "config", "+experiment=digits_mlp", cwd=empty_folder).stdout
-    assert yaml.safe_load(printed)["model"]["_target_"] == "trainer_cli.models.mlp.MLP"
+    assert yaml.safe_load(printed)["model"]["_target_"] == "trainer_cli.MLP"
     assert list(empty_folder.iterdir()) == []
 
 

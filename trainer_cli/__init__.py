@@ -40,7 +40,11 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.load_options import LoadOptions
     from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
     from trainer_cli.data.datasets import Datasets
+    from trainer_cli.data.digits import Digits
     from trainer_cli.data.loader import Loader
+    from trainer_cli.data.mixture import Mixture
+    from trainer_cli.data.packing import Packing
+    from trainer_cli.data.text import Documents, Text
     from trainer_cli.errors import (
         CheckpointError,
         ConfigError,
@@ -58,8 +62,16 @@ if TYPE_CHECKING:
     from trainer_cli.loggers.tensorboard import TensorBoardLogger
     from trainer_cli.loggers.trackio import TrackioLogger
     from trainer_cli.loggers.wandb import WandbLogger
+    from trainer_cli.models.cnn import CNN
+    from trainer_cli.models.gpt import GPT
     from trainer_cli.models.lora import lora
+    from trainer_cli.models.mlp import MLP
+    from trainer_cli.parallel.process_group import ALONE
     from trainer_cli.run.load_model import load_model
+    from trainer_cli.sparsity.gmp import GMP
+    from trainer_cli.sparsity.replacing import SET, RigL
+    from trainer_cli.sparsity.static import Static
+    from trainer_cli.testing.resume import assert_resume_is_exact
     from trainer_cli.trainer.duration import Duration
     from trainer_cli.trainer.evaluate import Evaluation
     from trainer_cli.trainer.find import find_batch_size, find_learning_rate
@@ -83,9 +95,11 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
+    "ALONE": "trainer_cli.parallel.process_group",
     "ActivationStatistics": "trainer_cli.callbacks.activation_statistics",
     "add_global_callback": "trainer_cli.trainer.hooks",
     "AnomalyDetection": "trainer_cli.callbacks.anomaly_detection",
+    "assert_resume_is_exact": "trainer_cli.testing.resume",
     "AsyncCheckpointer": "trainer_cli.checkpoint.async_checkpointer",
     "BatchSummary": "trainer_cli.callbacks.batch_summary",
     "Callback": "trainer_cli.trainer.hooks",
@@ -95,11 +109,14 @@ _MODULES = {
     "Checkpointer": "trainer_cli.checkpoint.checkpointer",
     "CheckpointerCallback": "trainer_cli.callbacks.checkpointer",
     "CheckpointError": "trainer_cli.errors",
+    "CNN": "trainer_cli.models.cnn",
     "ConfigError": "trainer_cli.errors",
     "ConfusionMatrix": "trainer_cli.callbacks.confusion_matrix",
     "ConsoleLogger": "trainer_cli.loggers.console",
     "CsvLogger": "trainer_cli.loggers.csv",
     "Datasets": "trainer_cli.data.datasets",
+    "Digits": "trainer_cli.data.digits",
+    "Documents": "trainer_cli.data.text",
     "DumpActivations": "trainer_cli.callbacks.dump_activations",
     "Duration": "trainer_cli.trainer.duration",
     "DurationProfiler": "trainer_cli.callbacks.duration_profiler",
@@ -111,6 +128,8 @@ _MODULES = {
     "find_batch_size": "trainer_cli.trainer.find",
     "find_learning_rate": "trainer_cli.trainer.find",
     "FitResult": "trainer_cli.trainer.trainer",
+    "GMP": "trainer_cli.sparsity.gmp",
+    "GPT": "trainer_cli.models.gpt",
     "JsonlLogger": "trainer_cli.loggers.jsonl",
     "latest_checkpoint": "trainer_cli.checkpoint.find",
     "LearningRateMonitor": "trainer_cli.callbacks.learning_rate_monitor",
@@ -125,14 +144,18 @@ _MODULES = {
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
     "MemoryMonitor": "trainer_cli.callbacks.memory_monitor",
     "Metrics": "trainer_cli.callbacks.metrics",
+    "Mixture": "trainer_cli.data.mixture",
     "MlflowLogger": "trainer_cli.loggers.mlflow",
+    "MLP": "trainer_cli.models.mlp",
     "Norms": "trainer_cli.callbacks.norms",
     "NotFiniteError": "trainer_cli.errors",
     "observe": "trainer_cli.trainer.observe",
     "optimizer_factory": "trainer_cli.trainer.optimizers",
+    "Packing": "trainer_cli.data.packing",
     "ParameterTable": "trainer_cli.callbacks.parameter_table",
     "Precision": "trainer_cli.trainer.precision",
     "Record": "trainer_cli.loggers.base",
+    "RigL": "trainer_cli.sparsity.replacing",
     "RunDirectoryError": "trainer_cli.errors",
     "RunFacts": "trainer_cli.loggers.base",
     "save_checkpoint": "trainer_cli.checkpoint.without_trainer",
@@ -142,11 +165,14 @@ _MODULES = {
     "scheduler_factory": "trainer_cli.trainer.schedulers",
     "ScopedFlags": "trainer_cli.callbacks.scoped_flags",
     "SelectiveGrad": "trainer_cli.callbacks.selective_grad",
+    "SET": "trainer_cli.sparsity.replacing",
     "SkipSamples": "trainer_cli.callbacks.skip_samples",
+    "Static": "trainer_cli.sparsity.static",
     "SWA": "trainer_cli.callbacks.swa",
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
     "TensorBoardLogger": "trainer_cli.loggers.tensorboard",
     "TensorListener": "trainer_cli.callbacks.tensor_listener",
+    "Text": "trainer_cli.data.text",
     "TextSamples": "trainer_cli.callbacks.text_samples",
     "ThresholdStopper": "trainer_cli.callbacks.threshold_stopper",
     "Throughput": "trainer_cli.callbacks.throughput",
@@ -167,7 +193,13 @@ _MODULES = {
     "WarmupStableDecay": "trainer_cli.trainer.warmup",
 }
 __all__ = [
+    "ALONE",
+    "CNN",
     "EMA",
+    "GMP",
+    "GPT",
+    "MLP",
+    "SET",
     "SWA",
     "ActivationStatistics",
     "AnomalyDetection",
@@ -183,6 +215,8 @@ __all__ = [
     "ConsoleLogger",
     "CsvLogger",
     "Datasets",
+    "Digits",
+    "Documents",
     "DumpActivations",
     "Duration",
     "DurationProfiler",
@@ -199,12 +233,15 @@ __all__ = [
     "Logging",
     "MemoryMonitor",
     "Metrics",
+    "Mixture",
     "MlflowLogger",
     "Norms",
     "NotFiniteError",
+    "Packing",
     "ParameterTable",
     "Precision",
     "Record",
+    "RigL",
     "RunDirectoryError",
     "RunFacts",
     "SaveCheckpointState",
@@ -213,9 +250,11 @@ __all__ = [
     "ScopedFlags",
     "SelectiveGrad",
     "SkipSamples",
+    "Static",
     "SyncCheckpointer",
     "TensorBoardLogger",
     "TensorListener",
+    "Text",
     "TextSamples",
     "ThresholdStopper",
     "Throughput",
@@ -235,6 +274,7 @@ __all__ = [
     "WarmupPolynomial",
     "WarmupStableDecay",
     "add_global_callback",
+    "assert_resume_is_exact",
     "checkpoint_path",
     "checkpoint_pattern",
     "find_batch_size",

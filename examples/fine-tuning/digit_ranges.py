@@ -2,7 +2,7 @@
 
 from torch.utils.data import Dataset, Subset
 
-from trainer_cli.data.digits import Digits
+from trainer_cli import Digits
 
 
 def only(dataset: Dataset, first: int, count: int | None = None) -> Subset:

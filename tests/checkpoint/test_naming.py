@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from trainer_cli import WarmupCosine
 from trainer_cli.checkpoint.naming import (
     Hidden,
     HiddenName,
     Naming,
+    class_name,
     is_plain,
     is_run_id,
     numbers_within,
@@ -201,3 +204,15 @@ def test_a_rank_that_is_no_number_is_named() -> None:
     with pytest.raises(UserError, match=r"RANK is '\.\./x', which is no number \(\{rank\} in a/\{rank\}\)"):
         with_ranks("a/{rank}", {"RANK": "../x"})
     assert with_ranks("a", {"RANK": "x"}) == "a"
+
+
+class Mine:
+    """A class of a test."""
+
+
+def test_a_public_class_is_recorded_under_its_public_name() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    schedule = WarmupCosine(torch.optim.SGD([parameter]), 4, warmup=1)
+    assert class_name(schedule) == "trainer_cli.WarmupCosine"
+    assert class_name(Mine()) == f"{Mine.__module__}.Mine"
+    assert class_name(parameter) == "torch.nn.parameter.Parameter"

@@ -137,7 +137,7 @@ def test_what_is_right_is_let_through(root: Path, sections: dict[str, Any]) -> N
         ({"callbacks": {"x": {"_target_": "parts.No"}}}, "(callbacks.x._target_"),
         ({"callbacks": {"checkpoint": {"_target_": "parts.Narrow"}}}, "Narrow takes no argument 'enabled'"),
         (
-            {"loggers": {"x": {"_target_": "trainer_cli.loggers.jsonl.JsonlLogger", "pth": "a"}}},
+            {"loggers": {"x": {"_target_": "trainer_cli.JsonlLogger", "pth": "a"}}},
             "takes no argument 'pth'",
         ),
     ],
@@ -153,7 +153,7 @@ def test_all_of_it_is_reported_at_once(root: Path) -> None:
 def test_a_recovered_config_is_refused_by_name_before_anything_is_imported(root: Path) -> None:
     trust = Trust.recovered(root, [])
     assert wrong(root, trust) == []
-    for target in ("json.loads", "torch.nn.init.ones_", "torch.nn.Module.apply", "trainer_cli.trainer.trainer.Trainer"):
+    for target in ("json.loads", "torch.nn.init.ones_", "torch.nn.Module.apply", "trainer_cli.Trainer"):
         (error,) = wrong(root, trust, model={"_target_": target, "odd": 1})
         assert f"_target_ {target}" in error
         assert "comes from a config on disk" in error

@@ -308,15 +308,6 @@ def test_a_written_config_comes_back_the_same(project: Path) -> None:
     assert diff(composed.raw, again.raw) == []
 
 
-def test_a_recovered_config_may_have_the_old_name_of_a_target(project: Path) -> None:
-    old = "{_target_: trainer_cli.trainer.schedules.WarmupCosine, warmup: 3}"
-    for node in (old, "{one: " + old + "}"):
-        text = to_yaml(compose(["experiment=small", "scheduler=null"])).replace("scheduler: null", f"scheduler: {node}")
-        found = from_yaml(text, trusted=False).config.scheduler
-        found = found.get("one", found)
-        assert found == {"_target_": "trainer_cli.trainer.schedulers.WarmupCosine", "warmup": 3}
-
-
 def test_values_change_a_recovered_config_and_groups_replace_a_section(project: Path, write: Write) -> None:
     text = to_yaml(compose(["experiment=small", "+optimizer.maximize=true", "+loop.steps_per_epoch=7"]))
     write("loop/default.yaml", "max_duration: 99ep\n")
@@ -344,16 +335,6 @@ def test_what_belongs_to_one_command_is_not_recovered(project: Path) -> None:
     assert again.trust.packages is not None
     assert "evil" not in again.trust.packages
     assert "good" in (from_yaml(text, ["trust=[good]"]).trust.packages or ())
-
-
-def test_a_config_of_the_version_before_is_read(project: Path) -> None:
-    """It has `checkpoint.writer`, which is gone; a config that people write may not."""
-    composed = compose(["experiment=small"])
-    text = to_yaml(composed).replace("\ncheckpoint:\n", "\ncheckpoint:\n  writer: process\n")
-    assert "writer" in text
-    assert from_yaml(text).config == composed.config
-    with pytest.raises(ConfigError, match=r"checkpoint\.writer"):
-        compose(["experiment=small", "checkpoint.writer=process"])
 
 
 def test_a_mistake_in_a_recovered_config_is_reported_with_file_and_line(project: Path) -> None:

@@ -388,7 +388,7 @@ def test_the_function_that_joins_batches_is_judged_too(target: str, project: Pat
     ["mine_hole.Net", "mine_hole.plain", "torch.nn.Linear", "torch.optim.SGD", "torch.optim.lr_scheduler.StepLR",
      "torch.nn.modules.linear.Linear", "torch.optim.swa_utils.AveragedModel", "trainer_cli.models.mlp.MLP",
      "trainer_cli.data.text.Text", "trainer_cli.loggers.jsonl.JsonlLogger", "trainer_cli.CheckpointerCallback",
-     "trainer_cli.trainer.schedulers.WarmupCosine"],
+     "trainer_cli.trainer.warmup.WarmupCosine"],
 )  # fmt: skip
 def test_what_a_run_is_made_of_is_let_through(target: str, project: Path) -> None:
     made = Builder(TrainConfig(), Trust.recovered(project, [])).make({"_target_": target, "_partial_": True}, "model")

@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
     [
         "mine.Net", "mine.nets.Net", "mine.nets.Net.of", "mine.open.Anything", "mine.broken.Net", "mine.nets",
         "space.deep.Deep", "math.sqrt", "torch.optim.AdamW", "torch.optim.lr_scheduler.StepLR", "torch.nn.Linear",
-        "torch.nn.functional.relu", "torch.Tensor", "torch.nn.modules.linear.Linear", "trainer_cli.models.mlp.MLP",
+        "torch.nn.functional.relu", "torch.Tensor", "torch.nn.modules.linear.Linear", "trainer_cli.MLP",
         "trainer_cli.CheckpointerCallback",
     ],
 )  # fmt: skip

@@ -41,7 +41,7 @@ CASES: list[tuple[list[str], str, Any]] = [
     (["+experiment=slots", "parts@param_groups.head=fast"], "param_groups.head", {"lr": 9.0}),
     (["+experiment=slots", "parts@param_groups.head=fast", "+callbacks@callbacks.two=other"], "callbacks.two", OTHER),
     (["+scheduler@scheduler.a=warmup_cosine", "+experiment=own"],
-     "scheduler.a._target_", "trainer_cli.trainer.schedulers.WarmupCosine"),
+     "scheduler.a._target_", "trainer_cli.WarmupCosine"),
     (["+parts@param_groups.x=slow", "+experiment=small"], "param_groups.x.weight_decay", 0.0),
 ]  # fmt: skip
 

@@ -51,7 +51,7 @@ REFUSED = {
     "clipping": ["precision.clip_norm=1.0"],
     "accumulation": ["loop.grad_accum_steps=2"],
     "batches": ["loop.limit_train_batches=5"],
-    "callbacks": ["+callbacks.ema._target_=trainer_cli.callbacks.ema.EMA"],
+    "callbacks": ["+callbacks.ema._target_=trainer_cli.EMA"],
     "parameter groups": ["+param_groups.bias.lr=0.1"],
     "a refused one among free ones": ["loop.max_duration=30", "seed=1", "checkpoint.max_checkpoints=1"],
     "one that was not allowed": ["seed=1", "model.dropout=0.5", "resume_allow=[seed]"],

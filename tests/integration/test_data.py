@@ -119,10 +119,10 @@ class Line(torch.nn.Module):
         return ((self.out(self.dropout(torch.relu(self.hidden(x)))).squeeze(1) - y) ** 2).mean()
 '''
 TWO_SOURCES = """# Two texts, three samples of the first for one of the second
-_target_: trainer_cli.data.mixture.Mixture
+_target_: trainer_cli.Mixture
 sources:
-  letters: {_target_: trainer_cli.data.text.Text, path: letters.txt, context: 8}
-  numbers: {_target_: trainer_cli.data.text.Text, path: numbers.txt, context: 8}
+  letters: {_target_: trainer_cli.Text, path: letters.txt, context: 8}
+  numbers: {_target_: trainer_cli.Text, path: numbers.txt, context: 8}
 weights: {letters: 3, numbers: 1}
 epoch_samples: 90
 batch_size: 4

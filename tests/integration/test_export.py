@@ -17,7 +17,7 @@ from printed import message
 
 pytestmark = pytest.mark.slow
 quickly: Callable[..., Done]
-EMA = "callbacks={ema: {_target_: trainer_cli.callbacks.ema.EMA, decay: 0.9}}"
+EMA = "callbacks={ema: {_target_: trainer_cli.EMA, decay: 0.9}}"
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -112,7 +112,7 @@ def test_with_the_policy_warn_a_full_disk_ends_no_run_and_no_record_is_lost(tmp_
         '            os.unlink("disk/ballast")\n'
     )
     rules = (
-        "checkpoint.on_save_error=warn", "loggers={jsonl:{_target_: trainer_cli.loggers.jsonl.JsonlLogger}}",
+        "checkpoint.on_save_error=warn", "loggers={jsonl:{_target_: trainer_cli.JsonlLogger}}",
         "+callbacks.fill._target_=filling.Fill", "loop.max_duration=60", "loop.log_interval=1",
     )  # fmt: skip
     script = '"$@"; code=$?; cp disk/run/metrics.jsonl disk/run/train.log .; exit $code'

@@ -72,7 +72,7 @@ CONFIGS = {
     "ephemeral ones with a cooldown": [
         "checkpoint.ephemeral_save_interval=3",
         "checkpoint.ephemeral_cooldown=2",
-        "+callbacks.ema._target_=trainer_cli.callbacks.ema.EMA",
+        "+callbacks.ema._target_=trainer_cli.EMA",
     ],
     "fixed steps": ["checkpoint.save_interval=null", "checkpoint.fixed_steps=[0,7,33]", "checkpoint.max_checkpoints=1"],
     "all that is not permanent goes": [

@@ -42,7 +42,7 @@ CADENCE = {
     "3": ("loop.eval_interval=3", "loop.log_interval=2", "checkpoint.ephemeral_save_interval=2"),
 }
 OPTIMIZER = {"sgd": ("optimizer=sgd", "optimizer.lr=0.05"), "adamw": ()}
-EMA = ("+callbacks.ema._target_=trainer_cli.callbacks.ema.EMA", "+callbacks.ema.decay=0.9")
+EMA = ("+callbacks.ema._target_=trainer_cli.EMA", "+callbacks.ema.decay=0.9")
 STOPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "mid-epoch": {"1": ("SIGUSR1 train 6 0",), "3": ("SIGUSR1 train 2 0",)},
     "epoch-end": {"1": ("SIGINT train 12 0",), "3": ("SIGINT train 4 0",)},

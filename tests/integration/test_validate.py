@@ -263,7 +263,7 @@ def test_a_recovered_config_may_not_name_just_anything(place: Path, case: str) -
     target, message = HOSTILE[case]
     checkpoint = place / "runs/base/checkpoints/step20"
     text = (checkpoint / "config.yaml").read_text()
-    forge(checkpoint, "config.yaml", text.replace("trainer_cli.models.mlp.MLP", target).encode())
+    forge(checkpoint, "config.yaml", text.replace("trainer_cli.MLP", target).encode())
     result = train("validate", "ckpt=runs/base@latest", "validate.folder=out", cwd=place)
     assert result.code == 2, result
     assert target in result.err

@@ -21,8 +21,8 @@ from trainer_cli.trainer.optimizers import parameter_groups
 from trainer_cli.trainer.training_loop import TrainingLoop
 
 HERE = __name__
-MODEL = {"_target_": "trainer_cli.models.mlp.MLP", "hidden": [4]}
-DATA = {"_target_": "trainer_cli.data.digits.Digits", "batch_size": 50}
+MODEL = {"_target_": "trainer_cli.MLP", "hidden": [4]}
+DATA = {"_target_": "trainer_cli.Digits", "batch_size": 50}
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.1}
 
 
@@ -86,7 +86,7 @@ NOT_DIVIDED = "data.global_batch_size is 66, which cannot be divided between 4 r
 def test_a_global_batch_size_decides_the_batch_of_a_rank_or_the_accumulation(
     ranks: int, sizes: dict[str, Any], accumulated: int, expected: tuple[int, int] | str
 ) -> None:
-    data = {"_target_": "trainer_cli.data.digits.Digits", **sizes}
+    data = {"_target_": "trainer_cli.Digits", **sizes}
     config = TrainConfig(model=MODEL, data=data, optimizer=SGD, device="cpu", loop={"grad_accum_steps": accumulated})
     made = Builder(config, Trust(), Ranks(ranks))
     if isinstance(expected, str):
@@ -121,12 +121,12 @@ def test_a_random_split_is_the_same_at_each_start_and_another_with_another_seed(
     [
         (None, "model is None, but it must be a node with `_target_`"),
         (
-            {"_target_": "trainer_cli.models.mlp.MLP", "hiden": [4]},
+            {"_target_": "trainer_cli.MLP", "hiden": [4]},
             "MLP takes no argument 'hiden'.*Did you mean 'hidden'",
         ),
         ({"_target_": "trainer_cli.models.mlp.NoSuch"}, "has no 'NoSuch'"),
-        ({"_target_": "trainer_cli.models.mlp.MLP", "inputs": "from_data"}, "Digits has no 'inputs'"),
-        ({"_target_": "trainer_cli.models.mlp.MLP", "_recursive_": False}, "_recursive_ is not known"),
+        ({"_target_": "trainer_cli.MLP", "inputs": "from_data"}, "Digits has no 'inputs'"),
+        ({"_target_": "trainer_cli.MLP", "_recursive_": False}, "_recursive_ is not known"),
         ({"_target_": "torch.nn.Linear"}, "missing required arguments: 'in_features', 'out_features'"),
         ({"_target_": "torch.nn.Linear", "in_features": "x", "out_features": 1}, "must be a whole number"),
         ({"_target_": "torch.nn.Dropout", "p": 2.0}, "refused its arguments"),
@@ -142,9 +142,9 @@ def test_an_argument_is_taken_from_the_data(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("abcd" * 100)
     made = builder(
-        data={"_target_": "trainer_cli.data.text.Text", "path": str(text), "unit": "characters", "context": 8},
+        data={"_target_": "trainer_cli.Text", "path": str(text), "unit": "characters", "context": 8},
         model={
-            "_target_": "trainer_cli.models.gpt.GPT",
+            "_target_": "trainer_cli.GPT",
             "vocab_size": "from_data",
             "width": 8,
             "heads": 2,
@@ -204,12 +204,12 @@ def test_a_setting_that_only_the_optimizers_defaults_name_is_taken() -> None:
 
 def test_a_complaint_of_a_constructor_of_ours_names_the_key() -> None:
     with pytest.raises(ConfigError, match=r"decay is 1\.5, but it must be .* \(callbacks\.ema\.decay\)"):
-        builder().make({"_target_": "trainer_cli.callbacks.ema.EMA", "decay": 1.5}, "callbacks.ema")
+        builder().make({"_target_": "trainer_cli.EMA", "decay": 1.5}, "callbacks.ema")
 
 
 def test_a_schedule_gets_its_length_and_durations_in_steps() -> None:
     made = builder(
-        scheduler={"_target_": "trainer_cli.trainer.schedulers.WarmupCosine", "warmup": "0.5ep"},
+        scheduler={"_target_": "trainer_cli.WarmupCosine", "warmup": "0.5ep"},
     )
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     schedule = made.schedulers(_loop(100, 20))(optimizer)
@@ -234,9 +234,9 @@ def test_a_schedule_gets_its_length_and_durations_in_steps() -> None:
             10,
             "steps once an evaluation and counts these",
         ),
-        ({"_target_": "trainer_cli.trainer.schedulers.WarmupCosine"}, None, "needs the number of steps"),
+        ({"_target_": "trainer_cli.WarmupCosine"}, None, "needs the number of steps"),
         (
-            {"_target_": "trainer_cli.trainer.schedulers.WarmupCosine", "warmup": "30min"},
+            {"_target_": "trainer_cli.WarmupCosine", "warmup": "30min"},
             10,
             "is not a number of steps",
         ),

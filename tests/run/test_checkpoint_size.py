@@ -21,8 +21,8 @@ from trainer_cli.run.checkpoint_size import CheckpointSize, checkpoint_size
 from trainer_cli.trainer.progress import Progress
 
 HERE = __name__
-DATA = {"_target_": "trainer_cli.data.digits.Digits", "batch_size": 50}
-MLP = {"_target_": "trainer_cli.models.mlp.MLP", "hidden": [64]}
+DATA = {"_target_": "trainer_cli.Digits", "batch_size": 50}
+MLP = {"_target_": "trainer_cli.MLP", "hidden": [64]}
 
 
 class Tied(nn.Module):
@@ -67,8 +67,8 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": _optimizer("Adam", lr=0.01),
         "scheduler": {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 0.1},
         "callbacks": {
-            "ema": {"_target_": "trainer_cli.callbacks.ema.EMA"},
-            "early": {"_target_": "trainer_cli.callbacks.early_stopping.EarlyStopping"},
+            "ema": {"_target_": "trainer_cli.EMA"},
+            "early": {"_target_": "trainer_cli.EarlyStopping"},
         },
     },
 }

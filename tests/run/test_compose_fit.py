@@ -114,4 +114,4 @@ def test_without_experiments_of_ones_own_the_shipped_default_is_trained(here: Pa
         for file in (here / "configs/experiment").iterdir():
             file.unlink()
     composed = compose_fit([])
-    assert (composed.config.model["_target_"], composed.config.name) == ("trainer_cli.models.mlp.MLP", "default")
+    assert (composed.config.model["_target_"], composed.config.name) == ("trainer_cli.MLP", "default")

@@ -49,7 +49,7 @@ def test_a_short_check_of_a_sharded_model_stops_in_every_place_too(check: Check)
 
 
 def test_a_rehearsal_is_no_difference(check: Check) -> None:
-    stopping = "{_target_: trainer_cli.callbacks.early_stopping.EarlyStopping, patience: 90ep}"
+    stopping = "{_target_: trainer_cli.EarlyStopping, patience: 90ep}"
     report = check("", f"+callbacks.early_stopping={stopping}", "data.num_workers=0", steps=6)
     assert report.exact, report
 

@@ -7,10 +7,10 @@ from exact_project import Check
 
 CALLBACKS = {
     "finite": "{_target_: trainer_cli.CheckFinite, policy: skip}",
-    "ema": "{_target_: trainer_cli.callbacks.ema.EMA, decay: 0.9}",
+    "ema": "{_target_: trainer_cli.EMA, decay: 0.9}",
     "swa": "{_target_: trainer_cli.SWA, start: 2, every: 2}",
     "enough": "{_target_: trainer_cli.ThresholdStopper, metric: val/loss, threshold: 0}",
-    "early": "{_target_: trainer_cli.callbacks.early_stopping.EarlyStopping, patience: 90ep}",
+    "early": "{_target_: trainer_cli.EarlyStopping, patience: 90ep}",
     "exit": "{_target_: trainer_cli.EarlyExit}",
     "skip": "{_target_: trainer_cli.SkipSamples, samples: 8}",
     "part": "{_target_: trainer_cli.SelectiveGrad, share: 0.5, parameters: [hidden.bias]}",
@@ -128,8 +128,8 @@ class Streaming:
         "data._target_=parts.Streaming",
         "data.num_workers=2",
         "loop.steps_per_epoch=10",
-        "+callbacks.ema={_target_: trainer_cli.callbacks.ema.EMA, decay: 0.9}",
-        "+callbacks.early={_target_: trainer_cli.callbacks.early_stopping.EarlyStopping, patience: 90ep}",
+        "+callbacks.ema={_target_: trainer_cli.EMA, decay: 0.9}",
+        "+callbacks.early={_target_: trainer_cli.EarlyStopping, patience: 90ep}",
         "scheduler=reduce_on_plateau",
         "checkpoint.keep_best.metric=val/loss",
         "loop.log_interval=2",

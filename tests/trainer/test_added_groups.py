@@ -10,11 +10,11 @@ import torch
 from tiny import StopAt, everything, loader, same, trainer
 from torch import Tensor, nn
 
+from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.schedulers import WarmupCosine
 
 ADDED_AT = 4
 

@@ -12,11 +12,11 @@ import torch
 from tiny import Line, loader, same, trainer
 from torch.optim import lr_scheduler as lr
 
+from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.scheduler_intervals import Scheduled
-from trainer_cli.trainer.schedulers import WarmupCosine
 
 STEPS = 6
 """The steps of a run before it is resumed."""

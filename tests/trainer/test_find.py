@@ -10,10 +10,10 @@ import torch
 from tiny import Noisy, Points, everything, loader, same, trainer
 from torch import Tensor, nn
 
+from trainer_cli import WarmupCosine
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.find import find_batch_size, find_learning_rate
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.schedulers import WarmupCosine
 
 
 class Quadratic(nn.Module):

@@ -99,8 +99,8 @@ def test_a_frozen_training_resumes_exactly_and_fine_tunes_other_weights(tmp_path
 
 def test_a_config_freezes_and_compiles() -> None:
     config = TrainConfig(
-        model={"_target_": "trainer_cli.models.mlp.MLP", "hidden": [4]},
-        data={"_target_": "trainer_cli.data.digits.Digits"},
+        model={"_target_": "trainer_cli.MLP", "hidden": [4]},
+        data={"_target_": "trainer_cli.Digits"},
         optimizer={"_target_": "torch.optim.SGD", "lr": 0.1},
         freeze=["re:layers[.]1[.].*"],
         compile=CompileConfig(enabled=True, backend="eager", dynamic=False),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny import Line, ListLogger, StopAt, loader, recorder, trainer
 
+from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.find import latest_checkpoint
 from trainer_cli.checkpoint.integrity import catalog_of
@@ -17,7 +18,6 @@ from trainer_cli.errors import SaveError, UserError
 from trainer_cli.run.signals import StopSignals
 from trainer_cli.trainer import hooks as hooks_module
 from trainer_cli.trainer.hooks import VOCABULARY, Callback, Hooks
-from trainer_cli.trainer.schedulers import WarmupCosine
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop

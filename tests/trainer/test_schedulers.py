@@ -10,6 +10,7 @@ import torch
 from tiny import Line, ListLogger, StopAt, everything, loader, same, trainer
 from torch.optim import lr_scheduler as lr
 
+from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
 from trainer_cli.checkpoint.format.codec import UnsavableState
@@ -17,7 +18,7 @@ from trainer_cli.config.schema import SchedulerInterval
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.scheduler_intervals import Scheduled, natural_interval
-from trainer_cli.trainer.schedulers import Schedulers, WarmupCosine, by_name
+from trainer_cli.trainer.schedulers import Schedulers, by_name
 
 
 class Halving:
@@ -359,20 +360,6 @@ def test_a_rate_that_reaches_zero_at_the_end_is_not_told(caplog: pytest.LogCaptu
         settings={"max_duration": 4, "log_interval": 1},
     ).fit(loader())
     assert "within the first epoch" not in caplog.text
-
-
-def test_a_schedule_saved_under_its_old_name_goes_on() -> None:
-    def made() -> Schedulers:
-        return Schedulers(lambda o: WarmupCosine(o, 9, warmup=2), {"optimizer": _sgd(Line())})
-
-    before, after = made(), made()
-    before.live["scheduler"].step()
-    saved = before.state_dict()
-    saved["scheduler"]["class"] = "trainer_cli.trainer.schedules.WarmupCosine"
-    fitting = after.fit(saved)
-    assert fitting.faults == []
-    fitting.load()
-    assert same(before.state_dict(), after.state_dict()) == []
 
 
 @pytest.mark.parametrize("log_interval", [1, 4])

@@ -9,6 +9,7 @@ import pytest
 from tiny import ListLogger, loader, trainer
 from torch.optim import lr_scheduler as lr
 
+from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
@@ -17,7 +18,7 @@ from trainer_cli.callbacks.swa import SWA
 from trainer_cli.cli.main import main
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.sparsity.gmp import GMP
-from trainer_cli.trainer.schedulers import WarmupCosine, scheduler_factory
+from trainer_cli.trainer.schedulers import scheduler_factory
 from trainer_cli.trainer.training_loop import TrainingLoop
 
 LENGTHS = {"steps": 12, "epochs": "4ep", "samples": "40sp", "tokens": "120tok"}

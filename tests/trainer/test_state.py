@@ -14,6 +14,7 @@ import torch
 from tiny import Noisy, StopAt, everything, loader, same, trainer
 from torch import nn
 
+from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.checkpoint import model_state
@@ -21,7 +22,6 @@ from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
-from trainer_cli.trainer.schedulers import WarmupCosine
 
 
 class Spoil(Callback):

@@ -15,12 +15,13 @@ from tiny import Line, ListLogger, Noisy, Points, StopAt, Unsized, everything, l
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.schedulers import WarmupCosine, scheduler_factory
+from trainer_cli.trainer.schedulers import scheduler_factory
 from trainer_cli.trainer.setup import pick_device
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop

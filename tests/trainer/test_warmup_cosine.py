@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from trainer_cli import WarmupCosine
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.schedulers import WarmupCosine
 
 
 def groups(*rates: float) -> torch.optim.Optimizer:

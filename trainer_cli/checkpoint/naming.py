@@ -9,6 +9,7 @@ from functools import lru_cache
 from string import Formatter
 from typing import NamedTuple
 
+import trainer_cli
 from trainer_cli.errors import UserError
 
 MANIFEST_FILE = "manifest.json"
@@ -210,3 +211,13 @@ def is_plain(name: str) -> bool:
 def is_run_id(text: str) -> bool:
     """Whether a run id can be part of a folder's name."""
     return _RUN_ID.fullmatch(text) is not None
+
+
+def class_name(value: object) -> str:
+    """The name under which a checkpoint records the class of an object, and messages name it.
+
+    A public class of this package is recorded under its public name, which no move of its file changes.
+    """
+    kind = type(value)
+    is_public = kind.__module__.startswith("trainer_cli.") and kind.__qualname__ in trainer_cli.__all__
+    return f"{'trainer_cli' if is_public else kind.__module__}.{kind.__qualname__}"

@@ -13,6 +13,7 @@ from torch import nn
 from trainer_cli.checkpoint.added_groups import ADDED, describe_added, match_groups, names_of
 from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
 from trainer_cli.checkpoint.model_state import Fitting, parameter_names, plain_name
+from trainer_cli.checkpoint.naming import class_name
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def capture_optimizer(
     packed = optimizer.state_dict()
     kept_of = packed["state"]
     tree: dict[str, Any] = {
-        "class": _class_name(optimizer),
+        "class": class_name(optimizer),
         "state": {names[key]: dict(kept) for key, kept in kept_of.items() if isinstance(key, int)},
         "groups": [
             {**group, "params": [names[index] for index in group["params"]]} for group in packed["param_groups"]
@@ -102,8 +103,8 @@ def fit_optimizer(
     saved = [[new_name[name] for name in group["params"] if new_name[name] not in ignored] for group in state["groups"]]
     kept_of = {new_name[name]: dict(kept) for name, kept in state["state"].items() if new_name[name] not in ignored}
     rows = []
-    if state["class"] != _class_name(optimizer):
-        rows.append(f"it is a {_class_name(optimizer)}, but the checkpoint has a {state['class']}")
+    if state["class"] != class_name(optimizer):
+        rows.append(f"it is a {class_name(optimizer)}, but the checkpoint has a {state['class']}")
     if len(mine) != len(saved):
         rows.append(f"it has {len(mine)} parameter groups, but the checkpoint has {len(saved)}")
     for number, (present, there) in enumerate(zip(mine, saved, strict=False)):
@@ -202,10 +203,6 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_alike, one, other))
     return bool(one == other)
-
-
-def _class_name(optimizer: torch.optim.Optimizer) -> str:
-    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -45,10 +45,6 @@ __all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "freeze"
 
 OF_ONE_COMMAND = ("resume", "resume_allow", "trust")
 """Keys that belong to the command that sets them, and are not recovered from a config on disk."""
-NO_LONGER = (("checkpoint", "writer"),)
-"""Keys that an earlier version wrote into the config of a run, without effect on what it computes."""
-RENAMED = {"trainer_cli.trainer.schedules.WarmupCosine": "trainer_cli.trainer.schedulers.WarmupCosine"}
-"""Targets that an earlier version wrote -> their present names."""
 
 
 class Composed(NamedTuple):
@@ -265,22 +261,8 @@ def _load(source: str | Path, cwd: Path) -> tuple[dict[str, Any], Source, list[C
                 reading.add(f"{name} has a key {key!r}, which no written config has", name, "", breaks=True)
     if reading.broken:
         raise_all(reading.mistakes)
-    for section, key in NO_LONGER:
-        if isinstance(values.get(section), dict):
-            values[section].pop(key, None)
-    _rename_targets(values.get("scheduler"))
     recovered = completed({str(key): value for key, value in values.items() if key not in OF_ONE_COMMAND})
     return recovered, Source(name, reading.node, but=tuple((key,) for key in OF_ONE_COMMAND)), reading.mistakes
-
-
-def _rename_targets(value: Any) -> None:
-    """Give every node in a value the present name of its target."""
-    if isinstance(value, dict):
-        if isinstance(target := value.get("_target_"), str):
-            value["_target_"] = RENAMED.get(target, target)
-        value = list(value.values())
-    for inner in value if isinstance(value, list) else ():
-        _rename_targets(inner)
 
 
 class _Line(NamedTuple):

@@ -742,7 +742,7 @@ class TrainConfig:
     loop: LoopConfig = field(default_factory=LoopConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     sparsity: Any = None
-    """Which weights are held at zero: null, or a node with `_target_`, such as trainer_cli.sparsity.gmp.GMP."""
+    """Which weights are held at zero: null, or a node with `_target_`, such as trainer_cli.GMP."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)

@@ -9,8 +9,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from trainer_cli.checkpoint.naming import class_name
 from trainer_cli.data.loader import Loader
-from trainer_cli.data.position import timeout_seconds, type_name
+from trainer_cli.data.position import timeout_seconds
 from trainer_cli.data.shared import SharedLoader
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.data.user_loader import UserLoader
@@ -91,7 +92,7 @@ def as_loader(
         return Loader(data, shuffle=shuffle, **batches, **ranks)
     if not hasattr(data, "__iter__"):
         raise UserError(
-            f"{type_name(data)} is neither a dataset nor a loader",
+            f"{class_name(data)} is neither a dataset nor a loader",
             where=where,
             cure="A dataset has __len__ and __getitem__, a loader __iter__.",
         )
@@ -104,7 +105,7 @@ def as_loader(
     }
     if unheeded := [name for name, value in settings.items() if value is not None]:
         raise UserError(
-            f"{type_name(data)} makes its own batches, so {' and '.join(unheeded)} would have no effect",
+            f"{class_name(data)} makes its own batches, so {' and '.join(unheeded)} would have no effect",
             where=where,
             cure="Remove it, or give the dataset instead of a loader.",
         )

@@ -14,9 +14,9 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
+from trainer_cli.checkpoint.naming import class_name
 from trainer_cli.data.loader import MapDataset
 from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
-from trainer_cli.data.position import type_name
 from trainer_cli.errors import UserError
 
 BLOCK = 1000
@@ -171,7 +171,8 @@ def _trainable(name: str, source: Any) -> MapDataset:
     train: Any = getattr(source, "train", None)
     if not hasattr(train, "__getitem__") or not hasattr(train, "__len__"):
         raise UserError(
-            f"the train part of {name} ({type_name(source)}) is {type_name(train)}, which is no dataset with a length",
+            f"the train part of {name} ({class_name(source)}) is {class_name(train)}, which is no dataset with a "
+            "length",
             where=f"data.sources.{name}",
         )
     if len(train) == 0:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer_cli.data.position import type_name
+from trainer_cli.checkpoint.naming import class_name
 from trainer_cli.data.randomness import kept_random_state
 from trainer_cli.errors import UserError
 
@@ -87,7 +87,7 @@ class PackedRows:
         """Targets of an epoch."""
         if self.targets == 0:
             raise UserError(
-                f"{type_name(dataset)} has no sequence of two tokens or more, so there is nothing to predict",
+                f"{class_name(dataset)} has no sequence of two tokens or more, so there is nothing to predict",
                 where="data",
             )
         pieces = -(-targets // length)
@@ -173,7 +173,7 @@ def _dataset(source: Any, part: str) -> Any:
     dataset = getattr(source, part, None)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(
-            f"the {part} part of {type_name(source)} is {type_name(dataset)}, which is no dataset with a length",
+            f"the {part} part of {class_name(source)} is {class_name(dataset)}, which is no dataset with a length",
             where="data.source",
         )
     return dataset
@@ -185,7 +185,7 @@ def _lengths(dataset: Any) -> Integers:
             known = [len(_sequence(dataset[index])) for index in range(len(dataset))]
     lengths = np.asarray(known, dtype=np.int64)
     if lengths.shape != (len(dataset),):
-        raise UserError(f"{type_name(dataset)} has {len(dataset)} sequences, but lengths of shape {lengths.shape}")
+        raise UserError(f"{class_name(dataset)} has {len(dataset)} sequences, but lengths of shape {lengths.shape}")
     return lengths
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer_cli.checkpoint.naming import class_name
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.duration import Duration, Unit
 
@@ -35,7 +36,7 @@ class StateWatch:
     """
 
     def __init__(self, owner: Any, *, stateful: bool) -> None:
-        self._name = type_name(owner)
+        self._name = class_name(owner)
         self._first: Any = None
         self.watches = stateful
         """Whether the state is still to be seen."""
@@ -117,8 +118,3 @@ def check_batch_size(batch_size: int | None, saved: Mapping[str, Any]) -> None:
             f"{before}, but its batch size is {batch_size}: go on with {before} (at the end of an epoch it may change)",
             where="data.batch_size",
         )
-
-
-def type_name(thing: object) -> str:
-    """The class of an object, with its module."""
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import default_collate
 
+from trainer_cli.checkpoint.naming import class_name
 from trainer_cli.data.epochs import EpochParts
 from trainer_cli.data.order import sample_seed
 from trainer_cli.data.position import (
@@ -24,7 +25,6 @@ from trainer_cli.data.position import (
     check_batch_size,
     check_counts,
     check_same,
-    type_name,
 )
 from trainer_cli.data.randomness import kept_random_state, seed_random
 from trainer_cli.data.workers import Workers, pinned
@@ -131,13 +131,13 @@ class StreamLoader:
         """How exact its resume is, for the log."""
         if not self.source.stateful:
             return (
-                f"{type_name(self.source.dataset)} has no position of its own, so a resume replays the batches of the "
+                f"{class_name(self.source.dataset)} has no position of its own, so a resume replays the batches of the "
                 "epoch that were already seen and drops them; it is exact if the dataset gives the same samples each "
                 "time it is started with the same random seeds, and has no memory of earlier epochs."
             )
         several = f", in each of its {self.num_workers} workers" if self.num_workers > 1 else ""
         return (
-            f"{type_name(self.source.dataset)} saves and loads its own position, so a resume goes on where it "
+            f"{class_name(self.source.dataset)} saves and loads its own position, so a resume goes on where it "
             f"stood{several}; it is exact if that position is all that its samples depend on."
         )
 
@@ -195,7 +195,7 @@ class StreamLoader:
         check_same(self.state_dict(0), state, ("version", "order", "seed", "fingerprint"))
         check_batch_size(self.batch_size, state)
         epoch, batch, count = state["epoch"], state["batch"], len(state["workers"])
-        name = type_name(self.source.dataset)
+        name = class_name(self.source.dataset)
         if count != len(self._places):
             if batch:
                 raise UserError(
@@ -325,7 +325,7 @@ class StreamSource:
             self._reported = True
             log.warning(
                 "the state of %s takes %.1f ms to copy, for every batch: keep its state_dict() small",
-                type_name(self.dataset),
+                class_name(self.dataset),
                 took_s * 1e3,
             )
         return state

@@ -121,7 +121,7 @@ class Documents:
 
     `path` and `unit` are those of `Text`. A document is a `line`, a `paragraph` (lines up to an empty one) or a
     `file`, and ends with its newline; empty ones are left out. `train` and `val` are `Sequences`; to train on
-    them, pack them with `trainer_cli.data.packing.Packing`.
+    them, pack them with `trainer_cli.Packing`.
     """
 
     def __init__(

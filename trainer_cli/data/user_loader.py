@@ -9,9 +9,10 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from trainer_cli.checkpoint.naming import class_name
 from trainer_cli.data.epochs import EpochParts
 from trainer_cli.data.order import sample_seed
-from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_same, type_name
+from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_same
 from trainer_cli.data.randomness import kept_random_state, seed_random
 from trainer_cli.data.workers import WorkerProcesses
 from trainer_cli.errors import UserError
@@ -36,7 +37,7 @@ class UserLoader:
     def __init__(self, loader: Iterable[Any], *, seed: int) -> None:
         if isinstance(loader, Iterator):
             raise UserError(
-                f"{type_name(loader)} can be iterated only once, but every epoch and resume starts it again",
+                f"{class_name(loader)} can be iterated only once, but every epoch and resume starts it again",
                 where="data",
                 cure="Give an object whose __iter__ starts anew, such as a DataLoader.",
             )
@@ -53,8 +54,8 @@ class UserLoader:
         """Whether the loader keeps its workers, and its dataset has `set_epoch`: each epoch then starts new workers."""
         if self._renews and type(loader) is not DataLoader:
             raise UserError(
-                f"the workers of {type_name(loader)} are kept from epoch to epoch, so set_epoch of their dataset would "
-                "not reach them",
+                f"the workers of {class_name(loader)} are kept from epoch to epoch, so set_epoch of their dataset "
+                "would not reach them",
                 where="data",
                 cure="Make it with persistent_workers=False.",
             )
@@ -85,7 +86,7 @@ class UserLoader:
     @property
     def promise(self) -> str:
         """How exact its resume is, for the log."""
-        name = type_name(self.loader)
+        name = class_name(self.loader)
         if self.stateful:
             text = (
                 f"{name} saves and loads its own position, so a resume goes on where "
@@ -284,7 +285,7 @@ class UserLoader:
         generators = state["generators"]
         if generators and len(generators) != len(self._generators):
             raise UserError(
-                f"{type_name(self.loader)} has {len(self._generators)} torch generators, but the checkpoint has "
+                f"{class_name(self.loader)} has {len(self._generators)} torch generators, but the checkpoint has "
                 f"{len(generators)}",
                 where="data",
                 cure="Resume with the same data, or start a new run from these weights with ckpt=.",

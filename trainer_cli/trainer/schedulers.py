@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer_cli.checkpoint.model_state import Fitting
+from trainer_cli.checkpoint.naming import class_name
 from trainer_cli.config.schema import SchedulerInterval
 from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.errors import ConfigError, UserError
@@ -32,7 +33,6 @@ from trainer_cli.trainer.scheduler_replay import (
     replay,
 )
 from trainer_cli.trainer.tagged_groups import TaggedGroups
-from trainer_cli.trainer.warmup import WarmupCosine as WarmupCosine  # its name in configs of earlier runs
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -45,11 +45,6 @@ log = logging.getLogger(__name__)
 NAME = "scheduler"
 MOVED = frozenset({"lr", "momentum", "betas"})
 """The settings of parameter groups that torch's schedulers change."""
-_RENAMED = {
-    f"trainer_cli.trainer.{module}.WarmupCosine": "trainer_cli.trainer.warmup.WarmupCosine"
-    for module in ("schedules", "schedulers")
-}
-"""Classes under the names that earlier versions saved."""
 _STEP = SchedulerInterval.step
 
 
@@ -254,7 +249,7 @@ class Schedulers:
         """Each one's class and interval, its state, its state as it was made, and a digest of its settings."""
         return {
             name: {
-                "class": _class_name(one),
+                "class": class_name(one),
                 "interval": self._timing[name].interval,
                 "state": one.state_dict(),
                 "made": self._made[name],
@@ -334,9 +329,9 @@ class Schedulers:
         """The schedules of an optimizer that the checkpoint has as well, of the same class."""
         names = []
         for name in (name for name, optimizer in self._optimizer_of.items() if optimizer == owner and name in saved):
-            here = _class_name(self.live[name])
+            here = class_name(self.live[name])
             kind = saved[name].get("class", here)
-            if _RENAMED.get(kind, kind) == here:
+            if kind == here:
                 names.append(name)
             else:
                 rows.append(f"{name}: it is a {here}, but the checkpoint has a {kind}")
@@ -434,7 +429,3 @@ def _check(name: str, one: Any, optimizer: Optimizer) -> None:
     of = getattr(one, "optimizer", optimizer)
     if isinstance(of, torch.optim.Optimizer) and not isinstance(of, TaggedGroups) and of is not optimizer:
         raise UserError("schedulers: the schedule is of another optimizer than the trainer's", where=name)
-
-
-def _class_name(one: Any) -> str:
-    return f"{type(one).__module__}.{type(one).__qualname__}"

@@ -145,7 +145,7 @@ class Trainer(Recording, Requests):
             not compiled.
         step: forward, backward and optimizer steps of one batch; None: one loss, all optimizers stepped together.
         precision: number format, loss scaling and clipping.
-        sparsity: which weights are held at zero, such as `trainer_cli.sparsity.gmp.GMP(0.8)`, or a function without
+        sparsity: which weights are held at zero, such as `trainer_cli.GMP(0.8)`, or a function without
             arguments that makes it; None: none. It is called before all callbacks.
         loop: lengths and intervals of the training; or a ValidationLoop, for a trainer that only validates.
         checkpoint: the CheckpointerCallback (or a subclass); it is called after all other callbacks.
