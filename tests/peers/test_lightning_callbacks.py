@@ -284,7 +284,10 @@ CLAIMS: list[Claim] = [
     *claims(
         f"{STOPPING}test_multiple_early_stopping_callbacks",
         check_two_stoppers,
-        {"of two the one whose patience ends first stops": ((3, 3),), "a longer patience of the other changes nothing": ((9, 3),)},
+        {
+            "of two the one whose patience ends first stops": ((3, 3),),
+            "a longer patience of the other changes nothing": ((9, 3),),
+        },
     ),
     *claims(
         f"{STOPPING}test_check_on_train_epoch_end_smart_handling",
