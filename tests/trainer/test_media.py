@@ -15,7 +15,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.media import histogram, image
+from trainer_cli.trainer.media import histogram_medium, image_medium
 from trainer_cli.trainer.train_step import TrainStep
 
 RAMP = [[0.0, 0.5, 1.0]]
@@ -36,7 +36,7 @@ RAMP = [[0.0, 0.5, 1.0]]
     ],
 )
 def test_an_image_becomes_bytes_with_its_channels_last(value: Any, shape: tuple[int, ...], expected: list[int]) -> None:
-    found = image("x", value).value
+    found = image_medium("x", value).value
     assert (found.dtype, found.shape, found.reshape(-1).tolist()) == (np.uint8, shape, expected)
 
 
@@ -45,15 +45,15 @@ def test_what_is_no_image_is_refused_with_its_shape(shape: tuple[int, ...]) -> N
     with pytest.raises(
         UserError, match=r"image 'x' has shape \(.*Give \(height, width\) or \(channels, height, width\)"
     ):
-        image("x", torch.zeros(shape))
+        image_medium("x", torch.zeros(shape))
 
 
 def test_a_histogram_holds_the_finite_values_of_the_moment() -> None:
     values = torch.tensor([[1.0, torch.nan], [torch.inf, 3.0]])
-    found = histogram("x", values).value
+    found = histogram_medium("x", values).value
     values.zero_()
     assert found.tolist() == [1.0, 3.0]
-    assert histogram("x", torch.arange(3)).value.tolist() == [0.0, 1.0, 2.0]
+    assert histogram_medium("x", torch.arange(3)).value.tolist() == [0.0, 1.0, 2.0]
 
 
 class Shows(Callback):

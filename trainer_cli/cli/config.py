@@ -71,11 +71,11 @@ def run(args: argparse.Namespace) -> int:
         from trainer_cli.cli import config_views
 
         if args.fields is not None:
-            lines = config_views.described(args.fields)
+            lines = config_views.field_lines(args.fields)
         elif args.provenance:
-            lines = config_views.provenance(args.overrides, places)
+            lines = config_views.provenance_lines(args.overrides, places)
         else:
-            lines = config_views.difference(args.diff, args.overrides, places)
+            lines = config_views.difference_lines(args.diff, args.overrides, places)
         print("\n".join(lines))
     else:
         from trainer_cli.config.compose import compose, to_yaml

@@ -22,7 +22,7 @@ _RESOLVER = re.compile(r"\$\{[^${}]*:")
 _HIDDEN = "(hidden)"
 
 
-def described(key: str = "") -> Iterator[str]:
+def field_lines(key: str = "") -> Iterator[str]:
     """Every key of the schema as YAML, with its default, its meaning, and whether it may change on a resume.
 
     With `key` that one, what is below it, and the sections above it.
@@ -48,7 +48,7 @@ def described(key: str = "") -> Iterator[str]:
             yield f"{f'{indent}{one.path[-1]}: {shown(one.default)}':<36}  # {one.meaning}{resume}"
 
 
-def difference(other: str, overrides: Sequence[str], places: Mapping[str, Any]) -> Iterator[str]:
+def difference_lines(other: str, overrides: Sequence[str], places: Mapping[str, Any]) -> Iterator[str]:
     """The keys that differ, each with the value of `other`, that of this config, and what set the latter."""
     from trainer_cli.run.recover import config_file  # The parts of a checkpoint come with it.
 
@@ -77,7 +77,7 @@ def _overrides(text: str) -> list[str]:
     return words
 
 
-def provenance(overrides: Sequence[str], places: Mapping[str, Any]) -> Iterator[str]:
+def provenance_lines(overrides: Sequence[str], places: Mapping[str, Any]) -> Iterator[str]:
     """The YAML with the origin of each value after it, and who chose the option of each group."""
     composed = compose(overrides, **places)
     provenance = composed.provenance

@@ -63,7 +63,7 @@ class ConfigFiles:
         folder = next((folder for folder in self._search.dirs if path.is_relative_to(folder)), path.parent)
         group = path.parent.relative_to(folder).as_posix().removeprefix(".")
         if not reading.broken:
-            for mistake in defaults_list.mistakes(reading.node, name, group, self._groups):
+            for mistake in defaults_list.defaults_list_mistakes(reading.node, name, group, self._groups):
                 reading.mistakes.append(mistake)
                 reading.broken, reading.values = True, None
         if group.partition("/")[0] == "experiment" and reading.package is None:

@@ -22,7 +22,9 @@ _NULL = "tag:yaml.org,2002:null"
 _HOW = "An entry is '- group: option', '- override /group: option', '- file' or '- _self_'."
 
 
-def mistakes(document: yaml.Node | None, name: str, group: str, groups: Sequence[str]) -> Iterator[ConfigError]:
+def defaults_list_mistakes(
+    document: yaml.Node | None, name: str, group: str, groups: Sequence[str]
+) -> Iterator[ConfigError]:
     """What is wrong with the defaults list of a file that stands in the folder `group` (empty for the top)."""
     pairs = document.value if isinstance(document, yaml.MappingNode) else []
     listed = next((value for key, value in pairs if key.value == "defaults"), None)

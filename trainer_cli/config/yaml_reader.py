@@ -100,7 +100,7 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
             cure = "A key is followed by a colon and a space." if glued else ""
             reading.add(f"the file is {kind}, but it must be a mapping of keys to values", where, cure, breaks=True)
             return reading
-        for trap in yaml_traps.scan(node, written=written):
+        for trap in yaml_traps.find_traps(node, written=written):
             reading.add(trap.what, f"{name}:{trap.line}", trap.cure, breaks=trap.breaks)
         if not reading.broken:
             reading.values = loader.construct_document(node)

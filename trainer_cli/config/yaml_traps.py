@@ -35,7 +35,7 @@ class Trap(NamedTuple):
     breaks: bool = False
 
 
-def scan(document: yaml.MappingNode, *, written: bool = False) -> list[Trap]:
+def find_traps(document: yaml.MappingNode, *, written: bool = False) -> list[Trap]:
     """The traps in a file. `written`: by a program, which quotes nothing that looks like a number by mistake."""
     walk = _Walk(written)
     walk.mapping(document, (), 0)

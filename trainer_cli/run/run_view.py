@@ -229,7 +229,7 @@ def _rate(points: list[_Point]) -> float | None:
 def _modified(path: Path) -> float | None:
     try:
         return os.stat(path).st_mtime
-    except FileNotFoundError:
+    except OSError:
         return None
 
 

@@ -107,7 +107,8 @@ class Fresh:
 def _interpreter(call: str, cwd: Path, *, pipes: bool = False, output: int | None = None) -> subprocess.Popen[bytes]:
     """An interpreter in its own process group: Ctrl-C does not reach it, and the group can be killed."""
     # Last on the path, so that it shadows nothing.
-    script = f"import sys; sys.path.append({str(_ROOT)!r}); from trainer_cli.testing.probe import main, serve; {call}"
+    program = "from trainer_cli.testing.probe import main, serve"
+    script = f"import sys; sys.path.append({str(_ROOT)!r}); {program}; {call}"
     return subprocess.Popen(
         [sys.executable, "-P", "-c", script],
         cwd=cwd,

@@ -38,12 +38,12 @@ class Medium:
         return f"{self.kind}: {self.name}"
 
 
-def text(name: str, value: str) -> Medium:
+def text_medium(name: str, value: str) -> Medium:
     """A text."""
     return Medium(Kind.texts, name, str(value))
 
 
-def image(name: str, value: Any) -> Medium:
+def image_medium(name: str, value: Any) -> Medium:
     """An image as bytes of shape (height, width, channels); `value` as in `Trainer.log_image`.
 
     Raises:
@@ -61,13 +61,13 @@ def image(name: str, value: Any) -> Medium:
     return Medium(Kind.images, name, np.ascontiguousarray(array.clip(0, 255).astype(np.uint8).transpose(1, 2, 0)))
 
 
-def histogram(name: str, values: Any) -> Medium:
+def histogram_medium(name: str, values: Any) -> Medium:
     """The finite ones of some values, flat."""
     array = _array(values).reshape(-1).astype(np.float64)
     return Medium(Kind.histograms, name, array[np.isfinite(array)])
 
 
-def table(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Medium:
+def table_medium(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Medium:
     """Rows under the names of their columns.
 
     Raises:

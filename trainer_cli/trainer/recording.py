@@ -65,7 +65,7 @@ class Recording:
     def log_text(self, name: str, text: str) -> None:
         """Add a text, which may be Markdown, to the record of the current step. Of one name and step the last counts,
         as of images and histograms."""
-        self._add_medium(media.text(self._scoped(name), text))
+        self._add_medium(media.text_medium(self._scoped(name), text))
 
     def log_image(self, name: str, image: Any) -> None:
         """Add an image to the record of the current step: a tensor or array of shape (height, width) or
@@ -75,12 +75,12 @@ class Recording:
         Raises:
             UserError: it has another shape.
         """
-        self._add_medium(media.image(self._scoped(name), image))
+        self._add_medium(media.image_medium(self._scoped(name), image))
 
     def log_histogram(self, name: str, values: Any) -> None:
         """Add the distribution of the finite ones of some values to the record of the current step. A tensor is
         copied to the host at once."""
-        self._add_medium(media.histogram(self._scoped(name), values))
+        self._add_medium(media.histogram_medium(self._scoped(name), values))
 
     def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Add a table of texts and numbers to the record of the current step.
@@ -88,7 +88,7 @@ class Recording:
         Raises:
             UserError: a row does not fit the columns.
         """
-        self._add_medium(media.table(self._scoped(name), columns, rows))
+        self._add_medium(media.table_medium(self._scoped(name), columns, rows))
 
     def _add_medium(self, medium: media.Medium) -> None:
         self.metric_logger.add_medium(medium)

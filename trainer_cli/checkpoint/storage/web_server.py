@@ -19,7 +19,7 @@ from trainer_cli.errors import UserError
 
 _TIMEOUT_S = 60
 _MISSING = (404, 410)
-_NO_ACCESS = (401, 403, 407)
+_REFUSED = (401, 403, 407)
 _TEMPORARY = (408, 425, 429)
 _BLOCK_BYTES = 1024 * 1024
 _LARGEST_PAGE = 16 * 1024 * 1024
@@ -114,7 +114,7 @@ class WebServer:
             what = f"HTTP status {error.code} {error.reason}".strip()
             if error.code in _MISSING:
                 raise FileNotFoundError(errno.ENOENT, what, url) from None
-            if error.code in _NO_ACCESS:
+            if error.code in _REFUSED:
                 raise PermissionError(errno.EACCES, what, url) from None
             if error.code == 416:
                 raise _EmptyFile(errno.EIO, what, url) from None
