@@ -34,7 +34,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return (
+        tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+    )
 
 
 def small_state(seed: int = 0) -> dict[str, Any]:

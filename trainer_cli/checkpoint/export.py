@@ -164,10 +164,16 @@ def _differences(before: Weights, weights: Weights) -> Iterator[str]:
 
 
 def _cast(weights: Weights, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
-    """The weights in another type; those that are one tensor stay one."""
+    """The weights in another type, each contiguous in memory of its own; those that are one tensor stay one."""
     own = {id(value): value for value in weights.values()}
-    cast = {key: value.to(_type(value, dtype)) for key, value in own.items()}
+    cast = {key: _with_own_storage(value.to(_type(value, dtype))) for key, value in own.items()}
     return {name: cast[id(value)] for name, value in weights.items()}
+
+
+def _with_own_storage(value: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy where it is a part of a storage: torch.save would write the whole of it."""
+    value = value.contiguous()
+    return value if value.nbytes == value.untyped_storage().nbytes() else value.clone()
 
 
 def _type(value: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
@@ -175,9 +181,9 @@ def _type(value: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _save_safetensors(tensors: Weights, path: Path) -> None:
-    own = {name: value.contiguous() for name, value in tensors.items()}
+    own = dict(tensors)
     seen: set[int] = set()
-    for name, value in own.items():
+    for name, value in tensors.items():
         if value.data_ptr() in seen and value.numel():
             own[name] = value.clone()  # The format has no tied tensors.
         seen.add(value.data_ptr())

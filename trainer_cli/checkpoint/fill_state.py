@@ -18,14 +18,14 @@ _SAVED_AT = "cpu"
 
 
 def move_tensors(tree: dict[str, Any], location: MapLocation) -> dict[str, Any]:
-    """The tree with its tensors where `location` says; tied ones stay tied.
+    """The tree with its tensors where `location` says; tied ones stay tied, and views of one memory share it.
 
     Raises:
         UserError: there is no such device.
     """
     if isinstance(location, Mapping):
         location = location.get(_SAVED_AT, _SAVED_AT)
-    move = _by_function(location) if callable(location) else _to_device(location or _SAVED_AT)
+    move = _by_function(location if callable(location) else _to_device(location or _SAVED_AT))
     done: dict[int, torch.Tensor] = {}
 
     def walk(value: Any) -> Any:
@@ -45,12 +45,16 @@ def move_tensors(tree: dict[str, Any], location: MapLocation) -> dict[str, Any]:
     return moved
 
 
-def _to_device(location: torch.device | str) -> Callable[[torch.Tensor], torch.Tensor]:
+def _to_device(
+    location: torch.device | str,
+) -> Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None]:
     try:
         device = torch.device(location)
     except (RuntimeError, TypeError) as error:
         raise UserError(f"default_map_location is {location!r}: {str(error).splitlines()[0]}") from None
-    return lambda tensor: tensor.to(device)
+    if device.type == _SAVED_AT:
+        return lambda storage, _: None
+    return lambda storage, _: torch.empty(0, dtype=torch.uint8).set_(storage).to(device).untyped_storage()
 
 
 def _by_function(

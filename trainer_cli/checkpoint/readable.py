@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from trainer_cli.checkpoint.format import codec
@@ -42,9 +43,9 @@ def undecodable(error: Exception, where: Path | str) -> DamagedCheckpoint:
 
 
 def _check_tensor_files(folder: ReadableFolder, manifest: Manifest) -> None:
-    wanted = codec.decode(read_verified(folder, manifest, state_file(0))).wanted
+    decoder = codec.decode(read_verified(folder, manifest, state_file(0)))
     aliases = {alias: name for table in manifest.aliases.values() for alias, name in table.items()}
-    stored: set[str] = set()
+    stored: dict[str, int] = {}
     # A manifest that was altered may give any number of ranks.
     ranks = {tensor_file(rank) for rank in range(min(manifest.world_size, len(manifest.files)))}
     for file_name in manifest.files:
@@ -52,13 +53,15 @@ def _check_tensor_files(folder: ReadableFolder, manifest: Manifest) -> None:
         if of_rank or (manifest.format == "huggingface" and file_name.endswith(".safetensors")):
             file = VerifiedFile(folder, manifest, file_name)
             with file.peeked():
-                names = [entry.name for entry in parsed_header(file)]
-            stored.update(names if of_rank else [f"model/{name}" for name in names])
+                elements = {entry.name: math.prod(entry.shape) for entry in parsed_header(file)}
+            stored |= elements if of_rank else {f"model/{name}": count for name, count in elements.items()}
     if is_sharded(manifest):
         for rank in range(manifest.world_size):
             decode_own(read_verified(folder, manifest, own_file(rank)))
-        if problem := why_uncovered(wanted, manifest.shards, aliases):
+        if problem := why_uncovered(decoder.wanted, manifest.shards, aliases):
             raise codec.Undecodable(problem)
-    for name in wanted:
+    for name in decoder.wanted:
         if aliases.get(name, name) not in stored:
             raise codec.Undecodable(f"the tensor {name[:80]!r} is in none of the files")
+    for view in decoder.views.values():
+        view.check_fits(stored[aliases.get(view.base, view.base)])

@@ -108,8 +108,8 @@ class SnapshotBuffer:
         image[: len(layout.header)] = layout.header
         leaves = [span.leaf for span in layout.spans]
         streams = self._streams_of(leaves)
-        examined = {one.data_ptr(): one for one in trained}
-        copies: list[torch.Tensor] = []
+        examined = {_memory(tensor): tensor for tensor in trained}
+        copies: dict[tuple[Any, ...], torch.Tensor] = {}
         with torch.no_grad():
             for span in layout.spans:
                 raw = memory.tensor[span.offset : span.offset + span.size_bytes]
@@ -124,16 +124,15 @@ class SnapshotBuffer:
                         copy.copy_(span.leaf.resolve_conj().resolve_neg(), non_blocking=True)
                 else:
                     copy.copy_(span.leaf)
-                if span.leaf.data_ptr() in examined:
-                    copies.append(copy)
-        found = {span.leaf.data_ptr() for span in layout.spans if isinstance(span.leaf, torch.Tensor)}
-        others_finite = are_finite(one for address, one in examined.items() if address not in found)
+                if (place := _memory(span.leaf)) in examined:
+                    copies[place] = copy
+        others_finite = are_finite(tensor for place, tensor in examined.items() if place not in copies)
         copied = []
         for device, stream in streams.items():
             event = stream.record_event()
             torch.cuda.current_stream(device).wait_event(event)
             copied.append(event)
-        return Snapshot(layout, copies, image, others_finite, copied)
+        return Snapshot(layout, list(copies.values()), image, others_finite, copied)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -149,6 +148,11 @@ class SnapshotBuffer:
                 self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._streams[device].wait_stream(torch.cuda.current_stream(device))
         return {device: self._streams[device] for device in devices}
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where the elements of a tensor lie: a stored tensor may begin where one of its views does."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 class Stager(Protocol):

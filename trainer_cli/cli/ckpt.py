@@ -138,6 +138,7 @@ def _show(args: argparse.Namespace) -> int:
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("rng/")}
         norms = {name: tensor.norm() for name, tensor in tensors.items()} if args.norms else {}
         states = content.states() if args.states else {}
+        views = {view.name: view.base for view in content.views().values()}
     if args.json:
         listed = [
             {
@@ -150,12 +151,14 @@ def _show(args: argparse.Namespace) -> int:
             for name, tensor in tensors.items()
         ]
         more = {"states": states} if args.states else {}
-        print_json({**_facts(content), "tensors": listed, "aliases": content.aliases, **more})
+        print_json({**_facts(content), "tensors": listed, "aliases": content.aliases, "views": views, **more})
         return ExitCode.DONE
     print("\n".join(f"{key:<9} {value}" for key, value in _fact_lines(content)))
     print("\n" + table(HEADER, tensor_rows(tensors, norms), right=["elements", "size", "norm"]))
-    if content.aliases:
-        print("\n" + "\n".join(f"{name} is tied to {target}" for name, target in content.aliases.items()))
+    notes = [f"{name} is tied to {target}" for name, target in content.aliases.items()]
+    notes += [f"{name} is a view of {base}" for name, base in views.items()]
+    if notes:
+        print("\n" + "\n".join(notes))
     if args.states:
         print("\nstates")
         print_json(states)

@@ -21,6 +21,7 @@ from trainer_cli.checkpoint.format.header import (
     tensor_file,
 )
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile, read_verified
+from trainer_cli.checkpoint.format.views import STORAGE, View, views_in
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.naming import CONFIG_FILE
@@ -134,6 +135,27 @@ class Content:
             return None
         return read_verified(self.folder, self.manifest, CONFIG_FILE).decode()
 
+    def views(self) -> dict[str, View]:
+        """Tensors that are views of stored ones, by name. What a rank saves for itself is left out.
+
+        Raises:
+            CheckpointError: one lies outside of the stored tensor.
+        """
+        try:
+            found = {view.name: view for view in views_in(self.states()) if view.base in self.tensors}
+            for view in found.values():
+                view.check_fits(math.prod(self.tensors[view.base].entry.shape))
+        except ValueError as error:
+            raise CheckpointError(f"{self.path} is not valid: {error}") from None
+        return found
+
+    def with_views(self) -> dict[str, Tensor]:
+        """The tensors as the state has them: views in full, and no stored tensor that is none of the state."""
+        views = self.views()
+        of_storage = {view.base for view in views.values() if STORAGE in view.base}
+        tensors = {name: tensor for name, tensor in self.tensors.items() if name not in of_storage}
+        return tensors | {name: _viewed(self.tensors[view.base], view) for name, view in views.items()}
+
 
 @contextmanager
 def opened(path: Path) -> Iterator[Content]:
@@ -190,8 +212,9 @@ def compare(first: Content, second: Content) -> Difference:
     """Compare configs, names, shapes, types and values."""
     changes: list[TensorChange] = []
     same = 0
-    for name, one in first.tensors.items():
-        if (other := second.tensors.get(name)) is None:
+    ours, theirs = first.with_views(), second.with_views()
+    for name, one in ours.items():
+        if (other := theirs.get(name)) is None:
             continue
         if (change := _change(name, one, other)) is None:
             same += 1
@@ -202,8 +225,8 @@ def compare(first: Content, second: Content) -> Difference:
     return Difference(
         config=config,
         no_config=no_config,
-        only_first=sorted(first.tensors.keys() - second.tensors.keys()),
-        only_second=sorted(second.tensors.keys() - first.tensors.keys()),
+        only_first=sorted(ours.keys() - theirs.keys()),
+        only_second=sorted(theirs.keys() - ours.keys()),
         tensors=changes,
         same=same,
     )
@@ -355,3 +378,19 @@ def _add_parts(tensor: Tensor, more: Tensor) -> None:
     """Add another file's part; a copy of one that is there already is left out."""
     there = {part.shard for part in tensor.parts}
     tensor.parts.extend(part for part in more.parts if part.shard not in there)
+
+
+def _viewed(base: Tensor, view: View) -> Tensor:
+    """A view as a tensor of its own, whose elements are copied when they are looked at."""
+    element_bytes = base.entry.size_bytes // math.prod(base.entry.shape)
+    entry = TensorEntry(view.name, base.entry.code, view.shape, math.prod(view.shape) * element_bytes)
+
+    def content() -> Array:
+        import numpy as np
+
+        flat = base.parts[0].content().view(f"V{element_bytes}")[view.offset :]
+        strides = [stride * element_bytes for stride in view.strides]
+        elements = np.lib.stride_tricks.as_strided(flat, view.shape, strides, writeable=False)
+        return np.ascontiguousarray(elements).reshape(-1).view("u1")
+
+    return Tensor(entry, [StoredPart(Shard.all_of(view.shape), content)])

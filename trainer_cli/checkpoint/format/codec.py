@@ -1,7 +1,7 @@
 """A state tree as JSON text and named tensors, and back, exactly. Nothing else can be in a checkpoint.
 
 Plain JSON holds null, booleans, numbers, texts, lists and mappings of texts. All else is a tag, a mapping
-with the key `$`: tuples, other mappings, bytes, NaN and infinity, large integers, and the names of tensors.
+with the key `$`: tuples, other mappings, bytes, NaN and infinity, large integers, names of tensors, and views of them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import json
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
+from trainer_cli.checkpoint.format.views import View, find_views
 from trainer_cli.errors import UserError
 
 Leaf = torch.Tensor | np.ndarray[Any, Any]
@@ -35,8 +37,11 @@ class Undecodable(ValueError):
     """The text is not what `encode` writes."""
 
 
-def encode(tree: Mapping[str, Any]) -> tuple[bytes, dict[str, Leaf]]:
-    """The JSON text of a tree and its tensors by name, in the order of the tree. Tensors are not copied.
+def encode(tree: Mapping[str, Any], *, share_views: bool = True) -> tuple[bytes, dict[str, Leaf]]:
+    """The JSON text of a tree and the tensors to store by name, in the order of the tree. Tensors are not copied.
+
+    Args:
+        share_views: leave out tensors that are views of others; the text says where they lie in these.
 
     Raises:
         UnsavableState: naming the owner, as `callbacks/ema/decay is a set`.
@@ -47,6 +52,8 @@ def encode(tree: Mapping[str, Any]) -> tuple[bytes, dict[str, Leaf]]:
         if type(key) is not str:
             raise UnsavableState(f"the state has the top-level key {key!r}, which is no text")
         state[key] = encoder.value(value, (key,))
+    if share_views:
+        encoder.share_views()
     text = json.dumps({"version": _VERSION, "state": state}, allow_nan=False, separators=(",", ":"))
     return text.encode("ascii"), encoder.tensors
 
@@ -75,12 +82,30 @@ class Decoder:
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
         self.wanted: dict[str, bool] = {}
-        """Name of each tensor -> whether it was a numpy array."""
+        """Name of each stored tensor -> whether it was a numpy array."""
+        self.views: dict[str, View] = {}
+        """Name of each tensor that is a view of a stored one."""
         self._walk(lambda name: None)
+        if unclear := self.wanted.keys() & self.views.keys():
+            raise Undecodable(f"the tensor {min(unclear)[:80]!r} is also a view")
 
     def tree(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """The tree, with the tensors that `wanted` names. They are not copied."""
-        return self._walk(tensors.__getitem__)
+        return self._walk((dict(tensors) | self.views_of(tensors)).__getitem__)
+
+    def views_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors that are views of those that `wanted` names; those of one place and shape are one tensor."""
+        of_place: dict[View, torch.Tensor] = {}
+        found = {}
+        for name, view in self.views.items():
+            place = replace(view, name="")
+            if place not in of_place:
+                try:
+                    of_place[place] = view.of(tensors[view.base])
+                except ValueError as error:
+                    raise Undecodable(str(error)) from None
+            found[name] = of_place[place]
+        return found
 
     def _walk(self, find: Callable[[str], torch.Tensor | None]) -> dict[str, Any]:
         return {key: self._value(value, find, 1) for key, value in self._state.items()}
@@ -101,6 +126,8 @@ class Decoder:
     def _tagged(self, tag: Any, raw: Any, find: Callable[[str], torch.Tensor | None], depth: int) -> Any:
         if tag in ("tensor", "array", "scalar"):
             return self._leaf(tag, raw, find)
+        if tag == "view":
+            return self._view(raw, find)
         if tag in ("tuple", "size"):
             items = self._value(_a_list(raw), find, depth)
             return tuple(items) if tag == "tuple" else _size(items)
@@ -122,6 +149,16 @@ class Decoder:
         except TypeError as error:
             raise Undecodable(f"{name[:80]!r} cannot be an array: {error}") from None
         return array if tag == "array" else array[()]
+
+    def _view(self, raw: Any, find: Callable[[str], torch.Tensor | None]) -> torch.Tensor | None:
+        try:
+            view = View.parse(raw)
+        except ValueError as error:
+            raise Undecodable(str(error)) from None
+        if self.views.setdefault(view.name, view) != view:
+            raise Undecodable(f"the view {view.name[:80]!r} is there twice")
+        self.wanted.setdefault(view.base, False)
+        return find(view.name)
 
     def _mapping(
         self, tag: str, raw: list[Any], find: Callable[[str], torch.Tensor | None], depth: int
@@ -145,6 +182,15 @@ class Decoder:
 class _Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, Leaf] = {}
+        self._tags: dict[str, dict[str, Any]] = {}
+
+    def share_views(self) -> None:
+        """Put views of stored tensors into the tree in the place of tensors that share memory."""
+        bases, views = find_views({name: leaf for name, leaf in self.tensors.items() if _may_be_view(leaf)})
+        for name, view in views.items():
+            del self.tensors[name]
+            self._tags[name] |= _tag("view", view.to_json())
+        self.tensors |= bases
 
     def value(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > _DEEPEST:
@@ -183,7 +229,9 @@ class _Encoder:
 
     def _leaf(self, value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, torch.Tensor):
-            return _tag("tensor", self._name(value, path))
+            name = self._name(value, path)
+            self._tags[name] = _tag("tensor", name)
+            return self._tags[name]
         if isinstance(value, np.ndarray | np.generic):
             if type(value) is not np.ndarray and not isinstance(value, np.generic):
                 raise _unsavable(value, path)
@@ -199,6 +247,17 @@ class _Encoder:
             name = f"{plain}#{serial}"
         self.tensors[name] = leaf
         return name
+
+
+def _may_be_view(leaf: Leaf) -> TypeGuard[torch.Tensor]:
+    """Whether a tensor is an ordinary one, whose elements can be found in its storage as they are."""
+    return (
+        isinstance(leaf, torch.Tensor)
+        and type(leaf) in (torch.Tensor, torch.nn.Parameter)
+        and leaf.layout is torch.strided
+        and not (leaf.is_nested or leaf.is_quantized or leaf.is_conj() or leaf.is_neg())
+        and leaf.numel() > 0
+    )
 
 
 def _is_plain_mapping(value: dict[Any, Any]) -> bool:

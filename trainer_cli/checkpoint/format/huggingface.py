@@ -111,7 +111,8 @@ class HuggingFaceFormat:
     name = "huggingface"
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
-        base = lay_out(*codec.encode(tree), shapes_only=shapes_only)
+        # Views are written in full: `from_pretrained` looks for each weight under its own name.
+        base = lay_out(*codec.encode(tree, share_views=False), shapes_only=shapes_only)
         return HuggingFaceLayout(**{one.name: getattr(base, one.name) for one in fields(base)})
 
     def read(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer_cli.checkpoint.format import codec
-from trainer_cli.checkpoint.format.dtensor import Part, Target, Targets, is_dtensor, local_of, part_of
+from trainer_cli.checkpoint.format.dtensor import Part, Target, Targets, distributed, is_dtensor, local_of, part_of
 from trainer_cli.checkpoint.format.file_layout import (
     DTYPES,
     FileLayout,
@@ -265,16 +265,20 @@ def read_sharded(
         stored = {name: aliases.get(name, name) for name in decoder.wanted}
         parts = _parts_of(folder, manifest)
         wanted: dict[str, _Wanted] = {}
+        whole = {stored[view.base] for view in decoder.views.values()}
         for name, source in stored.items():
             if source not in parts:
                 raise codec.Undecodable(f"the tensor {source[:80]!r} is in none of the files")
             if source not in wanted:
-                wanted[source] = _wanted(name, parts[source], targets, tensor_file(rank))
+                target_of = None if source in whole else targets
+                wanted[source] = _wanted(name, parts[source], target_of, tensor_file(rank))
         for file in manifest.files:
             if here := {name: one for name, one in wanted.items() if file in one.from_files}:
                 _read_parts(folder, manifest, file, here)
         found = {name: _finished(folder, name, one) for name, one in wanted.items()}
         tree = decoder.tree({name: found[stored[name]] for name in decoder.wanted})
+        if whole and targets is not None:
+            tree = distributed(tree, targets)
         if only is None or any(key not in tree for key in only):
             tree |= _own_states(folder, manifest, only, rank, group)
         return tree

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 
 class TensorsFormat:
-    """Any safetensors reader can open the tensor file; tied tensors are in it once.
+    """Any safetensors reader can open the tensor file; tied tensors and overlapping views are in it once.
 
     Tensors are written straight from their memory, without holes between them; the header is padded so that they begin
-    at a multiple of 4,096 bytes. They come back as plain contiguous tensors on the CPU, each with memory of its own.
+    at a multiple of 4,096 bytes. They come back as plain tensors on the CPU: contiguous, each with memory of its own,
+    but for views, which share it.
     """
 
     name = "tensors"

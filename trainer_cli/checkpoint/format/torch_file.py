@@ -50,13 +50,14 @@ class TorchLayout(FileLayout):
             tensors[entry.name] = _typed(flat, entry)
             offset += entry.size_bytes
         tensors |= {alias: tensors[name] for alias, name in self.aliases.items()}
+        tensors |= codec.decode(self.text).views_of(tensors)
         with folder.create(_file_of(self.rank)) as file:
             torch.save({"tensors": tensors, "state": self.text.decode("utf-8")}, _Stream(file))  # type: ignore[arg-type]
         return {}
 
 
 class TorchFileFormat:
-    """`torch.load(file, weights_only=True)["tensors"]` has every tensor; tied ones are one."""
+    """`torch.load(file, weights_only=True)["tensors"]` has every tensor; tied ones are one, and views share memory."""
 
     name = "torch_file"
 
