@@ -40,6 +40,7 @@ _PROCESSES = (
     "tests/loggers/test_tensorboard",
     "tests/parallel/",
     "tests/pages/",
+    "tests/peers/test_composer_commands",
     "tests/run/test_children",
     "tests/run/test_finalize",
     "tests/run/test_load_model",

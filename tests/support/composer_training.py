@@ -9,7 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer_cli import Callback, CheckpointerCallback, Loader, Logger, Record, RunFacts, Trainer, TrainingLoop
+from trainer_cli import (
+    Callback,
+    CheckpointerCallback,
+    Loader,
+    LoadOptions,
+    Logger,
+    Record,
+    RunFacts,
+    Trainer,
+    TrainingLoop,
+)
 from trainer_cli.cli.main import main
 
 STEPS = 5
@@ -116,6 +126,14 @@ def make_trainer(
     )
 
 
+def fit(duration: int | str = 10, ckpt_path: Any = None, *callbacks: Callback, **settings: Any) -> Trainer:
+    """A trainer after its fit; without `ckpt_path`, one that goes on where its folder says."""
+    keywords = {} if ckpt_path is None else {"ckpt_path": ckpt_path, "load": settings.pop("load", LoadOptions())}
+    trainer = make_trainer(duration, callbacks=callbacks, **settings)
+    trainer.fit(train_loader(), **keywords)
+    return trainer
+
+
 def saver(folder: Path | str = "checkpoints", **settings: Any) -> CheckpointerCallback:
     """Saves only as `settings` say, in the main thread."""
     return CheckpointerCallback(
@@ -127,6 +145,16 @@ def names(folder: Path | str = "checkpoints") -> list[str]:
     """The checkpoints in a folder."""
     paths = [path for path in Path(folder).iterdir() if not path.is_symlink()]
     return sorted(path.name for path in paths if (path / "manifest.json").exists())
+
+
+def saved_by(
+    duration: int | str, loader: Loader | None = None, folder: str = "checkpoints", **settings: Any
+) -> list[int]:
+    """The steps at which a run saves."""
+    # A norm that takes batches of one sample.
+    trainer = make_trainer(duration, model=lambda: Classifier(nn.LayerNorm), checkpoint=saver(folder, **settings))
+    trainer.fit(loader or train_loader())
+    return sorted(int(name.removeprefix("step")) for name in names(folder))
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:

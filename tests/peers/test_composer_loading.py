@@ -1,0 +1,299 @@
+"""The claims of Composer's own tests about resuming, and about files of other programs."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import os
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from composer_training import (
+    STEPS,
+    Classifier,
+    StopAt,
+    Words,
+    assert_same,
+    fit,
+    make_trainer,
+    names,
+    saver,
+    train_loader,
+    val_loader,
+    weights,
+)
+from peer_claims import Claim, claims, each, try_claim
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+
+import trainer_cli as tc
+
+
+class Runs:
+    """What calls `function(*arguments)` where it is unpickled."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.function, self.arguments
+
+
+def torch_bytes(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def hostile(kind: str) -> bytes:
+    shell = Runs(os.system, "touch ran")
+    match kind:
+        case "eval":
+            return torch_bytes({"state": {"model": Runs(eval, "open('ran', 'w')")}})
+        case "torch.save":
+            return torch_bytes({"state": {"model": {"weight": torch.ones(1)}, "more": shell}})
+        case "pickle":
+            return pickle.dumps(shell)
+        case _:
+            return torch_bytes({"state": Runs(torch.storage._load_from_bytes, torch_bytes(shell))})
+
+
+def check_hostile(folder: Path, kind: str) -> None:
+    path = folder / "ep1.pt"
+    path.write_bytes(hostile(kind))
+    model = tc.LoadOptions(states=["model"])
+    calls: list[Callable[[], object]] = [
+        lambda: tc.load_checkpoint(path, Classifier(), finetune=True),
+        lambda: make_trainer().fit(train_loader(), ckpt_path=path, load=model),
+        lambda: make_trainer().validate(val_loader(), ckpt_path=path),
+    ]
+    for call in calls:
+        with pytest.raises(tc.TrainError):
+            call()
+    assert not Path("ran").exists()
+
+
+def check_foreign(folder: Path, whole: bool) -> None:
+    """A file as Composer writes it."""
+    torch.manual_seed(3)
+    theirs = Classifier()
+    state: dict[str, Any] = {"model": theirs.state_dict(), "timestamp": {"Timestamp": {"batch": {"value": 7}}}}
+    rest: dict[str, Any] = {}
+    if whole:
+        state["timestamp"]["Timestamp"]["total_wct"] = datetime.timedelta(seconds=5)
+        rest["rng"] = [{"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}]
+    torch.save({"state": state, **rest}, "ep1.pt")
+    trainer = make_trainer()
+    trainer.load_checkpoint("ep1.pt", tc.LoadOptions(states=["model"]))
+    assert_same(weights(trainer), theirs.state_dict())
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def check_longer(folder: Path) -> None:
+    """A larger `max_duration` goes on, and leaves the files of earlier checkpoints as they are."""
+    fit(5, checkpoint=saver(save_interval=5, save_final=False))
+    before = contents("checkpoints/step5")
+    trainer = fit(10, checkpoint=saver(save_interval=5, save_final=False))
+    assert trainer.progress.step == 10
+    assert names() == ["step10", "step5"]
+    assert contents("checkpoints/step5") == before
+
+
+def check_resumed_without(folder: Path, lacking: str) -> None:
+    make = {
+        "link": lambda: {"checkpoint": saver(latest_link=False), "name": "mine"},
+        "name": lambda: {"checkpoint": saver()},
+        "folder": lambda: {"checkpoint": tc.CheckpointerCallback(save_async=False), "name": "mine"},
+    }[lacking]
+    fit(10, None, StopAt(7), **make())
+    assert make_and_resume(make) == 7
+
+
+def make_and_resume(make: Callable[[], dict[str, Any]]) -> int:
+    """The step from which a second trainer goes on."""
+
+    class Looks(tc.Callback):
+        step = -1
+
+        def on_train_start(self, trainer: tc.Trainer, *_: Any) -> None:
+            self.step = trainer.progress.step
+
+    looks = Looks()
+    assert fit(10, None, looks, **make()).progress.step == 10
+    return looks.step
+
+
+def check_folder_of_callback(folder: Path) -> None:
+    first = fit(5, checkpoint=saver("mine"))
+    second = fit(5, checkpoint=saver("mine"), seed=9)
+    assert_same(weights(first), weights(second))
+
+
+def compared(path: Path) -> dict[str, torch.Tensor | object]:
+    """The state in a checkpoint by path, without the clock."""
+
+    def walk(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict):
+            for key, part in value.items():
+                yield from walk(part, f"{where}/{key}")
+        elif not where.endswith("seconds"):
+            yield where, value
+
+    return dict(walk(tc.make_sync_checkpointer().read(path), ""))
+
+
+def check_resumption(folder: Path, seed: int | None, interval: str, name: str, step: int, *form: str) -> None:
+    """From a checkpoint of one folder, saving into another: the last checkpoints are the same."""
+    settings: dict[str, Any] = {"save_interval": interval, "name": name}
+    settings |= {"format": form[0], "compression": form[1]} if form else {}
+    fit("2ep", checkpoint=saver("first", **settings), seed=seed)
+    start = tc.checkpoint_path("first", step=step)
+    fit("2ep", start, checkpoint=saver("second", **settings), seed=seed)
+    assert tc.checkpoint_path("second", step=10).name == tc.checkpoint_path("first", step=10).name
+    first, second = (compared(tc.checkpoint_path(which, step=10)) for which in ("first", "second"))
+    assert list(first) == list(second)
+    assert not [key for key in first if not same(first[key], second[key])]
+
+
+def same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor | np.ndarray):
+        return bool(torch.equal(torch.as_tensor(first), torch.as_tensor(second)))
+    return bool(first == second)
+
+
+def check_own_validation(folder: Path) -> None:
+    """Damage is noticed always; a callback may refuse for reasons of its own."""
+
+    class Refuses(tc.Callback):
+        def on_before_load_checkpoint(self, trainer: tc.Trainer, path: Path) -> None:
+            raise ValueError(f"{path.name} is not wanted")
+
+    fit(2, checkpoint=saver())
+    trainer = make_trainer(callbacks=[Refuses()], seed=9)
+    before = weights(trainer)
+    with pytest.raises(ValueError, match="step2 is not wanted"):
+        trainer.fit(train_loader(), ckpt_path="checkpoints/step2")
+    assert_same(weights(trainer), before)
+    (tensors,) = Path("checkpoints/step2").glob("*.safetensors")
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"\x99")
+    with pytest.raises(tc.CheckpointError, match=r"digest|damaged"):
+        fit(4, "checkpoints/step2")
+
+
+class Epochs(BatchSampler):
+    """Batches in their order; is told the epoch."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def check_epoch_of_sampler(folder: Path, epochs: int) -> None:
+    words = Words(10)
+    sampler = Epochs(SequentialSampler(words), 2, drop_last=False)
+    make_trainer(f"{epochs}ep").fit(DataLoader(words, batch_sampler=sampler))
+    assert sampler.epoch == epochs - 1
+
+
+def check_position(folder: Path, make: Callable[[], Any]) -> None:
+    """Stopped within an epoch and resumed: the same weights as without a stop."""
+    straight = make_trainer("2ep")
+    straight.fit(make())
+    first = make_trainer("2ep", callbacks=[StopAt(STEPS + 2)], checkpoint=saver())
+    first.fit(make())
+    second = make_trainer("2ep", checkpoint=saver())
+    second.fit(make())
+    assert_same(weights(straight), weights(second))
+
+
+def shuffling() -> Any:
+    return DataLoader(Words(10), batch_size=2, shuffle=True)
+
+
+CLAIMS: list[Claim] = [
+    *claims(
+        "checkpoint/test_load: test_load_malicious",
+        check_hostile,
+        {
+            "A file that calls eval is refused, and nothing is run": ("eval",),
+            "A file of torch.save that calls os.system is refused, and nothing is run": ("torch.save",),
+            "A pickle that calls os.system is refused, and nothing is run": ("pickle",),
+            "A file with a pickle in the bytes of a storage is refused, and nothing is run": ("storage",),
+        },
+    ),
+    *claims(
+        "checkpoint/test_load: test_torch_load_allows_full_state_dict",
+        check_foreign,
+        {
+            "The weights of a file with times and random states are loaded": (True,),
+            "The weights of a file with tensors and counts alone are loaded": (False,),
+        },
+    ),
+    *claims(
+        "test_checkpoint: test_autoresume, overwrite",
+        check_longer,
+        {"A resume changes no checkpoint, and goes on to a larger duration": ()},
+    ),
+    *claims(
+        "test_checkpoint: test_autoresume_fail",
+        check_resumed_without,
+        {
+            "A resume without a link to the newest checkpoint is refused": ("link",),
+            "A resume without a name of the run is refused": ("name",),
+            "A resume without a folder of checkpoints is refused": ("folder",),
+        },
+        difference="A run is known by the manifests in its folder, which has a default: nothing else is needed to "
+        "resume it.",
+    ),
+    *claims(
+        "test_checkpoint: test_autoresume_from_callback",
+        check_folder_of_callback,
+        {"A second trainer with the callback's folder has the weights of the first": ()},
+    ),
+    *claims(
+        "test_checkpoint: TestCheckpointResumption.test_resumption",
+        check_resumption,
+        {
+            "Without a seed, from the end of an epoch": (None, "1ep", "ep{epoch}-step{step}", 5),
+            "With a seed, from the end of an epoch": (42, "1ep", "ep{epoch}-step{step}", 5),
+            "From a compressed archive": (42, "1ep", "ep{epoch}-step{step}", 5, "archive", "gz"),
+            "From within an epoch": (42, "2st", "ba{step}", 4),
+            "From the last batch of an epoch": (42, "1st", "ba{step}", 5),
+            "From after the first epoch": (42, "2st", "ba{step}", 6),
+        },
+    ),
+    *claims(
+        "test_checkpoint: test_checkpoint_validation",
+        check_own_validation,
+        {"A function of one's own judges a file before it is loaded": ()},
+        difference="Every file is compared with its digest, always; what else is to be judged goes into the hook "
+        "on_before_load_checkpoint of a callback, which may raise, and not into an environment variable.",
+    ),
+    *claims(
+        "test_checkpoint: test_set_dataloaders_to_cur_epoch",
+        check_epoch_of_sampler,
+        {f"After {epochs} epochs a batch sampler has heard of each": (epochs,) for epochs in (1, 2)},
+    ),
+    *claims(
+        "test_checkpoint: test_spin_dataloaders",
+        check_position,
+        {
+            "A run stopped within an epoch of our loader ends with the same weights": (train_loader,),
+            "A run stopped within an epoch of a shuffling DataLoader ends with the same weights": (shuffling,),
+        },
+    ),
+]
+
+
+@each(CLAIMS)
+def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_claim(claim, tmp_path, monkeypatch)
