@@ -39,7 +39,7 @@ LISTS = [
     ("  - /parts@param_groups.x: ../a\n", "an option of /parts leads out of its folder", 3, "an option of the group",
      SECOND),
     ("  - override /parts: a\n", "nothing chooses a parts that could be overridden", 3, "without override", SECOND),
-    ("  - /model: mlp\n", "model is chosen already", 3, "- override /model: OPTION", "  - override /model: mlp\n"),
+    ("  - /model: mlp\n", "model is chosen already", 3, "- override /model: mlp", "  - override /model: mlp\n"),
 ]  # fmt: skip
 
 

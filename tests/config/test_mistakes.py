@@ -117,7 +117,7 @@ CASES = [
     Case(
         "++ on a group",
         ["++model=cnn"],
-        "++model=cnn: model is a group, whose option is chosen (command line). Write model=cnn.",
+        "++model=cnn: model is a group, whose option is chosen (command line). Write 'model=cnn', or '+model=cnn' where none is chosen yet.",
     ),
     Case(
         "key of an option that is not chosen",
@@ -201,7 +201,7 @@ CASES = [
     Case(
         "override for a package that nothing chooses",
         ["experiment=x"],
-        "nothing chooses a callbacks for foo (configs/experiment/x.yaml:3). Write '- override /callbacks: OPTION'.",
+        "nothing chooses a callbacks for foo (configs/experiment/x.yaml:3). Write '- override /callbacks: ema'.",
         {"experiment/x.yaml": PACKAGE + "defaults:\n  - override /callbacks@foo: ema\n"},
     ),
     Case(
@@ -544,7 +544,7 @@ CASES = [
     Case(
         "override of what the primary config does not choose",
         ["experiment=x"],
-        "nothing chooses a model that could be overridden (configs/experiment/x.yaml:3). Write '- /model: OPTION' without override, or choose one in config.yaml.",
+        "nothing chooses a model that could be overridden (configs/experiment/x.yaml:3). Write '- /model: mlp' without override, or choose one in config.yaml.",
         {
             "config.yaml": "seed: 1\n",
             "experiment/x.yaml": PACKAGE + "defaults:\n  - override /model: mlp\n",
@@ -869,7 +869,7 @@ CASES = [
     Case(
         "circle of two",
         ["name='${run_dir}'"],
-        "name: ${run_dir} leads back to itself (command line).",
+        "name: ${run_dir} leads back to itself (command line). Write the value in one of the keys.",
     ),
     Case(
         "interpolation without an end",
@@ -884,7 +884,7 @@ CASES = [
     Case(
         "circle in a file",
         ["experiment=x"],
-        "loop.hard_stop: ${loop.max_time} leads back to itself (configs/experiment/x.yaml:3).",
+        "loop.hard_stop: ${loop.max_time} leads back to itself (configs/experiment/x.yaml:3). Write the value in one of the keys.",
         {
             "experiment/x.yaml": "# @package _global_\nloop:\n  hard_stop: ${loop.max_time}\n  max_time: ${loop.hard_stop}\n"
         },
@@ -1244,13 +1244,13 @@ CASES = [
     Case(
         "group that is not there in a file",
         ["experiment=x"],
-        "there is no group 'modle' (configs/experiment/x.yaml:3). There are: callbacks, checkpoint, data, debug, experiment, loggers, loop, model, optimizer, parallel, precision, scheduler, sparsity. Did you mean 'model'?",
+        "there is no group 'modle' (configs/experiment/x.yaml:3). There are: callbacks, checkpoint, data, debug, experiment, loggers, loop, model, optimizer, parallel, precision, scheduler, sparsity. Did you mean '- override /model: cnn'?",
         {"experiment/x.yaml": "# @package _global_\ndefaults:\n  - override /modle: cnn\n"},
     ),
     Case(
         "override forgotten",
         ["experiment=x"],
-        "model is chosen already, in {shipped}/config.yaml (configs/experiment/x.yaml:3). Write '- override /model: OPTION'.",
+        "model is chosen already, in {shipped}/config.yaml (configs/experiment/x.yaml:3). Write '- override /model: cnn'.",
         {"experiment/x.yaml": "# @package _global_\ndefaults:\n  - /model: cnn\n"},
     ),
     Case(
@@ -1292,7 +1292,7 @@ CASES = [
     Case(
         "file that lists itself",
         ["experiment=x"],
-        "cannot compose: a defaults list leads back to its own file (configs/experiment/x.yaml).",
+        "a defaults list leads back to its own file (configs/experiment/x.yaml:3). Remove the line.",
         {"experiment/x.yaml": "# @package _global_\ndefaults:\n  - x\n"},
     ),
     Case(

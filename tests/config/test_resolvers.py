@@ -124,7 +124,7 @@ def test_a_value_that_a_resolver_changed_is_noticed(project: Path, write: Write)
         ("def mul(a b):\n", "configs/resolvers.py fails: SyntaxError: invalid syntax"),
         ("def now(a):\n    return 1\n", "configs/resolvers.py defines 'now', which is a resolver already"),
         ("from operator import mul\n_mul = eval\n", "optimizer.lr: ${mul:${seed},0.5} asks for 'mul'"),
-        ("def mul(a, b):\n    return a / 0\n", "ZeroDivisionError raised in ${mul:${seed},0.5}"),
+        ("def mul(a, b):\n    return a / 0\n", "${mul:${seed},0.5} fails: ZeroDivisionError: division by zero"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_of_resolvers_is_one_message(project: Path, write: Write, text: str, said: str) -> None:

@@ -53,7 +53,7 @@ class RandomProject:
 
     def _option(self, group: str) -> str:
         pick = self._random
-        headers = ("_global_", "_group_", f"{group.replace('/', '.')}.inner", "callbacks.c")
+        headers = ("_global_", f"{group.replace('/', '.')}.inner", "callbacks.c")
         header = f"# @package {pick.choice(headers)}\n" if pick.random() < 0.15 else ""
         values = self._mapping(2)
         defaults: list[Any] = []

@@ -241,7 +241,9 @@ def _checked(
         if not any(f"{one.location}.".startswith(f"{key}.") for key in wrong):
             found.append(one)
     reported = {mistake.source for mistake in draft.mistakes} - {COMMAND_LINE}
-    found = [one for one in found if one.source not in reported and (draft.whole or one.source == COMMAND_LINE)]
+    # Where a file cannot be read, all that it would have set is missing.
+    typed = [one for one in found if one.source == COMMAND_LINE and one.code is not Code.not_given]
+    found = [one for one in (found if draft.whole else typed) if one.source not in reported]
     raise_all([*draft.mistakes, *untimely, *found])
     raw = OmegaConf.create(values)
     return Composed(config, raw, list(overrides), search.root, search.dirs, provenance, trust, of_the_moment)
@@ -297,7 +299,7 @@ def _composed(search: SearchPath, command: CommandLine) -> _Draft:
     except (HydraException, OmegaConfBaseException, RecursionError, ValueError) as error:
         found = [*line.mistakes, *files.mistakes]
         if line.whole and not files.broken:
-            found.append(translated(error, search, command, [*files.read]))
+            found.append(translated(error, search, command, files.read))
         raise_all(found)
         raise
     choices = defaults_list.choices(search, listed, line.choices, lambda file: files[file].node)

@@ -60,12 +60,14 @@ class ConfigFiles:
     def _read(self, path: Path) -> Reading:
         name = label(path, self._search.cwd)
         reading = read_file(path, name)
-        folder = next((folder for folder in self._search.dirs if path.is_relative_to(folder)), path.parent)
-        group = path.parent.relative_to(folder).as_posix().removeprefix(".")
+        group = self._search.name_of(path).rpartition("/")[0]
         if not reading.broken:
             for mistake in defaults_list.defaults_list_mistakes(reading.node, name, group, self._groups):
                 reading.mistakes.append(mistake)
                 reading.broken, reading.values = True, None
+        if self._search.primary == self._search.name_of(path) and reading.package not in (None, "_global_"):
+            what = f"the primary config cannot go to '{reading.package}': all else is merged into it"
+            reading.add(what, f"{name}:1", "Remove the line '# @package'.", breaks=True)
         if group.partition("/")[0] == "experiment" and reading.package is None:
             if not reading.broken and not reading.mistakes and set(reading.values) - {"defaults"}:
                 section = group.replace("/", ".")

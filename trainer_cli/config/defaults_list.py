@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,16 +10,17 @@ from typing import NamedTuple
 import yaml
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config.fields import KeyPath
+from trainer_cli.config.fields import KeyPath, unknown_key
 from trainer_cli.config.hydra_compat import Merged
 from trainer_cli.config.overrides import COMMAND_LINE, line_of
 from trainer_cli.config.provenance import Choice, Origin, label
 from trainer_cli.config.search_path import SearchPath, find
-from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.config.suggest import nearest
 from trainer_cli.errors import Code, ConfigError
 
 _TEXT = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
+_BACKSLASH = "\\"
 _HOW = "An entry is '- group: option', '- override /group: option', '- file' or '- _self_'."
 
 
@@ -36,7 +38,8 @@ def defaults_list_mistakes(
         return ConfigError(what, source=source, code=Code.defaults_list, hint=hint)
 
     if not isinstance(listed, yaml.SequenceNode):
-        yield wrong(listed, "'defaults' must be a list")
+        hint = "Write an entry below it, or remove the line." if listed.tag == _NULL else _HOW
+        yield wrong(listed, "'defaults' must be a list", hint)
         return
     selves = [entry for entry in listed.value if entry.value == "_self_"]
     for entry in selves[1:]:
@@ -51,13 +54,29 @@ def defaults_list_mistakes(
             what = f"an override of {overridden} stands before {str(key.value).lstrip('/')!r}"
             yield wrong(override, what, "Move overrides to the end of the list.")
             override = None
-        if ".." in str(key.value).split("/"):
-            yield wrong(entry, f"{key.value} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
-        elif isinstance(entry, yaml.MappingNode) and len(entry.value) == 1:
+        if isinstance(entry, yaml.MappingNode) and len(entry.value) == 1:
             key, option = entry.value[0]
             yield from _choice(key, option, group, groups, wrong)
-        elif not (isinstance(entry, yaml.ScalarNode) and entry.tag == _TEXT):
+        elif not (isinstance(entry, yaml.ScalarNode) and entry.tag == _TEXT and entry.value.strip()):
             yield wrong(entry, "this entry of the defaults list is no choice")
+        else:
+            yield from _config(entry, wrong)
+
+
+def _config(entry: yaml.Node, wrong: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+    """What is wrong with one `- file`."""
+    *words, last = str(entry.value).split()
+    name = last.partition("@")[0].lstrip("/")
+    if name == "_self_" and entry.value != "_self_":
+        yield wrong(
+            entry, f"'{entry.value}' is no entry: a file's own values go to its own package", "Write '- _self_'."
+        )
+    elif words and words != ["optional"]:
+        yield wrong(entry, f"'{entry.value}' names no option", f"Write '- {entry.value}: OPTION'.")
+    elif _BACKSLASH in last:
+        yield wrong(entry, f"{last} has a backslash", f"Write '{last.replace(_BACKSLASH, '/')}'.")
+    elif ".." in last.split("/"):
+        yield wrong(entry, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
 
 
 def _choice(
@@ -65,34 +84,102 @@ def _choice(
 ) -> Iterator[ConfigError]:
     """What is wrong with one `- group: option`."""
     *words, last = str(key.value).split() or [""]
-    chosen, _, _package = last.partition("@")
+    chosen, at, package = last.partition("@")
     resolved = chosen[1:] if chosen.startswith("/") else f"{group}/{chosen}".lstrip("/")
-    texts = option.value if isinstance(option, yaml.SequenceNode) else [option]
-    if not all(text.tag == _TEXT or (text is option and text.tag == _NULL) for text in texts):
-        yield wrong(option, f"the option of {chosen} must be a name, a list of names, or null", "")
-    if any(".." in str(text.value).split("/") for text in texts):
-        yield wrong(option, f"an option of {chosen} leads out of its folder", "Name an option of the group.")
+    name = chosen.lstrip("./")
+    if not name or name in ("override", "optional"):
+        yield wrong(key, "this entry names no group")
+    elif name == "_self_":
+        yield wrong(key, f"'{key.value}' is no entry of a defaults list", "Write '- _self_'.")
+    elif _BACKSLASH in str(key.value):
+        yield wrong(key, f"{key.value} has a backslash", f"Write '{str(key.value).replace(_BACKSLASH, '/')}'.")
+    elif ".." in chosen.split("/"):
+        yield wrong(key, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
     elif not set(words) <= {"override", "optional"}:
         yield wrong(key, f"{' '.join(words)!r} before {chosen} is not known", "Known: override, optional.")
     elif "hydra" in (resolved.split("/")[0], chosen.split("/")[0]):
-        yield wrong(key, f"{chosen.lstrip('/')} has no effect", "Hydra only composes the config here.")
+        yield wrong(key, f"{name} has no effect", "Hydra only composes the config here.")
     elif resolved in groups:
-        return
-    elif chosen in groups:
-        written = f"- {option.value}" if chosen == group else f"- override /{last}: {option.value}"
-        yield wrong(key, f"{chosen} is looked for below {group}/", f"Write '{written}'.")
+        yield from _option(chosen, option, wrong)
+        if at:
+            yield from _package(key, package, wrong)
+    elif name in groups:
+        where = f"looked for below {group}/" if not chosen.startswith((".", "/")) else "no group of the root"
+        written = str(option.value) if name == group else entry_for(name, str(option.value), at + package)
+        yield wrong(key, f"{chosen} is {where}", f"Write '- {written}'.")
     elif "optional" not in words:
-        hint = f"There are: {', '.join(groups)}.{did_you_mean(chosen.lstrip('/'), groups)}"
+        hint = f"There are: {', '.join(groups)}."
+        if (meant := nearest(name, groups)) is not None:
+            written = entry_for(meant, str(option.value), at + package, words if words or not group else None)
+            hint += f" Did you mean '- {written}'?" if isinstance(option, yaml.ScalarNode) else f" '{meant}'?"
         yield wrong(key, f"there is no group '{resolved}'", hint)
 
 
-class _Entry(NamedTuple):
-    """An entry of a defaults list: `option` of `group`, or none of it."""
+def entry_for(group: str, option: str, package: str = "", words: Sequence[str] | None = None) -> str:
+    """An entry that chooses an option of a group of the root; a group that the schema has is chosen already.
 
+    `package` begins with its `@`; `words` are written before the group, as they are.
+    """
+    is_known = unknown_key(tuple(group.split("/"))) is None
+    if words is None:
+        words = ["override"] if is_known and not package else []
+    at = package or ("" if is_known else "@KEY")
+    return f"{' '.join([*words, '/' + group])}{at}: {option}"
+
+
+def _option(chosen: str, option: yaml.Node, wrong: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+    """What is wrong with the option, or the options, after the colon."""
+    several = isinstance(option, yaml.SequenceNode)
+    texts = option.value if several else [option]
+    if not all(text.tag == _TEXT or (text is option and text.tag == _NULL) for text in texts):
+        yield wrong(option, f"the option of {chosen} must be a name, a list of names, or null", "")
+        return
+    for text in (str(text.value) for text in texts if text.tag == _TEXT):
+        if not text.strip():
+            yield wrong(option, f"the option of {chosen} is empty", f"Write '{chosen}: OPTION', or null for none.")
+        elif _BACKSLASH in text:
+            yield wrong(option, f"option {text} has a backslash", f"Write '{text.replace(_BACKSLASH, '/')}'.")
+        elif ".." in text.split("/"):
+            yield wrong(option, f"an option of {chosen} leads out of its folder", "Name an option of the group.")
+        elif several and "${" in text:
+            yield wrong(option, f"{text} is one of several options, and cannot be resolved", "Write its name.")
+        elif "${defaults." in text:
+            yield wrong(option, f"{text} counts the entries of the list", "Name a group instead: '${GROUP}'.")
+
+
+def _package(key: yaml.Node, package: str, wrong: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+    """What is wrong with how `@package` is written. Whether there is such a key, the merged config shows."""
+    if not re.fullmatch(r"[\w$-]+(\.[\w$-]+)*", package):
+        instead = ".".join(re.findall(r"[\w$-]+", package.rpartition(":")[2])) or "KEY"
+        yield wrong(key, f"'@{package}' names no place in the config", f"Write '@{instead}'.")
+
+
+class Entry(NamedTuple):
+    """An entry of a defaults list: `option` of `group`, or none of it; or the config `option` in the folder `group`."""
+
+    config: str
+    """The config that it stands in, such as `experiment/x`."""
     group: str
     option: str | None
-    origin: Origin
-    is_override: bool
+    place: str
+    words: str
+    """What is written before the colon, and after it."""
+    package: str = ""
+    is_override: bool = False
+    is_choice: bool = True
+    """Whether it names a group."""
+
+    @property
+    def names(self) -> str:
+        """The config that it chooses."""
+        return f"{self.group}/{self.option}".lstrip("/")
+
+    def is_of(self, key: str) -> bool:
+        """Whether it chooses for `group@package`. A package of a file that has one itself is not known here."""
+        group, _, package = key.partition("@")
+        at_root = self.config.partition("/")[0] in (self.config, "experiment")
+        here = self.package or self.group.replace("/", ".")
+        return self.group == group and (not at_root or here == (package or group.replace("/", ".")))
 
 
 def choices(
@@ -107,9 +194,10 @@ def choices(
     """
     files = {one.name: file for one in listed if (file := find(search.dirs, one.name))}
     entries = [
-        _Entry(group, option, Origin(f"{label(file, search.cwd)}:{line}", f"{group}={option or 'null'}"), is_override)
+        entry
         for name, file in files.items()
-        for group, option, line, is_override in _listed(read(file), name.rpartition("/")[0])
+        for entry in entries_of(read(file), label(file, search.cwd), name)
+        if entry.is_choice
     ]
     # An override comes before what it overrides; of several the first counts, as in Hydra.
     entries.sort(key=lambda entry: not entry.is_override)
@@ -131,7 +219,7 @@ def choices(
         found.setdefault(_path(override.key_or_group), Choice(Origin(COMMAND_LINE, line_of(override))))
     for entry in entries:
         if entry.option is None and entry.group != "experiment":  # as if the line were not there
-            found.setdefault(_path(entry.group), Choice(entry.origin))
+            found.setdefault(_path(entry.group), Choice(_origin(entry)))
     # A run that is not named is called after its experiment.
     experiments = [choice for section, choice in found.items() if section[0] == "experiment"]
     return {**found, ("name",): experiments[-1]} if experiments else found
@@ -148,22 +236,36 @@ def _paths(override: Override) -> list[str]:
     return [f"{override.key_or_group}/{str(one).removesuffix('.yaml')}" for one in options if one is not None]
 
 
-def _who(path: str, written: dict[str, str], entries: Sequence[_Entry]) -> Origin | None:
+def _who(path: str, written: dict[str, str], entries: Sequence[Entry]) -> Origin | None:
     """Who chose a file: the command line, or the first entry that names it."""
     if path in written:
         return Origin(COMMAND_LINE, written[path])
-    return next((entry.origin for entry in entries if f"{entry.group}/{entry.option}" == path), None)
+    return next((_origin(entry) for entry in entries if entry.names == path), None)
 
 
-def _listed(node: yaml.Node | None, folder: str) -> Iterator[tuple[str, str | None, int, bool]]:
-    """Group, option, line, and whether it overrides, of each entry; a relative group is one within `folder`."""
+def _origin(entry: Entry) -> Origin:
+    return Origin(entry.place, f"{entry.group}={entry.option or 'null'}")
+
+
+def entries_of(node: yaml.Node | None, file: str, config: str) -> Iterator[Entry]:
+    """The entries of the defaults list of a config, whose file messages call `file`."""
+    folder = config.rpartition("/")[0]
+
+    def resolved(name: str) -> str:
+        return name[1:] if name.startswith("/") else f"{folder}/{name}".lstrip("/")
+
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     lists = [value for key, value in pairs if key.value == "defaults" and isinstance(value, yaml.SequenceNode)]
-    for entry in (entry for one in lists for entry in one.value if isinstance(entry, yaml.MappingNode)):
-        for key, value in entry.value:
+    for entry in (entry for one in lists for entry in one.value):
+        place = f"{file}:{entry.start_mark.line + 1}"
+        if isinstance(entry, yaml.ScalarNode) and entry.value != "_self_":
+            name, _, package = str(entry.value).partition("@")
+            group, _, option = resolved(name.removesuffix(".yaml")).rpartition("/")
+            yield Entry(config, group, option, place, str(entry.value), package, is_choice=False)
+        for key, value in entry.value if isinstance(entry, yaml.MappingNode) else ():
             words = str(key.value).split() or [""]
-            name = words[-1].partition("@")[0]
-            group = name[1:] if name.startswith("/") else f"{folder}/{name}".lstrip("/")
+            name, _, package = words[-1].partition("@")
             for item in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                option = None if item.tag == _NULL else str(item.value).removesuffix(".yaml")
-                yield group, option, key.start_mark.line + 1, "override" in words
+                chosen = None if item.tag == _NULL else str(item.value).removesuffix(".yaml")
+                text = f"{key.value}: {item.value}"
+                yield Entry(config, resolved(name), chosen, place, text, package, "override" in words)

@@ -118,7 +118,7 @@ def _add_mistake(
     if path is None:
         files[file].add(f"the file does not merge with those before it: {reason}", source.label, "", breaks=True)
         return
-    place, key = Provenance([source]).exact(path).place, ".".join(path)
+    place, key = Provenance([source]).within(path), ".".join(path)
     what = f"{key} is {_kind(_at(values, path[len(source.package) :]))}, but {provenance.exact(path).place} makes it "
     what += _kind(_at(before, path))
     files[file].add(what, place, "A list and a mapping do not merge: write both as one kind.", breaks=True)

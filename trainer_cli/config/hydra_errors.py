@@ -6,40 +6,75 @@ Their exceptions say in their text alone which key or file is wrong, so this is 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from hydra.errors import MissingConfigException
 from omegaconf.errors import InterpolationToMissingValueError, UnsupportedInterpolationType
 
-from trainer_cli.config.hydra_compat import SCHEMA
+from trainer_cli.config.defaults_list import Entry, entries_of, entry_for
+from trainer_cli.config.fields import unknown_key
+from trainer_cli.config.hydra_compat import SCHEMA, resolver_names
 from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, line_of, no_option
 from trainer_cli.config.provenance import label
-from trainer_cli.config.search_path import SearchPath, find, options, primaries
+from trainer_cli.config.search_path import SearchPath, every_group, find, options, primaries
 from trainer_cli.config.suggest import did_you_mean, nearest
+from trainer_cli.config.yaml_reader import Reading
 from trainer_cli.errors import Code, ConfigError
 
 
-def translated(error: Exception, search: SearchPath, command: CommandLine, files: Sequence[Path]) -> ConfigError:
+class _Lists(NamedTuple):
+    """What was read before the error: the command line, and the entries of all defaults lists."""
+
+    search: SearchPath
+    command: CommandLine
+    entries: dict[str, list[Entry]]
+    """Name of a config, such as `experiment/x` -> its entries, in the order in which the files were read."""
+
+    def of(self, key: str) -> list[Entry]:
+        """The entries that choose for `group@package`, or a config in the folder of a group."""
+        return [entry for entries in self.entries.values() for entry in entries if entry.is_of(key)]
+
+    def typed(self, key: str) -> str:
+        """The override of the command line that chooses for `group@package`, as it was written; empty for none."""
+        choices = (one for one in self.command.overrides if self.search.is_choice(one))
+        return next((line_of(one) for one in choices if one.get_key_element().lstrip("+~") == key), "")
+
+
+def translated(
+    error: Exception, search: SearchPath, command: CommandLine, files: Mapping[Path, Reading]
+) -> ConfigError:
     """The error for one of Hydra's. `files` are those read so far: the mistake is in the last one, or it names it."""
     text = str(error) or str(error.__cause__ or "")
+    entries = {
+        name: [*entries_of(reading.node, label(path, search.cwd), name)]
+        for path, reading in files.items()
+        for name in [search.name_of(path)]
+    }
+    lists = _Lists(search, command, entries)
     if isinstance(error, MissingConfigException):
-        return _missing_file(error, search, command)
+        return _missing_file(error, lists)
+    if isinstance(error, RecursionError):
+        where = next((at for name in entries if (at := _back_to_itself(entries, name, ())) is not None), None)
+        return _wrong("a defaults list leads back to its own file", where, "Remove the line.")
     if found := re.search(r"(\S+) appears more than once in the final|Multiple values for (\S+)\. ", text):
-        return _chosen_twice(found[1] or found[2], search, command, files)
+        return _chosen_twice(found[1] or found[2], lists)
     if found := re.search(r"You must specify '([^']+)'", text):
-        return _not_chosen(found[1], search, files)
-    if wrong := _wrong_override(text, search):
-        return wrong
+        return _not_chosen(found[1], lists)
+    if found := re.search(r"Could not (override|delete) '([^']+)'", text):
+        parent = re.search(r"In '([^']+)': Could not override", text)
+        meant = re.search(r"Did you mean to override (?:one of )?(.+)\?", text)
+        candidates = meant[1].split(", ") if meant else []
+        if parent:
+            return _wrong_override(parent[1], found[2], candidates, lists)
+        return _not_listed(found[2], candidates, lists, deletes=found[1] == "delete")
+    if found := re.search(r"Error resolving interpolation '([^']+)'", text):
+        return _no_interpolation(found[1], lists)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     what = " ".join(lines) or f"{type(error).__name__} in a defaults list"
-    if isinstance(error, RecursionError):
-        what = "a defaults list leads back to its own file"
-    where = label(files[-1], search.cwd) if files else None
-    if found := re.search(r"Error resolving interpolation '([^']+)'", text):
-        what = f"a defaults list cannot resolve {found[1]}"
-        where = next((at for path in files if (at := _mention(path, re.escape(found[1]), search.cwd))), where)
-    return _wrong(f"cannot compose: {what}", where)
+    return _wrong(f"cannot compose: {what}", label([*files][-1], search.cwd) if files else None)
 
 
 def why_unresolved(error: Exception, text: str, known: Sequence[str]) -> tuple[str, str]:
@@ -53,14 +88,20 @@ def why_unresolved(error: Exception, text: str, known: Sequence[str]) -> tuple[s
             f"Known: ${{key}}, ${{oc.env:NAME,DEFAULT}}, ${{now:%Y-%m-%d}}. Define your own as 'def {last}(…)' in "
             "configs/resolvers.py."
         )
-    if found := re.search(r"Interpolation key '([^']+)' not found", words):
-        return f"{text} names a key that is not there: {found[1]}", _meant(found[1], known)
+    key = re.search(r"Interpolation key '([^']+)' not found|Error resolving key '([^']+)'|access ([^:]+): node", words)
+    if key is not None:
+        name = key[1] or key[2] or key[3]
+        if name in resolver_names():
+            return f"{text} is a resolver without its colon", f"Write ${{{name}:ARGUMENT}}."
+        return f"{text} names a key that is not there: {name}", _meant(name, known)
     if found := re.search(r"Environment variable '([^']+)' not found", words):
         return f"the environment variable {found[1]} is not set", f"Set it, or write ${{oc.env:{found[1]},DEFAULT}}."
     if isinstance(error, RecursionError) or "Recursive interpolation" in words or "parent node" in words:
-        return f"{text} leads back to itself", ""
+        return f"{text} leads back to itself", "Write the value in one of the keys."
     if "HydraConfig was not set" in words:
         return f"{text} asks for Hydra's own settings, and there are none", "Hydra only composes the config here."
+    if found := re.search(r"(\w+) raised while resolving interpolation: (.*)", words):
+        return f"{text} fails: {found[1]}: {found[2]}", ""
     return words.replace("while resolving interpolation", f"in {text}"), ""
 
 
@@ -68,84 +109,133 @@ def _wrong(what: str, source: str | None, hint: str | None = None) -> ConfigErro
     return ConfigError(what, source=source, code=Code.defaults_list, hint=hint)
 
 
-def _wrong_override(text: str, search: SearchPath) -> ConfigError | None:
-    """An override of what nothing chose, on the command line or in a file, or in a file before the end of its list."""
-    if found := re.search(r"In '([^']+)': Could not override '([^'@]+)[^']*'\. No match in the defaults list", text):
-        what = f"nothing chooses a {found[2]} that could be overridden"
-        hint = f"Write '- /{found[2]}: OPTION' without override, or choose one in {search.primary}.yaml."
-    elif found := re.search(
-        r"In '([^']+)': Could not override '([^'@]+)(@[^']*)'\.\s*Did you mean to override (\S+)\?", text
-    ):
-        what, hint = f"nothing chooses a {found[2]} for {found[3][1:]}", f"Write '- override /{found[4]}: OPTION'."
-    elif found := re.search(r"Could not (override|delete) '([^']+)'\. No match in the defaults list", text):
-        add = f"To add it, write '+{found[2]}=NAME'." if found[1] == "override" else None
-        remove = "" if add else ", so it cannot be removed"
-        return _wrong(f"{found[2]} is not in the defaults list{remove}", COMMAND_LINE, add)
-    elif found := re.search(r"Could not override '([^']+)'\.\s*Did you mean to override (\S+)\?", text):
-        return _wrong(f"{found[1]} is not in the defaults list", COMMAND_LINE, f"Did you mean '{found[2]}=NAME'?")
-    else:
-        return None
-    file = find(search.dirs, found[1])
-    entry = rf"^\s*-\s*override\s+/?{re.escape(found[2])}(?:@\S*)?\s*:"
-    at = _mention(file, entry, search.cwd) if file is not None else None
-    return _wrong(what, at or found[1], hint)
+def _wrong_override(parent: str, key: str, candidates: Sequence[str], lists: _Lists) -> ConfigError:
+    """An override in a defaults list, of what nothing chose before, or not for this package."""
+    group, _, package = key.partition("@")
+    entry = next((one for one in lists.entries.get(parent, ()) if one.is_override and one.is_of(key)), None)
+    where, option = (entry.place, entry.option or "null") if entry is not None else (parent, "OPTION")
+    if group == "experiment":
+        return _of_an_experiment(where, option)
+    if candidates:
+        # Within a package that the file is merged into, a group of the root is named from there.
+        inside = package.partition(".")[0] != group and package.endswith(f".{group}") and candidates == [group]
+        names = [f"{group}@_global_.{group}"] if inside else candidates
+        cure = " or ".join(f"'- override /{name}: {option}'" for name in names)
+        return _wrong(f"nothing chooses a {group} for {package or group}", where, f"Write {cure}.")
+    what = f"nothing chooses a {group} that could be overridden"
+    hint = f"Write '- /{_placed(key)}: {option}' without override, or choose one in {lists.search.primary}.yaml."
+    return _wrong(what, where, hint)
 
 
-def _not_chosen(slot: str, search: SearchPath, files: Sequence[Path]) -> ConfigError:
+def _not_listed(key: str, candidates: Sequence[str], lists: _Lists, *, deletes: bool) -> ConfigError:
+    """An override of the command line that changes or removes a choice which no defaults list makes."""
+    name = key.partition("=")[0]
+    group = name.partition("@")[0]
+    chosen = next((one.option for one in lists.of(group) if one.option is not None), None)
+    if deletes:
+        hint = f"Write '~{group}', for it is {chosen}, or leave it out." if chosen is not None else "Leave it out."
+        return _wrong(f"{key} is not in the defaults list, so it cannot be removed", COMMAND_LINE, hint)
+    line = lists.typed(name)
+    if candidates:
+        meant = " or ".join(f"'{line.replace(name, one, 1)}'" for one in candidates)
+        return _wrong(f"{key} is not in the defaults list", COMMAND_LINE, f"Did you mean {meant}?")
+    hint = f"To add it, write '+{line.replace(name, _placed(name), 1)}'."
+    return _wrong(f"{key} is not in the defaults list", COMMAND_LINE, hint)
+
+
+def _not_chosen(slot: str, lists: _Lists) -> ConfigError:
     """A defaults list leaves the choice of a group to the command line (`- group: ???`)."""
     group = slot.partition("@")[0]
-    entry = rf"^\s*-\s*(?:override\s+)?/?{re.escape(group)}(?:@\S*)?\s*:\s*['\"]?\?\?\?"
-    where = next((at for path in files if (at := _mention(path, entry, search.cwd))), None)
-    hint = f"Add {slot}=NAME to the command line: {', '.join(options(search.dirs, group)) or 'none'}."
+    where = next((entry.place for entry in lists.of(slot) if entry.option == "???"), None)
+    hint = f"Add {slot}=NAME to the command line: {', '.join(options(lists.search.dirs, group)) or 'none'}."
     return ConfigError(f"{slot} must be chosen", source=where, code=Code.not_given, hint=hint)
 
 
-def _chosen_twice(group: str, search: SearchPath, command: CommandLine, files: Sequence[Path]) -> ConfigError:
+def _chosen_twice(key: str, lists: _Lists) -> ConfigError:
     """Two defaults lists choose an option of one group, or one and a `+group=` do."""
-    added = [line_of(one) for one in command.overrides if one.key_or_group == group and one.is_add()]
-    if added and group != "experiment":
-        return _wrong(f"{added[0]}: {group} is chosen already", COMMAND_LINE, "Leave out the '+'.")
-    entry = rf"^\s*-\s*(?:optional\s+)?/?{re.escape(group)}(?:@\S*)?\s*:"
-    primary = find(search.dirs, search.primary)
-    for path in files:
-        if len(places := _mentions(path, entry, search.cwd)) > 1:
-            return _wrong(f"{group} is chosen twice", places[1], "Name it once.")
-    for path in [path for path in files if path != primary]:
-        if where := _mention(path, entry, search.cwd):
-            what = f"{group} is chosen already, in {label(primary or path, search.cwd)}"
-            return _wrong(what, where, f"Write '- override /{group}: OPTION'.")
-    choice = rf"{entry}(?!\s*(?:null|~|$))"
-    if group == "experiment" and primary is not None and (where := _mention(primary, choice, search.cwd)):
-        hint = "Remove the line, and choose it on the command line alone."
-        return _wrong("experiment is chosen already", where, hint)
-    return _wrong(f"{group} is chosen twice", COMMAND_LINE, "Name it once.")
+    group = key.partition("@")[0]
+    added = [line_of(one) for one in lists.command.overrides if one.get_key_element() == f"+{key}"]
+    entries = [entry for entry in lists.of(key) if not entry.is_override]
+    if group == "experiment":
+        inside = next((entry for entry in entries if entry.config.startswith("experiment/")), None)
+        if inside is not None:
+            return _of_an_experiment(inside.place, inside.option or "null")
+        if (where := next((entry.place for entry in entries if entry.option is not None), None)) is not None:
+            hint = "Remove the line, and choose it on the command line alone."
+            return _wrong("experiment is chosen already", where, hint)
+    if group != "experiment" and added and (entries or len(added) == 1):
+        return _wrong(f"{added[0]}: {key} is chosen already", COMMAND_LINE, "Leave out the '+'.")
+    for first, last in pairwise(sorted(entries, key=lambda entry: entry.config)):
+        if first.config == last.config:
+            return _wrong(f"{key} is chosen twice", last.place, "Name it once.")
+    if len(entries) > 1:
+        first, last = entries[:2]
+        if _is_above(first, last, lists):
+            first, last = last, first
+        what = f"{key} is chosen already, in {first.place.rpartition(':')[0]}"
+        return _wrong(what, last.place, f"Write '- override /{key}: {last.option}'.")
+    return _wrong(f"{key} is chosen twice", COMMAND_LINE, "Name it once.")
 
 
-def _missing_file(error: MissingConfigException, search: SearchPath, command: CommandLine) -> ConfigError:
-    """A defaults list names a file that is not there: one that the command line chose, or the one Hydra names."""
-    parent = re.search(r"In '([^']+)'", str(error))
+def _is_above(first: Entry, second: Entry, lists: _Lists) -> bool:
+    """Whether the file of the first entry lists that of the second, and so overrides what it chooses."""
+    names = [entry.names for entry in lists.entries.get(first.config, ())]
+    return second.config in names and not second.config.startswith("experiment/")
+
+
+def _of_an_experiment(where: str, option: str) -> ConfigError:
+    """An experiment that chooses another as an option of its group: the group has been chosen from already."""
+    return _wrong("an experiment lists another one by its name alone", where, f"Write '- {option}'.")
+
+
+def _no_interpolation(text: str, lists: _Lists) -> ConfigError:
+    """An interpolation in a defaults list that names no group which is chosen before."""
+    entry = next((one for name in lists.entries for one in lists.entries[name] if text in one.words), None)
+    known = ", ".join(options(lists.search.dirs, entry.group)) if entry is not None and entry.group else ""
+    hint = "It can name a group that an earlier line of the same list chooses. " + (
+        f"Write the option itself: {known}." if known else "Write the name itself."
+    )
+    return _wrong(f"a defaults list cannot resolve {text}", entry.place if entry is not None else None, hint)
+
+
+def _missing_file(error: MissingConfigException, lists: _Lists) -> ConfigError:
+    """A defaults list names a file that is not there."""
+    search = lists.search
     group, _, option = (error.missing_cfg_file or "").removesuffix(".yaml").rpartition("/")
-    chosen = [f"{one.key_or_group}/{one.value()}" for one in command.overrides if search.is_choice(one)]
-    names = [*chosen, parent[1] if parent else "", search.primary]
-    files = [file for name in names if (file := find(search.dirs, name))]
-    entries = [rf"{re.escape(group)}\S*\s*[:/].*\b{re.escape(option)}\b"] if group else []
-    entries.append(rf"^\s*-\s*/?{re.escape(option)}\b")
-    places = (at for entry in entries for file in files if (at := _mention(file, entry, search.cwd)))
-    where = next(places, "defaults list")
+    missing = f"{group}/{option}".lstrip("/")
+    every = [entry for entries in lists.entries.values() for entry in entries]
+    # Groups may stand in groups: the entry says how much of the name is the group.
+    entry = next((one for one in every if one.names == missing), None)
+    where = entry.place if entry is not None else "defaults list"
+    if entry is not None:
+        group, option = entry.group, entry.option or ""
+    if search.is_group(option) and not find(search.dirs, option):
+        what = f"{option} is a group, and this entry names no option of it"
+        return _wrong(what, where, f"Write '- {entry_for(option, 'OPTION')}'.")
+    if group and not search.is_group(group):
+        known = every_group(search.dirs)
+        hint = f"There are: {', '.join(known)}.{did_you_mean(group, known)}"
+        return ConfigError(f"there is no group '{group}'", source=where, code=Code.unknown_option, hint=hint)
     if group:
         return no_option(group, option, list(options(search.dirs, group)), where)
-    hint = did_you_mean(option, [*primaries(search.dirs), SCHEMA]).strip() or None
+    hint = did_you_mean(option, [*primaries(search.dirs), SCHEMA]).strip() or "Remove the line."
     return _wrong(f"the defaults list names {option}.yaml, which is not there", where, hint)
 
 
-def _mention(file: Path, pattern: str, cwd: Path) -> str | None:
-    """`file:line` of the first line that the pattern matches, comments left out."""
-    return next(iter(_mentions(file, pattern, cwd)), None)
+def _placed(key: str) -> str:
+    """`group@package`, with a word for the package where none is given and the group is no key of the config."""
+    group, at, _ = key.partition("@")
+    return key if at or unknown_key(tuple(group.split("/"))) is None else f"{group}@KEY"
 
 
-def _mentions(file: Path, pattern: str, cwd: Path) -> list[str]:
-    lines = enumerate(file.read_text("utf-8").splitlines(), start=1)
-    return [f"{label(file, cwd)}:{number}" for number, line in lines if re.search(pattern, line.partition("#")[0])]
+def _back_to_itself(entries: Mapping[str, Sequence[Entry]], name: str, trail: tuple[str, ...]) -> str | None:
+    """The place of the entry that leads back to a file above it."""
+    for entry in entries.get(name, ()):
+        if entry.names in (*trail, name):
+            return entry.place
+        if (place := _back_to_itself(entries, entry.names, (*trail, name))) is not None:
+            return place
+    return None
 
 
 def _meant(key: str, known: Sequence[str]) -> str:

@@ -126,7 +126,13 @@ def _wrong_options(search: SearchPath, override: Override) -> Iterator[ConfigErr
     if override.is_delete():
         return
     if override.is_force_add():
-        yield refused(f"{line}: {key} is a group, whose option is chosen", f"Write {line.lstrip('+')}.")
+        plain = line.lstrip("+")
+        hint = f"Write '{plain}', or '+{plain}' where none is chosen yet."
+        yield refused(f"{line}: {key} is a group, whose option is chosen", hint)
+        return
+    if key == "experiment" and override.package is not None:
+        hint = f"Write 'experiment={line.partition('=')[2]}'."
+        yield refused(f"{line}: an experiment is merged into the root, and takes no package", hint)
         return
     known = list(options(search.dirs, key))
     if isinstance(value, list) and any(isinstance(one, dict) for one in value):

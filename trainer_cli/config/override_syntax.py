@@ -65,6 +65,9 @@ def hint_for(argument: str) -> str:
     if found := re.fullmatch(r"([\w.]+)\[\d+\](.*)", key):
         name = found[1]
         return f"A single item cannot be set: write the whole list, {name}=[...], or add to its end, {name}+=ITEM."
+    if key.count("@") > 1:
+        group, _, *packages = key.split("@")
+        return f"A group takes one package: '{group}@{packages[-1]}={value}'."
     if (nested := _in_braces(key, value)) is not None:
         return f"A name with * stands in braces: '{nested}'."
     if re.search(r"[^\w.\-/@+~]|\.\.|^\.|\.$", key, re.ASCII):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 from hydra.core.override_parser.types import Override
 
-from trainer_cli.config.fields import KeyPath, whole_values
+from trainer_cli.config.fields import OPEN, KeyPath, whole_values
 from trainer_cli.config.overrides import COMMAND_LINE, line_of, path_of
 
 DEFAULT = "default"
@@ -172,6 +172,11 @@ class Provenance:
             for below in [other for other in settings if len(other) > len(path) and _below(other, path)]:
                 del settings[below]
         settings[path] = setting
+        # A value of a section has no keys: what sets one below it takes its place.
+        for length in range(1, len(path) if path[0] not in OPEN else 0):
+            above = settings.get(path[:length])
+            if above is not None and not above.is_mapping and not path[length].isdecimal():
+                settings[path[:length]] = setting._replace(is_mapping=True)
 
 
 def label(path: Path, cwd: Path) -> str:

@@ -54,6 +54,11 @@ class SearchPath(NamedTuple):
         """Whether an override chooses an option of a group; `group={…}` sets values."""
         return self.is_group(override.key_or_group) and not isinstance(override.value(), dict)
 
+    def name_of(self, path: Path) -> str:
+        """The name of the config in a file, with its group: `experiment/x`."""
+        folder = next((folder for folder in self.dirs if path.is_relative_to(folder)), path.parent)
+        return path.relative_to(folder).with_suffix("").as_posix()
+
     def listed(self) -> str:
         """The folders, for a message."""
         return " or ".join(str(folder) for folder in self.dirs)

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trainer_cli.config import schema
 from trainer_cli.config.fields import OPEN, KeyPath, defaults, leaves
 from trainer_cli.config.hydra_errors import why_unresolved
-from trainer_cli.config.kinds import IN_QUOTES, MISSING, Kind, kind_of, shown
+from trainer_cli.config.kinds import IN_QUOTES, MISSING, Kind, kind_of, name_of, shown
 from trainer_cli.config.override_syntax import as_text
 from trainer_cli.config.overrides import COMMAND_LINE, no_such_key
 from trainer_cli.config.provenance import Provenance
@@ -80,7 +80,8 @@ class _Validation:
         for name in map(str, values):
             if name not in known:
                 here = (*path, name)
-                self.mistakes.append(no_such_key(here, [*known], self._provenance.within(here)))
+                mistake = no_such_key(here, [*known], self._provenance.within(here))
+                self.mistakes.append(self._misplaced(here, mistake))
         given: dict[str, Any] = {}
         for name, one in known.items():
             if name not in values:
@@ -103,6 +104,22 @@ class _Validation:
         except ConfigError as error:
             self._add(tuple((error.location or "").split(".")), error)
             return section()
+
+    def _misplaced(self, path: KeyPath, mistake: ConfigError) -> ConfigError:
+        """The error for a key that the choice of a group makes: the place of the choice, and how it says where to."""
+        choice = self._provenance.choices.get(path)
+        if choice is None:
+            return mistake
+        line, place = choice.origin.words, choice.origin.place
+        key, _, option = line.partition("=")
+        group, at, _ = key.partition("@")
+        if group == "experiment":  # Its own header says where it goes.
+            return mistake.at(f"{choice.label}:1")
+        hint = mistake.hint
+        if not at and path == tuple(group.split("/")):
+            written = f"+{group}@KEY={option}" if place == COMMAND_LINE else f"- /{group}@KEY: {option}"
+            hint = f"Say where it belongs: write '{written}'."
+        return ConfigError(mistake.message, location=mistake.location, source=place, code=mistake.code, hint=hint)
 
     def _value(self, one: dataclasses.Field[Any], value: Any, node: Any, path: KeyPath) -> Any:
         """The resolved value of one key, of its type; _NO_VALUE where it is wrong or still to be given."""
@@ -156,6 +173,9 @@ class _Validation:
 
     def _converted(self, kind: Kind, value: Any, resolved: Any, path: KeyPath) -> Any:
         """Whole numbers as texts or fractions where these are wanted; texts of interpolations as what is wanted."""
+        if name_of(resolved) is None and path[0] not in OPEN:
+            self._refuse(path[:-1] if path[-1].isdecimal() else path, resolved, str(kind))
+            return resolved
         if isinstance(resolved, list):
             written = value if isinstance(value, list) and len(value) == len(resolved) else resolved
             item = kind.item

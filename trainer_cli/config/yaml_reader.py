@@ -153,18 +153,21 @@ def _header(reading: Reading, name: str) -> None:
         elif not above:
             cure = "Make it the first line of the file."
             reading.add("'# @package' counts only at the top of a file", f"{name}:{number}", cure)
-        elif word != "package" or not re.fullmatch(r"[\w.@:]+", value) or _is_odd_package(value):
+        elif reading.package is not None:
+            reading.add("the file says '# @package' twice", f"{name}:{number}", "Remove one of them.", breaks=True)
+        elif word != "package" or not re.fullmatch(r"[\w$-]+(\.[\w$-]+)*", value) or _is_odd_package(value):
             cure = "Write '# @package _global_' and nothing else on this line."
-            reading.add(
-                f"'{line.strip()}' does not say a package", f"{name}:{number}", cure, breaks=_is_odd_package(value)
-            )
+            if re.search(r"_(group|name)_", value):
+                cure = "Remove the line; an experiment says '# @package _global_' instead."
+            reading.add(f"'{line.strip()}' does not say a package", f"{name}:{number}", cure, breaks=True)
         else:
             reading.package = value
 
 
 def _is_odd_package(value: str) -> bool:
     """Whether a package looks like one of Hydra's words, and is none."""
-    return re.fullmatch(r"_\w+_", value) is not None and value not in ("_global_", "_group_", "_name_")
+    first, *rest = value.split(".")
+    return any(re.fullmatch(r"_\w+_", word) for word in ([first, *rest] if first != "_global_" else rest))
 
 
 @cache
