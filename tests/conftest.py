@@ -44,6 +44,7 @@ _PROCESSES = (
     "tests/run/test_children",
     "tests/run/test_finalize",
     "tests/run/test_load_model",
+    "tests/run/test_read_only_runs",
     "tests/run/test_run_dir",
     "tests/run/test_submitted",
     "tests/run/test_sweep.py",

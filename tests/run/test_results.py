@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -119,11 +118,3 @@ def test_results_that_cannot_be_written_are_told_once_and_shown_all_the_same(
     shown = capsys.readouterr().out
     assert "0.2500" in shown
     assert "results:" not in shown
-
-
-def test_a_folder_that_cannot_be_written_is_known_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    Results(tmp_path / "validation")
-    assert f"{tmp_path} is read-only" in caplog.text

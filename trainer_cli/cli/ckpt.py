@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainer_cli.cli import ckpt_export
 from trainer_cli.cli.main import Parser
 from trainer_cli.cli.table import HEADER, age, print_json, size, tensor_rows
-from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError
+from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError, disk_cure
 from trainer_cli.run.table import table
 
 if TYPE_CHECKING:
@@ -81,7 +81,10 @@ def run(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise TrainError(f"train ckpt {args.action}: {error.strerror or error}", where=error.filename) from error
+        elsewhere = "Write it elsewhere: --output PATH." if hasattr(args, "output") else disk_cure(error)
+        raise TrainError(
+            f"train ckpt {args.action}: {error.strerror or error}", where=error.filename, cure=elsewhere
+        ) from error
 
 
 def _ls(args: argparse.Namespace) -> int:

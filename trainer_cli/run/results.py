@@ -120,7 +120,7 @@ def _why_unwritable(folder: Path) -> str | None:
     if not existing.is_dir():
         return f"{existing} is no folder"
     for path in (existing, folder / "validation.jsonl", folder / "validation.csv"):
-        if path.exists() and not os.access(path, os.W_OK):
+        if path.exists() and not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
             return f"{path} is read-only"
     return None
 
