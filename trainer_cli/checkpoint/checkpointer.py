@@ -27,7 +27,7 @@ from trainer_cli.checkpoint.find import checkpoint_at
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.format.archive import ArchiveFormat
 from trainer_cli.checkpoint.format.codec import encode
-from trainer_cli.checkpoint.format.dtensor import Targets, distributed, is_dtensor, local_of
+from trainer_cli.checkpoint.format.dtensor import Targets, distributed, is_dtensor, local_of, targets_in
 from trainer_cli.checkpoint.format.interfaces import Format
 from trainer_cli.checkpoint.format.registry import format_of_rank, new_format
 from trainer_cli.checkpoint.format.sharded import RANKS, ShardedFormat, digest_parts, keys_of_each
@@ -330,6 +330,8 @@ class FolderCheckpointer(Checkpointer):
     ) -> LoadedState:
         path = self.locate(path)
         (arguments,) = arguments_of_parts("load", kwargs, reader=self.reader.read)
+        if state_dict is not None and (targets := targets_in(state_dict)) is not None:
+            arguments["targets"] = targets
         tree = self._read_as_rank(path, None if state_dict is None else list(state_dict), arguments)
         if state_dict is None:
             return LoadedState(move_tensors(tree, default_map_location))

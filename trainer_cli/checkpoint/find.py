@@ -46,11 +46,13 @@ def checkpoint_path(
         must_exist: False: where there is none of this step, the path at which one is to be saved.
 
     Raises:
-        ValueError: neither or both of `step` and `epoch` are given.
+        ValueError: neither or both of `step` and `epoch` are given, or an epoch with `must_exist=False`.
         FileNotFoundError: there is none.
     """
     if (step is None) is (epoch is None):
         raise ValueError("give either step or epoch")
+    if epoch is not None and not must_exist:
+        raise ValueError("must_exist=False needs the step: checkpoints are named by it")
     if step is not None and not must_exist:
         try:
             return checkpoint_path(folder, step, suffix=suffix)

@@ -151,6 +151,25 @@ def targets_of(named: Mapping[str, Any], rename: Callable[[str], str] = str) -> 
     return target
 
 
+def targets_in(state: Mapping[Any, Any]) -> Targets | None:
+    """The DTensors of a state as targets, each of the tensor with the same keys; None if there are none."""
+    found: dict[tuple[str, ...], Target] = {}
+
+    def walk(value: Any, keys: tuple[str, ...]) -> None:
+        if is_dtensor(value):
+            found[keys] = Target(value, part_of("/".join(keys), value).shard)
+        elif isinstance(value, Mapping):
+            for key, entry in value.items():
+                walk(entry, (*keys, str(key)))
+
+    def target(keys: tuple[str, ...], shape: tuple[int, ...]) -> Target | None:
+        match = found.get(keys)
+        return match if match is not None and match.shard.shape == shape else None
+
+    walk(state, ())
+    return target if found else None
+
+
 def distributed(value: Any, targets: Targets, keys: tuple[str, ...] = ()) -> Any:
     """A state with this rank's part of the tensors that are for DTensors; what is one already stays."""
     done: dict[int, Any] = {}
