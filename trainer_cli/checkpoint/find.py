@@ -17,6 +17,7 @@ from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.storage.registry import fetch, open_storage
 from trainer_cli.checkpoint.storage.url_path import as_path, is_url, is_web
 from trainer_cli.config.globs import alternatives
+from trainer_cli.errors import UserError
 
 
 def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
@@ -82,7 +83,7 @@ def checkpoint_at(path: str | os.PathLike[str], storage: Callable[[Path], Storag
         CheckpointError: an archive is damaged.
         OSError: a store does not answer, or the disk is full.
     """
-    named = as_path(with_ranks(str(path), os.environ))
+    named = as_path(_named(path))
     if is_url(named):
         # A web server may answer with the file itself, whatever follows the question mark.
         is_file = is_web(named) and "?" in str(named)
@@ -129,7 +130,7 @@ def expanded(pattern: str | Path) -> list[Path]:
     Raises:
         FileNotFoundError: it matches none.
     """
-    text = with_ranks(str(pattern), os.environ)
+    text = _named(pattern)
     if is_url(text) or not (any(sign in text for sign in "*?[{") and not os.path.exists(text)):
         return [checkpoint_at(text)]
     matched = set(map(Path, paths_of(text)))
@@ -139,6 +140,17 @@ def expanded(pattern: str | Path) -> list[Path]:
     if not foreign and not own:
         raise FileNotFoundError(f"{text} matches no valid checkpoint (from {Path.cwd()})")
     return [checkpoint_at(path) for _, path in (*foreign, *own)]
+
+
+def _named(path: str | os.PathLike[str]) -> str:
+    """A path to load, with the ranks of this process filled in.
+
+    Raises:
+        UserError: it is no path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"expected the path of a checkpoint, got {type(path).__name__}")
+    return with_ranks(str(path), os.environ)
 
 
 def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool], what: str) -> Path:

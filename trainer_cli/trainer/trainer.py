@@ -453,7 +453,9 @@ class Trainer(Recording, Requests):
             if newest is not None:
                 log.info("evaluating %s, the newest checkpoint of this run", newest)
             return [newest]
-        patterns = [ckpt_paths] if isinstance(ckpt_paths, str | Path) else list(ckpt_paths)
+        patterns: Iterable[Any] = [ckpt_paths]
+        if isinstance(ckpt_paths, Iterable) and not isinstance(ckpt_paths, str):
+            patterns = ckpt_paths
         paths: list[Path | None] = []
         for pattern in patterns:
             paths += [None] if pattern is None else expanded(pattern)
