@@ -36,6 +36,7 @@ _PROCESSES = (
     "tests/config/test_shadowing",
     "tests/config/test_targets",
     "tests/data/",
+    "tests/run/test_copies",
     "tests/loggers/test_contract",
     "tests/loggers/test_tensorboard",
     "tests/parallel/",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.config.schema import CheckpointConfig, KeepBestConfig, LoopConfig, PrecisionConfig
+from trainer_cli.config.schema import CheckpointConfig, CopyToConfig, KeepBestConfig, LoopConfig, PrecisionConfig
 from trainer_cli.trainer.hooks import CheckpointSaver
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.training_loop import TrainingLoop
@@ -21,6 +21,7 @@ SAME_MEANING: dict[str, tuple[Any, Any]] = {
     "fixed_steps": ((), []),
     "leave_out": ((), []),
     "eval_loaders": (None, {}),
+    "copy_to": (None, CopyToConfig()),
     "keep_best": (None, KeepBestConfig()),
 }
 

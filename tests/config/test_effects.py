@@ -16,6 +16,7 @@ NO_EFFECT = {
     "compile.backend=eager": ("compile.enabled is false", "compile.enabled=true"),
     "checkpoint.keep_best.mode=max": ("checkpoint.keep_best.metric is null", "checkpoint.keep_best.metric=val/loss"),
     "checkpoint.keep_best.count=3": ("checkpoint.keep_best.metric is null", "checkpoint.keep_best.metric=val/loss"),
+    "checkpoint.copy_to.every=3": ("checkpoint.copy_to.folder is null", "checkpoint.copy_to.folder=copies"),
     "checkpoint.ephemeral_cooldown=2": (
         "checkpoint.ephemeral_save_interval is null", "checkpoint.ephemeral_save_interval=5"
     ),

@@ -225,6 +225,7 @@ KEYS: dict[str, Kind] = {
     "checkpoint.newer": choice("refuse", "trash"),
     "checkpoint.folder": TEXT_OR_NULL, "checkpoint.latest_link": TRUTH,
     "checkpoint.leave_out": LEFT_OUT,
+    "checkpoint.copy_to.folder": TEXT_OR_NULL, "checkpoint.copy_to.every": whole(1, null=False),
     "checkpoint.name": NAME,
     "checkpoint.suffix": TEXT_OR_NULL,
     "checkpoint.on_save_error": choice("raise", "warn"),
@@ -336,6 +337,8 @@ def quarrel(values: dict[str, Any]) -> bool:
     if not values.get("checkpoint.keep_best.metric") and (
         values.get("checkpoint.keep_best.mode", "min") != "min" or values.get("checkpoint.keep_best.count", 1) != 1
     ):
+        return True
+    if not values.get("checkpoint.copy_to.folder") and values.get("checkpoint.copy_to.every", 1) != 1:
         return True
     if values.get("checkpoint.max_save_errors", 3) != 3 and values.get("checkpoint.on_save_error") != "warn":
         return True

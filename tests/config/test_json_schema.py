@@ -134,6 +134,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "parallel.find_unused_parameters": {"strategy": "ddp"},
     "checkpoint.keep_best.mode": {"metric": "val/loss"},
     "checkpoint.keep_best.count": {"metric": "val/loss"},
+    "checkpoint.copy_to.every": {"folder": "copies"},
     "checkpoint.ephemeral_cooldown": {"ephemeral_save_interval": 5, "save_interval": None},
     "checkpoint.compression": {"format": "archive"},
     "checkpoint.max_save_errors": {"on_save_error": "warn"},

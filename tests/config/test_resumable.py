@@ -19,6 +19,7 @@ _FREE = """
     checkpoint.save_async
     checkpoint.remove checkpoint.max_checkpoints checkpoint.keep_every checkpoint.keep_best.metric
     checkpoint.keep_best.mode checkpoint.keep_best.count checkpoint.newer checkpoint.folder checkpoint.name
+    checkpoint.copy_to.folder checkpoint.copy_to.every
     checkpoint.latest_link checkpoint.leave_out checkpoint.suffix checkpoint.format checkpoint.compression
     checkpoint.digest checkpoint.on_save_error checkpoint.max_save_errors
     data.num_workers data.persistent_workers data.worker_timeout

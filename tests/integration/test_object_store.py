@@ -105,3 +105,25 @@ def test_a_store_that_is_away_is_one_message(tmp_path: Path) -> None:
     assert "Check the network and the address of the store." in result.err
     assert time.monotonic() - began < 60
     assert os.listdir(tmp_path) == []
+
+
+def test_a_killed_run_goes_on_bit_for_bit_from_its_copies_in_the_store(url: str, tmp_path: Path) -> None:
+    long = ("experiment=digits_mlp", "loop.max_duration=300", "checkpoint.save_interval=50", "loop.eval_interval=300")
+    trained(*long, "name=straight", cwd=tmp_path)
+    lost = (*long, "name=lost", f"checkpoint.copy_to.folder={url}", "checkpoint.copy_to.every=2")
+    with running("fit", *lost, "loop.log_interval=1", cwd=tmp_path) as process:
+        from trainer_cli.checkpoint.storage.object_client import ObjectClient
+
+        client = ObjectClient(url)
+        process.wait_for(lambda: client.get("step100/manifest.json") is not None, "a copy of step 100 in the store")
+        process.signal(signal.SIGKILL)
+    shutil.rmtree(tmp_path / "runs/lost/checkpoints")
+    result = trained(*lost, cwd=tmp_path)
+    assert f"is taken from the copies in {url}" in result.err
+    assert int(result.err.split("resuming at step ")[1].split()[0]) in (100, 200)
+    ends = [final_state(tmp_path / f"runs/{name}") for name in ("straight", "lost")]
+    assert ends[0] == ends[1]
+    assert {"step200/manifest.json", "step300/manifest.json"} <= set(client.list())
+    assert not [key for key in client.list() if key.startswith("step50/")]
+    shutil.rmtree(tmp_path / "runs/lost")
+    assert "is finished at step 300" in trained(*lost, cwd=tmp_path).out

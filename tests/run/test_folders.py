@@ -12,6 +12,7 @@ from tiny import loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.copies import Place
 from trainer_cli.checkpoint.find import latest_checkpoint
 from trainer_cli.checkpoint.integrity import catalog_of
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -67,12 +68,12 @@ def test_a_folder_of_another_run_is_refused(
     for number, run_id in enumerate(run_ids):
         save(here / f"shared/at-{number}", run_id)
     config = CheckpointConfig(**{"folder": "shared", **settings})  # type: ignore[arg-type]
-    catalog = catalog_of(here / "shared")
+    places = [Place(here / "shared", catalog_of(here / "shared"))]
     if not refused:
-        refuse_other_runs(catalog, here / "shared", own, config)
+        refuse_other_runs(places, own, config)
         return
     with pytest.raises(RunDirectoryError, match=r"holds checkpoints of another run, such as at-0.*\{run_name\}"):
-        refuse_other_runs(catalog, here / "shared", own, config)
+        refuse_other_runs(places, own, config)
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])

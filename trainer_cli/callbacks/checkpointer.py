@@ -13,10 +13,11 @@ from uuid import uuid4
 
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
+from trainer_cli.checkpoint.copies import Place, newest_of_all, reachable
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import verify_by_all, verify_share
 from trainer_cli.checkpoint.history import CheckpointHistory
-from trainer_cli.checkpoint.integrity import Check, catalog_of, newest_intact
+from trainer_cli.checkpoint.integrity import Check, catalog_of
 from trainer_cli.checkpoint.naming import LATEST_LINK
 from trainer_cli.checkpoint.policy import (
     Decision,
@@ -36,6 +37,7 @@ from trainer_cli.config.schema import (
     CheckpointConfig,
     CheckpointFormat,
     Compression,
+    CopyToConfig,
     DigestAlgorithm,
     KeepBestConfig,
     Newer,
@@ -104,6 +106,7 @@ class CheckpointerCallback(Callback):
         newer: Newer | str = Newer.refuse,
         name: str = "step{step}",
         suffix: str | None = None,
+        copy_to: CopyToConfig | Mapping[str, Any] | None = None,
         latest_link: bool = False,
         leave_out: Sequence[str] = (),
         format: CheckpointFormat | str = CheckpointFormat.tensors,
@@ -131,6 +134,7 @@ class CheckpointerCallback(Callback):
             newer=newer,
             name=name,
             suffix=suffix,
+            copy_to={} if copy_to is None else copy_to,
             latest_link=latest_link,
             leave_out=leave_out,
             format=format,
@@ -139,13 +143,14 @@ class CheckpointerCallback(Callback):
             on_save_error=on_save_error,
             max_save_errors=max_save_errors,
         )
-        if "{run_name}" in str(folder):
-            raise UserError(f"CheckpointerCallback.folder is '{folder}'", cure="In Python, write the run's name.")
+        for key, value in (("folder", folder), ("copy_to.folder", self.settings.copy_to.folder)):
+            if "{run_name}" in str(value):
+                raise UserError(f"CheckpointerCallback.{key} is '{value}'", cure="In Python, write the run's name.")
         self.folder = as_path(folder)
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
         thread = thread or WriterThread("checkpoint-writer")
         self.saver = StateSaver(self.folder, self.settings, self.identity, thread, self._has_committed)
-        self.storage, self.checkpointer = self.saver.storage, self.saver.checkpointer
+        self.storage, self.checkpointer, self.copier = self.saver.storage, self.saver.checkpointer, self.saver.copier
         self.history = CheckpointHistory(self.identity.history_file)
         self.retention = Retention(self.folder, self.storage, self.identity.run_id, self.history)
         self._in_flight_requested = False
@@ -179,16 +184,18 @@ class CheckpointerCallback(Callback):
         return self.settings.on_save_error is OnSaveError["warn"]
 
     def newest(self) -> Path | None:
-        """The newest intact checkpoint of this run, every byte verified; newer damaged ones are quarantined. With
-        several ranks it is for rank 0 alone, while the others call `verify_share`.
+        """The newest intact checkpoint of this run, copies included, every byte verified; newer damaged ones are
+        quarantined. With several ranks it is for rank 0 alone, while the others call `verify_share`.
 
         Raises:
             CheckpointError: there are some, and none is intact.
         """
         group = self.checkpointer.group
         check: Check = verify if group.world_size == 1 else partial(verify_by_all, group)
-        entry = newest_intact(self.retention.catalog, self.identity.run_id, str(self.folder), check=check)
-        return None if entry is None else self.folder / entry.name
+        own, run_id = Place(self.folder, self.retention.catalog), self.identity.run_id
+        places = reachable(own, [] if self.copier is None else [self.copier.place], run_id)
+        newest = newest_of_all(places, run_id, check=check)
+        return None if newest is None else newest[0].folder / newest[1].name
 
     def newest_finite(self) -> Path | None:
         """The newest valid checkpoint of this run whose weights are finite, by its manifest."""
@@ -249,6 +256,9 @@ class CheckpointerCallback(Callback):
         self.retention.leave_branch(trainer.progress.step, self.settings.newer)
         self._last_saved_step = max((one.step for one in own if one.step <= trainer.progress.step), default=None)
         self.retention.retire(self._last_saved_step)
+        if self.copier is not None:
+            self.copier.on_failure = trainer.interrupt
+            self.copier.start(self.retention, trainer.progress.step, self.settings.newer)
 
     def next_step(self, trainer: Trainer) -> int | None:
         if not self.settings.enabled or self._rules is None:
@@ -267,6 +277,8 @@ class CheckpointerCallback(Callback):
 
     def _offer(self, trainer: Trainer, occasion: Occasion) -> None:
         assert self._rules is not None
+        if self.copier is not None:
+            self.copier.raise_failure()
         self._try(lambda: self._poll(trainer, wait=self._depends_on_save_in_flight(trainer, occasion)))
         decision = self._why_save(trainer, occasion)
         if decision is not None and self.saver.in_flight is not None:
@@ -340,6 +352,9 @@ class CheckpointerCallback(Callback):
         self._try(lambda: self._poll(trainer, wait=True))
         if self.settings.enabled and self._rules is not None:
             self._try(self._finish_uploads, last=True)
+            if self.copier is not None:
+                self.copier.finish(self.retention)
+                self.retention.retire(self._newest_step)
 
     def _finish_uploads(self) -> None:
         """Wait until all checkpoints are in the store, and remove what may go now.
@@ -360,8 +375,11 @@ class CheckpointerCallback(Callback):
         """Save the present state outside the checkpoints: it is not the end of a step, so no resume may load it."""
         if not trainer.strategy.group.is_main:
             return
-        if self.saver.background is not None and isinstance(exception, KeyboardInterrupt):
-            self.saver.background.interrupt()
+        if isinstance(exception, KeyboardInterrupt):
+            if self.saver.background is not None:
+                self.saver.background.interrupt()
+            if self.copier is not None:
+                self.copier.abandon()
         if trainer.strategy.world_size > 1:
             # The other ranks may be elsewhere, or gone: a save in flight is not committed.
             self.saver.in_flight = None
@@ -385,6 +403,8 @@ class CheckpointerCallback(Callback):
     def finalize(self) -> None:
         if not self.saver.close(_DELETING_S):
             log.warning("removed checkpoints in %s are still being deleted; the next start continues", self.folder)
+        if self.copier is not None and not self.copier.close(_DELETING_S):
+            log.warning("a copy in %s is not finished; the next start makes it anew", self.copier.folder)
 
     def save(self, trainer: Trainer, decision: Decision, *, finished: str | None = None) -> Path:
         """Save this step, durably, and remove what may go now. Returns the checkpoint's path.
@@ -452,6 +472,8 @@ class CheckpointerCallback(Callback):
     def _is_committed(self, name: str, metadata: CheckpointMetadata) -> None:
         SAVES.info("committed step %d (%s)", metadata.step, metadata.reason)
         self.history.saved(name, metadata.step, metadata.kind.value, metadata.reason)
+        if self.copier is not None:
+            self.copier.committed(name, metadata)
         if self.settings.latest_link:
             try:
                 point_link(self.folder / LATEST_LINK, name)
@@ -516,6 +538,8 @@ class CheckpointerCallback(Callback):
                 cure=f"It is intact as it was. {disk_cure(error)}",
             ) from error
         SAVES.info("completed step %d (its evaluation is made)", entry.step)
+        if self.copier is not None:
+            self.copier.amended(entry.name)
         if whole.kind is not entry.manifest.kind:
             self.history.saved(entry.name, entry.step, whole.kind.value, whole.reason)
         self.retention.retire(self._last_saved_step)
@@ -532,14 +556,18 @@ class CheckpointerCallback(Callback):
             raise disk_error(error, self.folder / name) from error
 
     def _resumes_from_folder(self, trainer: Trainer) -> bool:
-        """Whether the training resumes a checkpoint of the folder with all its state."""
+        """Whether the training resumes a checkpoint of the folder, or a copy of one, with all its state."""
         source = trainer.loaded_from
-        return trainer.resumed and source is not None and source.absolute().parent == self.folder.absolute()
+        folders = [self.folder] if self.copier is None else [self.folder, self.copier.folder]
+        is_own = source is not None and source.absolute().parent in [folder.absolute() for folder in folders]
+        return trainer.resumed and is_own
 
     def _found_run_id(self) -> str | None:
-        catalog = catalog_of(self.folder)
-        newest = catalog.newest_valid()
-        return newest.manifest.run_id if newest is not None and newest.manifest is not None else None
+        for folder in (self.folder, self.settings.copy_to.folder):
+            newest = None if folder is None else catalog_of(as_path(folder)).newest_valid()
+            if newest is not None and newest.manifest is not None:
+                return newest.manifest.run_id
+        return None
 
 
 def _same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> bool:

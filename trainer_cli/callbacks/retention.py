@@ -22,6 +22,8 @@ class Retention:
 
     def __init__(self, folder: Path, storage: Storage, run_id: str, history: CheckpointHistory | None = None) -> None:
         self.folder, self.storage, self.run_id = folder, storage, run_id
+        # Checkpoints that are recorded are those of the run's own folder: their names say where they are.
+        self._shown = storage.location if history is None else str
         self._history = history or CheckpointHistory(None)
         self.catalog = Catalog(storage)
         self.rules = RetentionRules()
@@ -58,7 +60,7 @@ class Retention:
                 continue
             if removed:
                 self._reported.discard(name)
-                SAVES.info("removed %s (%s)", name, reason)
+                SAVES.info("removed %s (%s)", self._shown(name), reason)
                 self._history.removed(name, reason)
 
     def leave_branch(self, step: int, newer: Newer) -> None:

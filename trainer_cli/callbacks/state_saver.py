@@ -12,21 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from trainer_cli.callbacks.copier import Copier
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.averaged import evaluated_average
 from trainer_cli.checkpoint.checkpointer import InFlightSave, make_sync_checkpointer
+from trainer_cli.checkpoint.copies import check_copies
 from trainer_cli.checkpoint.format.codec import UnsavableState
 from trainer_cli.checkpoint.format.registry import format_of
 from trainer_cli.checkpoint.left_out import KEY, check_leave_out, described, left_out, without
 from trainer_cli.checkpoint.model_state import model_files
-from trainer_cli.checkpoint.naming import Naming
+from trainer_cli.checkpoint.naming import COPIES_CACHE, Naming
 from trainer_cli.checkpoint.policy import Decision, Kind
 from trainer_cli.checkpoint.save import CheckpointMetadata, errors_of_save, nothing
 from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.storage.registry import open_storage
+from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.config.schema import CheckpointConfig
+from trainer_cli.config.schema import CheckpointConfig, OnSaveError
 from trainer_cli.errors import ConfigError, SaveError
 from trainer_cli.loggers.base import SAVES
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
@@ -96,6 +99,7 @@ class StateSaver:
         self._leave_out = settings.leave_out
         self._naming = Naming(settings.name, settings.suffix)
         self.storage = self._new_storage(folder)
+        self.copier = self._new_copier(settings)
         form = format_of(settings.format, settings.compression)
         self.checkpointer = make_sync_checkpointer(format=form, storage=self._storage_at, digest=self._digest)
         self.background: AsyncCheckpointer | None = None
@@ -182,6 +186,7 @@ class StateSaver:
             progress=progress.state_dict(),
             samples=identity.samples,
             source=identity.source,
+            number=None if self.copier is None or progress.step == 0 else self.copier.next_number,
         )
 
     def _left_out(self, trainer: Trainer) -> tuple[str, ...]:
@@ -254,7 +259,7 @@ class StateSaver:
             if not earlier.pinned and storage.remove(earlier.name):
                 SAVES.info("removed %s (of an earlier failure)", folder / earlier.name)
         decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
-        metadata = replace(self.metadata(trainer, decision), metrics={}, world_size=1)
+        metadata = replace(self.metadata(trainer, decision), metrics={}, world_size=1, number=None)
         try:
             self._write(trainer, path, metadata, alone=True)
         except UnsavableState as error:
@@ -338,7 +343,24 @@ class StateSaver:
             )
 
     def _storage_at(self, root: Path) -> Storage:
+        if self.copier is not None and root == self.copier.folder.absolute():
+            return self.copier.storage
         return self.storage if root == self.folder.absolute() else self._new_storage(root)
+
+    def _new_copier(self, settings: CheckpointConfig) -> Copier | None:
+        if settings.copy_to.folder is None:
+            return None
+        folder, local, identity = as_path(settings.copy_to.folder), self.identity.local_folder, self.identity
+        check_copies(self.folder, folder)
+        cache = None if local is None else local / COPIES_CACHE
+        return Copier(
+            self.storage,
+            open_storage(folder, cache=cache, run_id=identity.run_id, attempt=identity.attempt),
+            folder,
+            identity.run_id,
+            every=settings.copy_to.every,
+            raises=settings.on_save_error is OnSaveError["raise"],
+        )
 
     def _new_storage(self, root: Path) -> Storage:
         local = self.identity.local_folder

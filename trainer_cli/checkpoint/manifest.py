@@ -103,6 +103,9 @@ class Manifest:
     """Digests of a few samples by their index, for each dataset (`data/digest.py`). Not written if empty."""
     source: Mapping[str, str] = field(default_factory=dict)
     """Digests of the files of the project that the run had imported, by their paths in it. Not written if empty."""
+    number: int | None = None
+    """Which of the run's checkpoints it is, counted from 1 while `checkpoint.copy_to` is set; that of step 0 has none.
+    Not written if None."""
 
     def to_bytes(self) -> bytes:
         """The manifest as JSON, with its own digest."""
@@ -162,6 +165,7 @@ class Manifest:
             **({"left_out": list(self.left_out)} if self.left_out else {}),
             **({"samples": {name: dict(table) for name, table in self.samples.items()}} if self.samples else {}),
             **({"source": dict(self.source)} if self.source else {}),
+            **({} if self.number is None else {"number": self.number}),
         }
 
 
@@ -200,7 +204,7 @@ def _not_json(error: Exception) -> ManifestError:
 def _read(raw: dict[str, Any]) -> Manifest:
     # Old manifests lack progress, name, samples and source; those of one process what is of several, and an average.
     absent: dict[str, Any] = {"progress": {}, "name": None, "samples": {}, "source": {}}
-    raw = {**absent, "shards": {}, "tensor_size": 1, "average": None, "left_out": [], **raw}
+    raw = {**absent, "shards": {}, "tensor_size": 1, "average": None, "left_out": [], "number": None, **raw}
     if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
         raise ManifestError(f"the manifest lacks, or does not know: {one_line(', '.join(sorted(wrong))[:200])}")
     for name, allowed in _FIELDS.items():
@@ -296,6 +300,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "progress": _maps_to(_is_counted),
     "samples": _maps_to(_is_table),
     "source": _is_table,
+    "number": lambda value: value is None or _is_count(value),
 }
 """Field of a manifest -> check of its value."""
 _CONVERTED = ("kind", "metrics", "target_packages", "left_out", "files", "shards")

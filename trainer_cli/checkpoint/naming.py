@@ -29,6 +29,8 @@ VARIABLES = ("step", "epoch", "batch", "samples", "tokens", "run_name", "world_s
 """Variables that a pattern of names may have."""
 LATEST_LINK = "latest"
 """Symbolic link to the newest checkpoint, for other programs."""
+COPIES_CACHE = ".copies"
+"""Folder in a run's own folder of checkpoints: the local copies of what `checkpoint.copy_to` has in an object store."""
 RANK_VARIABLES = {
     "rank": ("RANK", "SLURM_PROCID"),
     "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),

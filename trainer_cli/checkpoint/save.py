@@ -69,6 +69,7 @@ class CheckpointMetadata:
     progress: Mapping[str, int | float] = field(default_factory=dict)
     samples: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
+    number: int | None = None
 
 
 def nothing() -> None:

@@ -24,6 +24,7 @@ NODE: Schema = {"$ref": "#/$defs/node"}
 NULL: Schema = {"type": "null"}
 _MAPPING_OF_NODES: Schema = {"type": "object", "additionalProperties": {"anyOf": [NODE, NULL, INTERPOLATION]}}
 _TEXT: Schema = {"type": "string"}
+_FOLDER_OR_URL: Schema = {"type": "string", "pattern": r"^(?!~).*\S"}
 _FOLDER: Schema = {"type": "string", "pattern": r"^(?!~|.*://).*\S"}
 
 _ANY: Mapping[str, Schema] = {
@@ -56,7 +57,8 @@ _NARROWER: Mapping[str, Schema] = {
         "items": {"anyOf": [{"type": "integer", "minimum": 0}, INTERPOLATION]},
     },
     "checkpoint.name": {"type": "string", "pattern": r"\{(step|samples|tokens|epoch|batch)[}:]"},
-    "checkpoint.folder": {"anyOf": [{"type": "string", "pattern": r"^(?!~).*\S"}, NULL]},
+    "checkpoint.folder": {"anyOf": [_FOLDER_OR_URL, NULL]},
+    "checkpoint.copy_to.folder": {"anyOf": [_FOLDER_OR_URL, NULL]},
     "checkpoint.suffix": {"anyOf": [{"type": "string", "pattern": "^[A-Za-z0-9_.+-]*$"}, NULL]},
     "validate.folder": {"anyOf": [_FOLDER, NULL]},
     "param_groups": {"type": "object", "additionalProperties": {"type": "object"}},

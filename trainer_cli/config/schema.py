@@ -170,17 +170,19 @@ def _check_folder(key: str, value: str | None, *, instead: str, urls: bool = Fal
         raise ConfigError(f"{key} is {value!r}, but it must be a local folder", location=key)
 
 
-def filled_folder(folder: str, run_name: str | None) -> str:
-    """A folder of checkpoints with `{run_name}` replaced by the name of the run.
+def filled_folder(key: str, folder: str | None, run_name: str | None) -> str | None:
+    """A folder of checkpoints with `{run_name}` replaced by the name of the run; null stays.
 
     Raises:
         ConfigError: it has another variable, as names of checkpoints have.
     """
+    if folder is None:
+        return None
     for variable in re.findall(r"\{(\w+)[^}]*\}", folder):
         if variable != "run_name":
             raise ConfigError(
-                f"checkpoint.folder is {folder!r}, but of variables it may have {{run_name}} alone",
-                location="checkpoint.folder",
+                f"{key} is {folder!r}, but of variables it may have {{run_name}} alone",
+                location=key,
                 hint=f"Put {{{variable}}} into checkpoint.name.",
             )
     return folder.replace("{run_name}", run_name or "default")
@@ -499,6 +501,19 @@ class KeepBestConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class CopyToConfig:
+    """A second folder, into which some checkpoints are copied."""
+
+    folder: Optional[str] = checked(partial(_check_folder, instead="Write null for no copies.", urls=True))
+    """A folder or a URL, {run_name} filled in, in which no other run has saved; null: nothing is copied."""
+    every: int = needs(at_least(1, 1), ("folder", True))
+    """Copy each checkpoint whose number is a multiple of this, and the last one of each fit."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "checkpoint.copy_to")
+
+
+@dataclass(kw_only=True, slots=True)
 class CheckpointConfig:
     """When to save, and what may go."""
 
@@ -534,6 +549,7 @@ class CheckpointConfig:
     )
     """Where checkpoints are kept, {run_name} filled in: a folder in which no other run has saved, or a URL such as
     s3://bucket/run; null: `checkpoints/` in the run directory."""
+    copy_to: CopyToConfig = field(default_factory=CopyToConfig)
     latest_link: bool = False
     """Keep a symbolic link `latest` to the newest checkpoint in a local folder, for other programs."""
     leave_out: list[str] = checked(check_leave_out, [])
@@ -758,8 +774,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.checkpoint.folder is not None:
-            self.checkpoint.folder = filled_folder(self.checkpoint.folder, self.name)
+        for key, section in (("checkpoint", self.checkpoint), ("checkpoint.copy_to", self.checkpoint.copy_to)):
+            section.folder = filled_folder(f"{key}.folder", section.folder, self.name)
         pattern, suffix = self.checkpoint.name, self.checkpoint.suffix
         if "{run_name" in pattern and (fault := why_unfit(pattern, suffix, self.name or "default")) is not None:
             raise ConfigError(fault, location="checkpoint.name")

@@ -116,9 +116,9 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
                 "stop": partial(trainer.stop, "requested by a file", finished=False),
             }
             stack.enter_context(TriggerFiles(run.path, asking))
-        path = start.folder / start.entry.name if start.entry is not None else fork
+        path = start.path or fork
         load = (
-            options_of(start.entry, start.folder, config.load)
+            options_of(start.entry, start.place.folder, config.load)
             if start.entry is not None
             else load_options(config.load, allow_pickle=allow_pickle)
         )

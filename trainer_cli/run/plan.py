@@ -73,6 +73,8 @@ class Plan:
     step_counts: StepCounts
     timeline: Timeline
     size: CheckpointSize
+    copies: str | None = None
+    """Into which folder checkpoints are copied, and which."""
     at_most: tuple[int, int] | None = None
     """The most checkpoints and bytes on the disk at a time if a metric decides on some; None if it decides on none."""
     estimates: tuple[str, ...] = ()
@@ -157,6 +159,7 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
         step_counts=step_counts,
         timeline=timeline,
         size=size,
+        copies=_copies(checkpoint),
         at_most=_at_most(setting, timeline, size),
         estimates=(*_estimates(setting, step_counts), *_of_format(checkpoint)),
         left_out=left_out(checkpoint.leave_out, kinds),
@@ -225,11 +228,12 @@ def step_counts_of(
 
 def start_point_of(start: Start, fork: Path | None, folder: Path, composed: Composed) -> StartPoint:
     """The start point of a training that saves in `folder`."""
-    path = start.folder / start.entry.name if start.entry is not None else fork
+    path = start.path or fork
     whole = start.entry is not None or (fork is not None and load_options(composed.config.load).resumes)
-    entry = start.entry
+    entry, source = start.entry, start.place.catalog
     if entry is None and fork is not None:
-        entry = catalog_of(fork.parent).entry(fork.name)
+        source = catalog_of(fork.parent)
+        entry = source.entry(fork.name)
     progress = _progress(entry) if whole and entry is not None else Progress()
     catalog = start.run.catalog(folder)
     own = [] if start.is_new and start.entry is None else catalog.valid(start.run_id)
@@ -241,10 +245,7 @@ def start_point_of(start: Start, fork: Path | None, folder: Path, composed: Comp
         tuple(saved for one in before if (saved := one.saved()) is not None),
         {one.name: one.size_bytes for one in before},
         max((one.step for one in before), default=None),
-        path is not None
-        and whole
-        and entry is not None
-        and _has_pending_evaluation(start.run.catalog(path.parent), entry),
+        path is not None and whole and entry is not None and _has_pending_evaluation(source, entry),
         tuple(one.name for one in left) if composed.config.checkpoint.newer is Newer.trash else (),
     )
 
@@ -298,6 +299,13 @@ def _at_most(setting: Simulation, timeline: Timeline, size: CheckpointSize) -> t
     # The best, and beside them one that is being saved.
     more = many if setting.retention.remove is Removal.never else min(many, best.count) + 1
     return count + more, size_bytes + more * size.at(1)
+
+
+def _copies(checkpoint: CheckpointConfig) -> str | None:
+    folder, every = checkpoint.copy_to.folder, checkpoint.copy_to.every
+    if folder is None or not checkpoint.enabled:
+        return None
+    return f"{folder}: {'each checkpoint' if every == 1 else f'one checkpoint of {every}, and the last'}"
 
 
 def _rules(setting: Simulation) -> Iterator[tuple[str, Any]]:

@@ -52,6 +52,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "at_most": None if plan.at_most is None else {"count": plan.at_most[0], "size_bytes": plan.at_most[1]},
         "left_out": list(plan.left_out),
         "checkpoint_bytes": plan.size.trained,
+        "copies": plan.copies,
         "estimates": list(plan.estimates),
         "unknown": list(plan.unknown),
     }
@@ -146,6 +147,8 @@ def _summary(plan: Plan) -> Iterator[str]:
         yield f"  on the disk    {len(line.kept)} at the end; at most {most}, at step {line.peak.step:,}"
     if plan.at_most is not None:
         yield f"                 with those that a metric may add, no more than {_many(*plan.at_most)}"
+    if plan.copies is not None:
+        yield f"  copied to      {plan.copies}"
     if plan.size.trained is not None:
         yield f"  each takes     {_bytes(plan.size.trained)}"
     if plan.left_out:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.copies import Place, newest_of_all
 from trainer_cli.checkpoint.format.verified_file import verify
-from trainer_cli.checkpoint.integrity import Check, newest_intact, why_damaged
+from trainer_cli.checkpoint.integrity import Check, catalog_of, why_damaged
+from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.arguments import steps_by_evaluation, steps_by_log
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
@@ -27,10 +29,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The checkpoint to resume, or None to start at step 0, and the reason as a sentence."""
+    """The checkpoint to resume, or None to start at step 0, the reason as a sentence, and where it is."""
 
     entry: Entry | None
     reason: str
+    place: Place
 
 
 def folder_of_checkpoints(run: RunDir, now: CheckpointConfig, before: CheckpointConfig) -> Path:
@@ -49,9 +52,13 @@ def changes_since(run: RunDir, stored: Composed, composed: Composed) -> list[Cha
     return [*diff(stored.raw, composed.raw), *changed_env_values(run.read_config(), composed.raw, run.run_id)]
 
 
-def holds_training(run: RunDir, folder: Path) -> bool:
-    """Whether a run has a checkpoint or is finished. Without either, any config may replace its own."""
-    return bool(run.catalog(folder).names()) or run.read_summary().get("status") == RunStatus.finished
+def holds_training(run: RunDir, folder: Path, now: CheckpointConfig) -> bool:
+    """Whether a run has a checkpoint in its folder or a copy of one, or is finished. Without, any config may replace
+    its own."""
+    if run.read_summary().get("status") == RunStatus.finished or run.catalog(folder).names():
+        return True
+    copies = now.copy_to.folder
+    return copies is not None and bool(catalog_of(as_path(copies), run.copies_cache).names())
 
 
 def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path) -> None:
@@ -98,16 +105,16 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
 
 def choose(
     resume: str,
-    catalog: Catalog,
+    places: Sequence[Place],
     run_id: str,
-    folder: Path,
     *,
     newer: Newer = Newer.refuse,
     attempts: Sequence[Mapping[str, Any]] = (),
     check: Check = verify,
     quarantine: bool = True,
 ) -> Choice:
-    """Which checkpoint of this run to resume, its bytes verified by `check`.
+    """Which checkpoint of this run to resume, its bytes verified by `check`. `places` are the run's own folder, and
+    that of its copies.
 
     `resume=PATH` repeated after it has saved resumes what it saved; repeated before it has saved anything, it loads
     PATH again. Checkpoints newer than PATH from before are ignored then.
@@ -116,25 +123,34 @@ def choose(
         CheckpointError: one is demanded, or some exist, and none is valid.
         UserError: `never` although the run exists, or a path that is no checkpoint of the run.
     """
+    own = places[0]
+    folder = own.folder
     if resume == "never":
         raise UserError(
             f"resume=never, but {folder.parent} holds a run already",
             cure="Start another run with name=OTHER, or remove the directory.",
         )
-    entries = [one for one in catalog.entries() if one.manifest is None or one.manifest.run_id == run_id]
+    entries = {place.folder: _entries(place.catalog, run_id) for place in places}
     back = _went_back(attempts)
-    saved_since = back is not None and any(_saved_by(entry, back.attempt) for entry in entries)
+    saved_since = back is not None and any(_saved_by(one, back.attempt) for found in entries.values() for one in found)
     repeated = saved_since and bool(attempts) and attempts[-1].get("resume") == resume
     if resume not in ("auto", "must") and not repeated:
-        return _named(Path(resume), entries, catalog, folder, newer, check)
+        path = as_path(resume)
+        place = next((one for one in places if one.folder.resolve() == path.resolve().parent), own)
+        return _named(path, entries[place.folder], place, newer, check)
     limit = None if back is None or saved_since else back.step
-    newest = newest_intact(catalog, run_id, str(folder), limit=limit, check=check, quarantine=quarantine)
+    newest = newest_of_all(places, run_id, limit=limit, check=check, quarantine=quarantine)
     if newest is not None:
         before = f"; the start before this one went back to {resume}, and saved since" if repeated else ""
-        return Choice(newest, f"the newest valid checkpoint of {folder.parent}{before}")
+        holder = folder.parent if newest[0] is own else newest[0].folder
+        return Choice(newest[1], f"the newest valid checkpoint of {holder}{before}", newest[0])
     if resume == "must":
         raise CheckpointError(f"resume=must, but {folder} holds no checkpoint")
-    return Choice(None, f"{folder} holds no checkpoint yet")
+    return Choice(None, f"{folder} holds no checkpoint yet", own)
+
+
+def _entries(catalog: Catalog, run_id: str) -> list[Entry]:
+    return [one for one in catalog.entries() if one.manifest is None or one.manifest.run_id == run_id]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +204,11 @@ def unsaved_end(
 def _named(
     path: Path,
     entries: Sequence[Entry],
-    catalog: Catalog,
-    folder: Path,
+    place: Place,
     newer: Newer,
     check: Check,
 ) -> Choice:
+    folder = place.folder
     entry = next((one for one in entries if (folder / one.name).resolve() == path.resolve()), None)
     if entry is None:
         raise UserError(
@@ -201,7 +217,7 @@ def _named(
             cure="To begin a new run with the weights of another, use ckpt=PATH.",
         )
     try:
-        problem = why_damaged(catalog.storage, entry, check)
+        problem = why_damaged(place.catalog.storage, entry, check)
     except OSError as error:
         problem = f"it cannot be read: {error}"
     if problem is not None:
@@ -214,7 +230,7 @@ def _named(
             cure="To remove them, add checkpoint.newer=trash; to keep them, begin another run with name=OTHER "
             f"{ckpt_argument(path)} 'load.states=[all]'.",
         )
-    return Choice(entry, "it was named")
+    return Choice(entry, "it was named", place)
 
 
 def _quoted(key: str) -> str:

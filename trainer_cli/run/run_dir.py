@@ -29,6 +29,7 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.integrity import catalog_of
+from trainer_cli.checkpoint.naming import COPIES_CACHE
 from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.loggers.files import replace, sync_folder
@@ -112,6 +113,7 @@ class RunDir:
         self.tensorboard_folder = self.path / "tensorboard"
         self.validation_folder = self.path / "validation"
         self.checkpoints_folder = self.path / "checkpoints"
+        self.copies_cache = self.checkpoints_folder / COPIES_CACHE
         self.history_file = self.path / "checkpoints.jsonl"
         self.lock_file = self.path / ".lock"
 

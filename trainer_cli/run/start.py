@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.copies import Place, check_copies, reachable
 from trainer_cli.checkpoint.foreign.kind import refuse_foreign
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import verify_by_all
@@ -16,6 +17,7 @@ from trainer_cli.checkpoint.integrity import Check, catalog_of, verify_beside
 from trainer_cli.checkpoint.left_out import can_resume, check_load
 from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
 from trainer_cli.checkpoint.storage.registry import open_storage
+from trainer_cli.checkpoint.storage.url_path import as_path
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
 from trainer_cli.config.diff import Change
 from trainer_cli.config.schema import CheckpointConfig, LoadConfig
@@ -45,7 +47,7 @@ class Start:
     run_id: str
     attempt: int
     entry: Entry | None
-    folder: Path
+    place: Place
     """The folder of that checkpoint."""
     reason: str
     """Why it resumes that checkpoint, or none."""
@@ -56,6 +58,11 @@ class Start:
     """Optimizer settings changed since the checkpoint, allowed by `resume_allow`."""
     finished: str | None = None
     """Why the run ended, if it was killed between its final checkpoint and its summary."""
+
+    @property
+    def path(self) -> Path | None:
+        """The checkpoint to resume."""
+        return None if self.entry is None else self.place.folder / self.entry.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +112,13 @@ def of_existing(
         if end is not None:
             return Done(*end)
     saves = run.folder_for(config.checkpoint.folder)
-    refuse_other_runs(catalog if saves == folder else run.catalog(saves), saves, run_id, config.checkpoint)
+    places = _places(run, Place(folder, catalog), run_id, attempt, config.checkpoint)
+    saving = places[0] if saves == folder else Place(saves, run.catalog(saves))
+    refuse_other_runs([saving, *places[1:]], run_id, config.checkpoint)
     choice = choose(
         config.resume,
-        catalog,
+        places,
         run_id,
-        folder,
         newer=config.checkpoint.newer,
         attempts=run.attempts,
         check=_check(None if ended and summary.get("status") == RunStatus.finished else meanwhile, group),
@@ -121,19 +129,19 @@ def of_existing(
         finished = why_finished(choice.entry, summary)
         if finished is not None:
             # The checkpoint's own config: the run's may be that of an attempt to reopen it.
-            source, _ = config_of(folder / choice.entry.name)
+            source, _ = config_of(choice.place.folder / choice.entry.name)
             trained = from_yaml(source, trusted=True, missing_ok=True)
             if reopens(trained.config.loop, config.loop):
                 finished = None
             elif summary.get("status") == RunStatus.finished:
                 return Done(choice.entry.step, finished)
-        options_of(choice.entry, folder, config.load)
+        options_of(choice.entry, choice.place.folder, config.load)
     return Start(
         run,
         run_id,
         attempt,
         choice.entry,
-        folder,
+        choice.place,
         choice.reason,
         is_new=False,
         changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
@@ -151,7 +159,7 @@ def accepted_changes(run: RunDir, composed: Composed) -> tuple[Composed, list[Ch
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
     changes = changes_since(run, stored, composed)
     folder = folder_of_checkpoints(run, composed.config.checkpoint, stored.config.checkpoint)
-    if holds_training(run, folder):
+    if holds_training(run, folder, composed.config.checkpoint):
         refuse_changes(changes, composed, run.path)
     return stored, changes, folder
 
@@ -172,13 +180,15 @@ def of_new(
     """
     config = composed.config
     refuse_nested(run.path)
-    if config.checkpoint.folder is not None:
-        folder = run.folder_for(config.checkpoint.folder)
-        catalog = Catalog(open_storage(folder, cache=run.checkpoints_folder))
-        run_id = _lost_run(catalog, folder, config.run_dir) if config.resume in ("auto", "must") else None
-        if run_id is not None:
-            return _of_lost(run, composed, catalog, folder, run_id, _check(meanwhile, group), read_only)
-        refuse_other_runs(catalog, folder, None, config.checkpoint)
+    folder = run.folder_for(config.checkpoint.folder)
+    own = Place(folder, Catalog(open_storage(folder, cache=run.checkpoints_folder)))
+    places = _places(run, own, None, 0, config.checkpoint)
+    if config.resume in ("auto", "must"):
+        for place in places if config.checkpoint.folder is not None else places[1:]:
+            run_id = _lost_run(place, config.run_dir)
+            if run_id is not None:
+                return _of_lost(run, composed, places, run_id, _check(meanwhile, group), read_only)
+    refuse_other_runs(places, None, config.checkpoint)
     if config.resume == "must":
         raise CheckpointError(f"resume=must, but {run.path} holds no run")
     if config.resume not in ("auto", "never"):
@@ -191,28 +201,47 @@ def of_new(
         )
     if config.resume == "never" and run.path.is_dir() and any(run.path.iterdir()):
         raise UserError(f"resume=never, but {run.path} is not empty", cure="Choose another run_dir= or name=.")
-    return Start(
-        run, secrets.token_hex(8), 1, None, run.checkpoints_folder, f"{run.path} holds no run yet", is_new=True
-    )
+    return Start(run, secrets.token_hex(8), 1, None, own, f"{run.path} holds no run yet", is_new=True)
 
 
-def refuse_other_runs(catalog: Catalog, folder: Path, run_id: str | None, config: CheckpointConfig) -> None:
-    """Refuse to save where another run has saved: its steps would stand in the way.
+def _places(run: RunDir, own: Place, run_id: str | None, attempt: int, config: CheckpointConfig) -> list[Place]:
+    """The run's own folder, and that of its copies if there is one and it can be listed.
+
+    Raises:
+        TrainError: as of `check_copies` and `reachable`.
+    """
+    if config.copy_to.folder is None:
+        return [own]
+    folder = as_path(config.copy_to.folder)
+    check_copies(run.folder_for(config.folder), folder)
+    storage = open_storage(folder, cache=run.copies_cache, run_id=run_id or "local", attempt=attempt)
+    return reachable(own, [Place(folder, Catalog(storage))], run_id)
+
+
+def refuse_other_runs(places: Sequence[Place], run_id: str | None, config: CheckpointConfig) -> None:
+    """Refuse to save, or to copy checkpoints to, where another run has saved: its steps would stand in the way.
 
     A run that has saved there already may go on, beside the other one.
 
+    Args:
+        places: the folder of the checkpoints, and that of the copies if there is one.
+
     Raises:
-        RunDirectoryError: `checkpoint.folder` holds checkpoints, and none of this run.
+        RunDirectoryError: one holds checkpoints, and none of this run.
     """
-    if config.folder is None or not config.enabled:
+    if not config.enabled:
         return
-    saved = [(entry.name, entry.manifest.run_id) for entry in catalog.entries() if entry.manifest is not None]
-    if saved and run_id not in [owner for _, owner in saved]:
-        raise RunDirectoryError(
-            f"{folder} holds checkpoints of another run, such as {saved[-1][0]}",
-            where="checkpoint.folder",
-            cure="Choose another folder: with {run_name} in it each run has its own.",
-        )
+    for place, configured, key in zip(
+        places, (config.folder, config.copy_to.folder), ("folder", "copy_to.folder"), strict=False
+    ):
+        entries = [] if configured is None else place.catalog.entries()
+        saved = [(entry.name, entry.manifest.run_id) for entry in entries if entry.manifest is not None]
+        if saved and run_id not in [owner for _, owner in saved]:
+            raise RunDirectoryError(
+                f"{place.folder} holds checkpoints of another run, such as {saved[-1][0]}",
+                where=f"checkpoint.{key}",
+                cure="Choose another folder: with {run_name} in it each run has its own.",
+            )
 
 
 def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check:
@@ -222,11 +251,11 @@ def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check
     return verify if meanwhile is None else partial(verify_beside, meanwhile)
 
 
-def _lost_run(catalog: Catalog, folder: Path, run_dir: str) -> str | None:
+def _lost_run(place: Place, run_dir: str) -> str | None:
     """The id of the run whose checkpoints are in a folder, and whose directory was called so; None if there is none."""
-    for entry in reversed(catalog.entries()):
+    for entry in reversed(place.catalog.entries()):
         if entry.manifest is not None and entry.valid:
-            source, _ = config_of(folder / entry.name)
+            source, _ = config_of(place.folder / entry.name)
             if source and from_yaml(source, trusted=True, missing_ok=True).config.run_dir == run_dir:
                 return entry.manifest.run_id
     return None
@@ -235,31 +264,30 @@ def _lost_run(catalog: Catalog, folder: Path, run_dir: str) -> str | None:
 def _of_lost(
     run: RunDir,
     composed: Composed,
-    catalog: Catalog,
-    folder: Path,
+    places: Sequence[Place],
     run_id: str,
     check: Check,
     read_only: bool,
 ) -> Start | Done:
     """The start of a run of which only the checkpoints are left."""
-    choice = choose(composed.config.resume, catalog, run_id, folder, check=check, quarantine=not read_only)
+    choice = choose(composed.config.resume, places, run_id, check=check, quarantine=not read_only)
     assert choice.entry is not None
     assert choice.entry.manifest is not None
-    source, _ = config_of(folder / choice.entry.name)
+    source, _ = config_of(choice.place.folder / choice.entry.name)
     stored = from_yaml(source, trusted=True, missing_ok=True)
     changes = diff(stored.raw, composed.raw)
     refuse_changes(changes, composed, run.path)
     finished = choice.entry.manifest.finished
     if finished is not None and not reopens(stored.config.loop, composed.config.loop):
         return Done(choice.entry.step, finished)
-    options_of(choice.entry, folder, composed.config.load)
+    options_of(choice.entry, choice.place.folder, composed.config.load)
     return Start(
         run,
         run_id,
         choice.entry.manifest.attempt + 1,
         choice.entry,
-        folder,
-        f"{run.path} is gone, but {folder} holds its checkpoints",
+        choice.place,
+        f"{run.path} is gone, but {choice.place.folder} holds its checkpoints",
         is_new=True,
         changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
         keep_settings=_kept_settings(changes),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainer_cli.config import search_path
 from trainer_cli.config.compose import Composed, compose, freeze, from_yaml
 from trainer_cli.config.overrides import COMMAND_LINE
-from trainer_cli.config.schema import ParallelConfig
+from trainer_cli.config.schema import CheckpointConfig, ParallelConfig
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.errors import ConfigError, TrainError, UserError, raise_all
 from trainer_cli.run.compose_fit import refuse_shipped_default
@@ -36,8 +36,8 @@ class Planned:
     """Whether a finished run trains further under a longer config."""
     level: str
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    folder: str | None = None
-    """`checkpoint.folder`."""
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """Key -> folder in which it saves or copies checkpoints outside of its directory."""
 
     @property
     def done(self) -> bool:
@@ -111,7 +111,8 @@ def _planned(job: Job, composed: Composed) -> Planned:
     reopened = False
     if run.exists_as_run():
         stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
-        if holds_training(run, folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)):
+        folder = folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)
+        if holds_training(run, folder, config.checkpoint):
             refuse_changes(changes_since(run, stored, composed), composed, run.path)
         reopened = reopens(stored.config.loop, config.loop)
     else:
@@ -126,8 +127,13 @@ def _planned(job: Job, composed: Composed) -> Planned:
         reopened,
         config.logging.level,
         config.parallel,
-        config.checkpoint.folder if config.checkpoint.enabled else None,
+        _folders(config.checkpoint),
     )
+
+
+def _folders(checkpoint: CheckpointConfig) -> dict[str, str]:
+    folders = {"checkpoint.folder": checkpoint.folder, "checkpoint.copy_to.folder": checkpoint.copy_to.folder}
+    return {key: folder for key, folder in folders.items() if folder is not None and checkpoint.enabled}
 
 
 def _of_jobs(same: Sequence[tuple[Job, TrainError]]) -> ConfigError:
@@ -145,13 +151,14 @@ def _refuse_one_folder(planned: Sequence[Planned]) -> None:
     """Refuse jobs that save their checkpoints in one folder."""
     seen: dict[str, Job] = {}
     for one in planned:
-        other = one.job if one.folder is None else seen.setdefault(one.folder, one.job)
-        if other is not one.job:
-            raise ConfigError(
-                f"{_reported(other)} and {_reported(one.job)} both save in {one.folder}",
-                location="checkpoint.folder",
-                hint="Leave it out: each job of a sweep has a directory of its own; or put the swept key into it.",
-            )
+        for key, folder in one.folders.items():
+            other = seen.setdefault(folder, one.job)
+            if other is not one.job:
+                raise ConfigError(
+                    f"{_reported(other)} and {_reported(one.job)} both save in {folder}",
+                    location=key,
+                    hint="Leave it out: each job of a sweep has a directory of its own; or put the swept key into it.",
+                )
 
 
 def _refuse_equal(planned: Sequence[Planned]) -> None:

@@ -1,18 +1,19 @@
-"""Write a checkpoint that comes from elsewhere to the local disk, and accept it only as what its manifest says."""
+"""Write a checkpoint that comes from elsewhere to a storage, and accept it only as what its manifest says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.checkpoint.naming import MANIFEST_FILE
-from trainer_cli.checkpoint.storage.interfaces import Bytes
-from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.checkpoint.storage.interfaces import Bytes, ReadableFolder, Storage
 from trainer_cli.config.schema import DigestAlgorithm
+
+_BLOCK_BYTES = 4 * 1024 * 1024
 
 
 def write_copy(
-    into: LocalStorage, name: str, manifest: bytes, files: Iterable[tuple[str, Iterable[Bytes]]], where: str
+    into: Storage, name: str, manifest: bytes, files: Iterable[tuple[str, Iterable[Bytes]]], where: str
 ) -> None:
     """Write files as they come, each compared with its entry in the manifest, and the manifest last.
 
@@ -38,6 +39,20 @@ def write_copy(
         with folder.create(MANIFEST_FILE) as writer:
             writer.write(manifest)
         folder.publish()
+
+
+def read_blocks(folder: ReadableFolder, file: str, size_bytes: int) -> Iterator[memoryview]:
+    """The first bytes of a file in blocks, each valid until the next.
+
+    Raises:
+        OSError: the file is missing or shorter.
+    """
+    buffer = memoryview(bytearray(min(size_bytes, _BLOCK_BYTES)))
+    with folder.open(file) as source:
+        for offset in range(0, size_bytes, _BLOCK_BYTES):
+            block = buffer[: size_bytes - offset]
+            source.read_at([block], offset)
+            yield block
 
 
 def damaged(why: str, where: str) -> DamagedCheckpoint:
