@@ -169,5 +169,5 @@ def assert_same(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> No
 
 def run_train(*words: str) -> int:
     """The exit code of a command, in this process: a small experiment, without what the claims do not need."""
-    small = ("experiment=digits_mlp", "data.num_workers=0", "loop.eval_interval=null", "checkpoint.save_async=false")
-    return main(["fit", *small, *words])
+    small = ("experiment=digits_mlp", "loggers=none", "data.num_workers=0", "loop.eval_interval=null")
+    return main(["fit", *small, "checkpoint.save_async=false", *words])
