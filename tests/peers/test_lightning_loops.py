@@ -1,0 +1,388 @@
+"""The claims of Lightning's tests about its loops: resuming anywhere, hooks and their order, modes, exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peer_claims import Claim, claims, each, try_claim
+from small_runs import FailIn, Net, fit, make_trainer, rows, saved
+from torch import nn
+
+from trainer_cli import AnomalyDetection, Callback, Trainer, TrainingLoop
+
+LOOPS, HOOKS, TRAINER, FETCHERS = "test_loops: ", "test_hooks: ", "test_trainer: ", "test_fetchers: "
+
+
+class Dropping(Net):
+    """Draws random numbers in its training."""
+
+    def forward(self, batch: Any) -> Any:
+        x, y = batch
+        return super().forward((nn.functional.dropout(x, 0.5, self.training), y))
+
+
+def check_stopped_and_resumed(folder: Path, step: int, accumulate: int, **more: Any) -> None:
+    """An exception after a step, and a start again: weights, data and logs are as without."""
+    loop = {"max_duration": 6, "grad_accum_steps": accumulate, "log_interval": 1, **more}
+    settings: dict[str, Any] = {"model": Dropping, "loop": loop}
+    train = {"shuffle": True, "seed": 3}
+    whole = fit(train=rows(5, **train), **settings)
+    with pytest.raises(RuntimeError, match="failed"):
+        fit(folder, train=rows(5, **train), save={"save_interval": 1}, callbacks=[FailIn("on_train_batch_start", step)],
+            **settings)  # fmt: skip
+    rest = fit(folder, train=rows(5, **train), save={"save_interval": 1}, **settings)
+    assert all(map(torch.equal, whole.trainer.model.parameters(), rest.trainer.model.parameters()))
+    assert all(map(torch.equal, whole.trained.data[-len(rest.trained.data) :], rest.trained.data))
+    expected = whole.log.values("train/loss")
+    assert rest.log.values("train/loss") == {at: expected[at] for at in range(step + 1, 7)}
+
+
+def check_failed_evaluation(folder: Path, interval: int) -> None:
+    """An exception in an evaluation, and a start again: it is made, and the rest is as without."""
+    loop = {"max_duration": 8, "eval_interval": interval, "log_interval": 1}
+    whole = fit(model=Dropping, loop=loop)
+    with pytest.raises(RuntimeError, match="failed"):
+        fit(
+            folder, model=Dropping, loop=loop, save={"save_interval": 1}, callbacks=[FailIn("on_validate_batch_end", 4)]
+        )
+    rest = fit(folder, model=Dropping, loop=loop, save={"save_interval": 1})
+    expected = whole.log.values("val/loss")
+    assert rest.log.values("val/loss") == {step: value for step, value in expected.items() if step >= 4}
+    assert all(map(torch.equal, whole.trainer.model.parameters(), rest.trainer.model.parameters()))
+
+
+def check_evaluations_of_resumed(folder: Path) -> None:
+    loop = {"eval_interval": "1ep"}
+    fit(folder, batches=1, save={}, loop={**loop, "max_duration": "1ep"})
+    run = fit(folder, batches=1, save={}, loop={**loop, "max_duration": "2ep"})
+    assert run.evaluated.steps == [2]
+
+
+def check_several_loaders_resumed(folder: Path, failing: str) -> None:
+    """An exception in the evaluation of one of several loaders: after a start again all are evaluated."""
+
+    class Fail(Callback):
+        def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: Any) -> None:
+            if loop.name == failing:
+                raise RuntimeError("Trouble")
+
+        def on_validate_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
+            if trainer.evaluating is not None and trainer.evaluating.name == failing:
+                raise RuntimeError("Trouble")
+
+    val, loop = {"a": rows(2), "b": rows(3), "c": rows(1)}, {"eval_interval": 2}
+    with pytest.raises(RuntimeError, match="Trouble"):
+        fit(folder, val=val, loop=loop, save={"save_interval": 1}, callbacks=[Fail()])
+    assert saved(folder) == [1]
+    run = fit(folder, val=val, loop=loop, save={"save_interval": 1})
+    assert run.evaluated.batches == [2, 3, 1] * 2
+    assert {name.split("/")[0] for name in run.log.records[-1].metrics} >= {"a", "b", "c"}
+
+
+def check_complete_state(folder: Path) -> None:
+    run = fit(batches=2, loop={"max_duration": "2ep"})
+    counts = run.trainer.checkpoint_state()["progress"]
+    assert (counts["step"], counts["epoch"], counts["batch"], counts["samples"]) == (4, 2, 0, 4)
+
+
+def check_fit_from_beginning(folder: Path) -> None:
+    """`ckpt_path=None` starts again, with the model that a function makes."""
+    run = fit()
+    after = [parameter.clone() for parameter in run.trainer.model.parameters()]
+    run.trainer.fit(rows(4), ckpt_path=None)
+    assert run.trainer.progress.step == 4
+    assert all(map(torch.equal, after, run.trainer.model.parameters()))
+
+
+def check_accumulation_with_evaluation(folder: Path) -> None:
+    """Evaluations change nothing in the training."""
+    with_them = fit(model=Dropping, loop={"eval_interval": 1, "grad_accum_steps": 2})
+    without = fit(model=Dropping, val=0, loop={"grad_accum_steps": 2})
+    assert all(map(torch.equal, with_them.trainer.model.parameters(), without.trainer.model.parameters()))
+
+
+def hooks_called(wanted: Sequence[str]) -> tuple[Callback, list[str]]:
+    book: list[str] = []
+
+    def method(hook: str) -> Any:
+        return lambda self, *args: book.append(hook)
+
+    callback: Callback = type("Book", (Callback,), {hook: method(hook) for hook in wanted})()
+    return callback, book
+
+
+OF_STEP = (
+    "on_train_batch_start", "on_before_forward", "on_after_forward", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step", "on_after_optimizer_step", "on_before_optimizer_zero_grad",
+    "on_after_optimizer_zero_grad", "on_train_batch_end",
+)  # fmt: skip
+OF_EVALUATION = "on_validate_start", "on_validate_batch_start", "on_validate_batch_end", "on_validate_end"
+OF_FIT = "setup", "on_fit_start", "on_train_start", "on_train_end", "on_fit_end", "finalize"
+
+
+def check_order(folder: Path, hooks: Sequence[str], expected: Sequence[str], evaluates: bool) -> None:
+    callback, book = hooks_called(hooks)
+    fit(batches=1, val=2 if evaluates else 0, loop={"max_duration": 2}, callbacks=[callback])
+    assert book == list(expected)
+
+
+def check_accumulated_order(folder: Path) -> None:
+    callback, book = hooks_called(["on_after_backward", "on_after_optimizer_step"])
+    fit(batches=4, val=0, loop={"max_duration": 2, "grad_accum_steps": 2}, callbacks=[callback])
+    assert book == ["on_after_backward", "on_after_backward", "on_after_optimizer_step"] * 2
+
+
+def check_order_of_callbacks(folder: Path) -> None:
+    order: list[str] = []
+
+    class Named(Callback):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_train_batch_start(self, *_: Any) -> None:
+            order.append(self.name)
+
+    fit(loop={"max_duration": 1}, callbacks=[Named("first"), Named("second")])
+    assert order == ["first", "second"]
+
+
+def check_modes(folder: Path, own: bool) -> None:
+    """A model trains in train mode and is evaluated in evaluation mode; what the user put into the latter stays so."""
+    modes: set[tuple[str, bool]] = set()
+
+    class Frozen(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = nn.Linear(1, 1)
+            self.frozen.eval().requires_grad_(False)
+
+    class See(Callback):
+        def on_train_batch_start(self, trainer: Trainer, model: Any, batch: Any, batch_idx: int) -> None:
+            modes.add(("train", (model.frozen if own else model).training))
+
+        def on_validate_batch_start(self, trainer: Trainer, model: Any, batch: Any, batch_idx: int) -> None:
+            modes.add(("val", (model.frozen if own else model).training))
+
+    run = fit(model=Frozen, loop={"eval_interval": 1}, callbacks=[See()])
+    run.trainer.validate(rows(1))
+    assert modes == {("train", not own), ("val", False)}
+
+
+class Caught(Callback):
+    """Keeps the exceptions that it is told of."""
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+
+    def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        self.errors.append(exception)
+
+    def on_validate_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        self.errors.append(exception)
+
+
+def check_exception(folder: Path, hook: str, error: type[BaseException], stage: str) -> None:
+    caught = Caught()
+    trainer = make_trainer(callbacks=[FailIn(hook, error=error), caught])
+    with pytest.raises(error):
+        trainer.fit(rows(4)) if stage == "fit" else trainer.validate(rows(4))
+    assert [type(one) for one in caught.errors] == [error]
+
+
+def check_anomaly(folder: Path) -> None:
+    class Broken(Net):
+        def forward(self, batch: Any) -> Any:
+            return torch.sqrt(self.layer(batch[0]).sum() * 0.0) * 0.0
+
+    with pytest.raises(RuntimeError, match="returned nan values"), pytest.warns(UserWarning, match="Error detected"):
+        fit(model=Broken, callbacks=[AnomalyDetection()])
+
+
+def check_subclass(folder: Path) -> None:
+    class Own(Trainer):
+        def __init__(self, mine: int, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.mine = mine
+
+    trainer = Own(
+        3, model=Net, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), seed=0, device="cpu",
+        loop=TrainingLoop(max_duration=2, log_interval=None),
+    )  # fmt: skip
+    assert trainer.fit(rows(2)).finished
+    assert trainer.mine == 3
+    with pytest.raises(TypeError, match="unknown"):
+        Own(3, model=Net, unknown=1)
+
+
+def check_outputs(folder: Path) -> None:
+    seen: list[Any] = []
+
+    class See(Callback):
+        def on_train_batch_end(self, trainer: Trainer, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            seen.append((set(outputs), batch_idx))
+
+    fit(loop={"max_duration": 2}, callbacks=[See()])
+    assert seen == [({"loss", "mae"}, 0), ({"loss", "mae"}, 1)]
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Counts the samples that were taken."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.taken = length, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.length):
+            self.taken += 1
+            yield torch.tensor([number / 1024, 0.5]), torch.tensor(1.0)
+
+
+def check_stream(folder: Path, samples: int, batch_size: int, steps: int, limit: int | None) -> None:
+    """Over two epochs each batch is trained on once, in order, and again."""
+    data = Stream(samples)
+    loop = {"max_duration": 2 * steps, "limit_train_batches": limit}
+    run = fit(train=torch.utils.data.DataLoader(data, batch_size=batch_size), val=0, loop=loop)
+    first = [float(batch[0, 0]) * 1024 for batch in run.trained.data]
+    assert first == [float(number * batch_size) for number in range(steps)] * 2
+    assert [index for _, _, index in run.trained.batches] == list(range(steps)) * 2
+
+
+def check_endless(folder: Path, steps: int) -> None:
+    data = Stream(10**6)
+    run = fit(train=torch.utils.data.DataLoader(data, batch_size=4), val=0, loop={"max_duration": steps})
+    assert run.trainer.progress.step == steps
+    assert data.taken <= 4 * (steps + 3)
+
+
+CLAIMS: list[Claim] = [
+    *claims(
+        f"{LOOPS}test_loop_state_on_exception",
+        check_stopped_and_resumed,
+        {
+            f"after an exception at step {step}, {accumulate} batches a step, the rest is as without": (
+                step,
+                accumulate,
+            )
+            for accumulate in (1, 2, 3)
+            for step in (2, 5)
+        },
+    ),
+    *claims(
+        f"{LOOPS}test_restart_parity",
+        check_stopped_and_resumed,
+        {"a restart after the first step is as without": (1, 1)},
+    ),
+    *claims(
+        f"{LOOPS}test_fit_can_fail_during_validation",
+        check_failed_evaluation,
+        {
+            "an exception in the evaluation of an epoch is made up for": (4,),
+            "an exception in one within an epoch is made up for": (2,),
+        },
+    ),
+    *claims(
+        f"{LOOPS}test_loop_restart_progress_multiple_dataloaders",
+        check_several_loaders_resumed,
+        {f"after an exception on loader {name} all three are evaluated": (name,) for name in "abc"},
+    ),
+    *claims(
+        f"{LOOPS}test_loop_state_on_complete_run",
+        check_complete_state,
+        {"a complete run's counts are in its state": ()},
+    ),
+    *claims(f"{LOOPS}test_fit_loop_reset", check_fit_from_beginning, {"a fit may start from the beginning again": ()}),
+    *claims(
+        f"{LOOPS}test_validation_during_gradient_accumulation_window",
+        check_accumulation_with_evaluation,
+        {"an evaluation changes no accumulated gradient": ()},
+    ),
+    *claims(
+        "test_training_epoch_loop: test_no_val_on_train_epoch_loop_restart",
+        check_evaluations_of_resumed,
+        {"a resume repeats no evaluation": ()},
+    ),
+    *claims(
+        f"{HOOKS}test_trainer_model_hook_system_fit",
+        check_order,
+        {
+            "the hooks of a step come in their order": (OF_STEP, [*OF_STEP, *OF_STEP], False),
+            "the hooks of a fit come in their order": (OF_FIT, OF_FIT, False),
+        },
+    ),
+    *claims(
+        f"{HOOKS}test_trainer_model_hook_system_eval",
+        check_order,
+        {
+            "the hooks of an evaluation come in their order": (
+                OF_EVALUATION,
+                [OF_EVALUATION[0], *OF_EVALUATION[1:3], *OF_EVALUATION[1:3], OF_EVALUATION[3]],
+                True,
+            )
+        },
+    ),
+    *claims(
+        "test_training_epoch_loop: test_no_batch_idx_gradient_accumulation",
+        check_accumulated_order,
+        {"of accumulated batches the last alone is followed by a step": ()},
+    ),
+    *claims(
+        "test_callbacks: test_callbacks_configured_in_model",
+        check_order_of_callbacks,
+        {"callbacks are called as given": ()},
+    ),
+    *claims(
+        f"{TRAINER}test_model_in_correct_mode_during_stages",
+        check_modes,
+        {"a model is in the mode of what is done": (False,)},
+    ),
+    *claims(f"{HOOKS}test_train_eval_mode_restored", check_modes, {"a part in evaluation mode stays in it": (True,)}),
+    *claims(
+        f"{TRAINER}test_on_exception_hook",
+        check_exception,
+        {
+            "callbacks hear of an interruption by the keyboard": ("on_train_batch_start", KeyboardInterrupt, "fit"),
+            "callbacks hear of an error before the first step": ("on_fit_start", RuntimeError, "fit"),
+        },
+    ),
+    *claims(
+        f"{TRAINER}test_error_handling_all_stages",
+        check_exception,
+        {
+            "they hear of an error in the training": ("on_train_start", RuntimeError, "fit"),
+            "they hear of an error in an evaluation": ("on_validate_start", RuntimeError, "validate"),
+        },
+    ),
+    *claims(
+        f"{TRAINER}test_detect_anomaly_nan", check_anomaly, {"the operation that gave NaN is named, if asked for": ()}
+    ),
+    *claims(
+        f"{TRAINER}test_trainer_subclassing", check_subclass, {"a subclass may have more arguments, and no other": ()}
+    ),
+    *claims(
+        "test_training_loop: test_outputs_format", check_outputs, {"callbacks are given what the model returned": ()}
+    ),
+    *claims(
+        f"{FETCHERS}test_prefetch_iterator",
+        check_stream,
+        {"each batch is given once an epoch, in order": (3, 1, 3, None), "so are batches of several": (8, 2, 4, None)},
+    ),
+    *claims(
+        f"{FETCHERS}test_done_dataloader_iter_with_limit",
+        check_stream,
+        {"a limit ends an epoch of data without a length": (9, 1, 2, 2)},
+    ),
+    *claims(
+        "test_training_loop: test_tqdm_total_steps_with_iterator_no_length",
+        check_endless,
+        {f"{steps} steps are made of data without an end": (steps,) for steps in (7, 20)},
+    ),
+]
+
+
+@each(CLAIMS)
+def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_claim(claim, tmp_path, monkeypatch)
