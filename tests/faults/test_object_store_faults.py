@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,17 @@ import torch
 from object_store_proxy import FAULTS, Schedule, proxy
 from s3 import new_bucket, s3_server
 
+from trainer_cli.callbacks.copier import Copier
+from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.save import CheckpointMetadata
+from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
+from trainer_cli.checkpoint.storage.url_path import as_path
+from trainer_cli.config.schema import Newer
+from trainer_cli.errors import SaveError
 
 pytestmark = pytest.mark.slow
 COUNT = int(os.environ.get("TRAIN_STORE_FAULTS", "15"))
@@ -145,3 +152,40 @@ def test_under_seeded_faults_nothing_committed_is_lost_and_nothing_partial_is_ac
         assert run.kept <= found.keys(), (seed, schedule.happened)
         happened |= set(schedule.happened)
     assert len(happened) > len(FAULTS) // 2
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_copies_wait_for_a_store_that_is_away_and_the_next_start_sends_them(
+    raises: bool, store: tuple[str, str, Schedule], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, own = f"s3://{new_bucket(store[0])}/run", LocalStorage(tmp_path / "own", run_id="run")
+
+    def client(address: str) -> ObjectClient:
+        return ObjectClient(url, wait=lambda seconds: None, attempts=2, options={"endpoint_url": address})
+
+    def begun(reached: ObjectClient) -> Copier:
+        storage = ObjectStorage(url, cache=tmp_path / "cache", run_id="run", client=reached)
+        copier = Copier(own, storage, as_path(url), "run", every=1, raises=raises)
+        copier.start(Retention(own.root, own, "run"), 2, Newer.refuse)
+        return copier
+
+    def save(step: int) -> None:
+        metadata = CheckpointMetadata(run_id="run", step=step, number=step)
+        make_sync_checkpointer(storage=lambda root: own).save(state(step), own.root / f"step{step}", metadata=metadata)
+
+    nowhere = client("http://127.0.0.1:9")
+    with pytest.raises(SaveError, match="could not be copied") if raises else nullcontext():
+        begun(nowhere)
+    copier = begun(client(store[0]))
+    copier.storage.client = nowhere  # type: ignore[attr-defined]
+    for step in (1, 2):
+        save(step)
+        copier.copy(f"step{step}")
+        copier._thread.drain(20)
+        copier.raise_failure()  # That the store is away fails nothing yet.
+    with pytest.raises(SaveError, match="the copies step1, step2 could not be sent") if raises else nullcontext():
+        copier.finish(Retention(own.root, own, "run"))
+    assert ("could not be sent" in caplog.text) is not raises
+    assert readable(url, tmp_path / "other") == {}
+    begun(client(store[0])).finish(Retention(own.root, own, "run"))
+    assert readable(url, tmp_path / "another") == {1: True, 2: True}
