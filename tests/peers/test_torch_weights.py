@@ -188,6 +188,7 @@ CLAIMS: list[Claim] = [
         "checkpoint_writer.py: a folder of the experimental Checkpointer",
         check_weights_by_the_command,
         {"the command evaluates the weights of checkpoint_0.pt": ()},
+        is_long=True,
     ),
 ]
 
