@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,18 @@ def check_no_momentum(folder: Path) -> None:
         )
 
 
-def check_rates_without_logger(folder: Path, caplog: Any = None) -> None:
-    trainer = make_trainer(loop={"log_interval": 1}, callbacks=[LearningRateMonitor()])
-    trainer.fit(rows(4))
+def check_rates_without_logger(folder: Path) -> None:
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("trainer_cli").addHandler(handler)
+    try:
+        trainer = make_trainer(loop={"log_interval": 1}, callbacks=[LearningRateMonitor()])
+        trainer.fit(rows(4))
+    finally:
+        logging.getLogger("trainer_cli").removeHandler(handler)
     assert trainer.progress.step == 4
+    assert len([message for message in messages if "no logger that writes them" in message]) == 1
 
 
 def two_groups(model: Any) -> torch.optim.Optimizer:

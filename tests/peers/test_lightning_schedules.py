@@ -107,7 +107,7 @@ def check_refused(folder: Path, settings: Mapping[str, Any], match: str) -> None
         fit(loop={"eval_interval": 2, "log_interval": 1}, **settings)
 
 
-def check_warned(folder: Path, caplog: None = None) -> None:
+def check_one_cycle_by_epochs(folder: Path) -> None:
     """A schedule over steps at the interval of epochs is what the user said, and runs."""
     run = fit(
         batches=2,
@@ -250,7 +250,7 @@ CLAIMS: list[Claim] = [
     ),
     *claims(
         f"{OPTIMIZERS}test_onecyclelr_with_epoch_interval_warns",
-        check_warned,
+        check_one_cycle_by_epochs,
         {"a schedule over steps that is to step each epoch": ()},
         difference="Lightning asks whether steps were meant; here OneCycleLR steps with each batch unless the interval "
         "is given, and then that is what is done.",
