@@ -25,6 +25,7 @@ from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.fill_state import MapLocation, compare, fill, move_tensors, new_values
 from trainer_cli.checkpoint.find import checkpoint_at
 from trainer_cli.checkpoint.foreign.kind import kind_of
+from trainer_cli.checkpoint.foreign.torch_checkpointer import file_of_rank, read_rank
 from trainer_cli.checkpoint.format.archive import ArchiveFormat
 from trainer_cli.checkpoint.format.codec import encode
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, is_dtensor, local_of, targets_in
@@ -155,6 +156,8 @@ class Checkpointer(ABC):
         **kwargs: Any,
     ) -> LoadedState:
         """Load the checkpoint at `path`: all of it, or into `state_dict` only the keys that it names.
+
+        Of a folder of torch's own Checkpointer each rank loads its `checkpoint_{rank}.pt`, which has no digests.
 
         Tensors in `state_dict` are filled in place, other values replaced; names that the checkpoint lacks
         are listed in the result's `missing`, or refused if `strict`. Damage, and what does not fit, is refused before
@@ -352,6 +355,8 @@ class FolderCheckpointer(Checkpointer):
     ) -> dict[str, Any]:
         """Read what this rank saved; without a group given, as a rank of torch's default group."""
         ranks = default_ranks()
+        if (file := file_of_rank(Path(path), ranks.rank)) is not None:
+            return read_rank(file, only)
         if not self._joined and ranks.world_size > 1 and isinstance(self.reader, CheckpointReader):
             self.reader.sharded = ShardedFormat(ranks.rank, ranks.world_size)
         storage, name = self._place(path)

@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 from trainer_cli.checkpoint.foreign.dcp import load_dcp
-from trainer_cli.checkpoint.foreign.kind import RANK_FILE, Kind, kind_of
+from trainer_cli.checkpoint.foreign.kind import Kind, kind_of
 from trainer_cli.checkpoint.foreign.safetensors_file import load_huggingface, load_safetensors
 from trainer_cli.checkpoint.foreign.state_dict import find_weights
+from trainer_cli.checkpoint.foreign.torch_checkpointer import read_replicated
 from trainer_cli.checkpoint.format.torch_pickle import load_torch_file
 from trainer_cli.errors import CheckpointError, one_line
 
@@ -60,9 +61,12 @@ def _check_sizes(path: Path, model: Mapping[str, torch.Tensor]) -> None:
 def _read(path: Path, kind: Kind | None, allow_pickle: bool) -> ForeignCheckpoint:
     match kind:
         case Kind.torch_file | Kind.torch_checkpointer:
-            file = path / RANK_FILE if kind is Kind.torch_checkpointer else path
             try:
-                found = find_weights(load_torch_file(file, allow_pickle=allow_pickle))
+                found = (
+                    read_replicated(path, allow_pickle=allow_pickle)
+                    if kind is Kind.torch_checkpointer
+                    else find_weights(load_torch_file(path, allow_pickle=allow_pickle))
+                )
             except ValueError as error:
                 raise CheckpointError(str(error), where=str(path)) from None
             return ForeignCheckpoint(found.program, found.weights, found.step)
