@@ -28,7 +28,7 @@ from trainer_cli.config.schema import Newer
 from trainer_cli.errors import SaveError
 
 pytestmark = pytest.mark.slow
-COUNT = int(os.environ.get("TRAIN_STORE_FAULTS", "15"))
+COUNT = int(os.environ.get("TRAIN_STORE_FAULTS", "8"))
 BATCH = 10
 
 

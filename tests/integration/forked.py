@@ -43,8 +43,7 @@ def serve() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        # Tensors without values need dynamo, which takes over a second.
-        for module in (*asked["imports"], *(["torch._dynamo"] if asked["argv"][0] == "plan" else [])):
+        for module in asked["imports"]:
             import_module(module)
         composed = _composed(tuple(asked["argv"][1:])) if asked["disk"] is not None else None
         pid = os.fork()

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import SMALL, records, train, trained
+from command import SMALL, records
+from forks import Forks
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 
@@ -21,9 +22,9 @@ def state(run: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("straight")
-    trained(*SMALL, "name=straight", cwd=folder)
+    assert forks.fit(folder, *SMALL, "name=straight").code == 0
     return folder / "runs/straight"
 
 
@@ -37,23 +38,24 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_resume_is_bit_identical(
-    tmp_path: Path, straight: Path, format: str, more: tuple[str, ...], file: str
+    forks: Forks, tmp_path: Path, straight: Path, format: str, more: tuple[str, ...], file: str
 ) -> None:
     own = (*SMALL, "name=own", f"checkpoint.format={format}", *more)
-    trained(*own, "loop.hard_stop=10", cwd=tmp_path)
+    assert forks.fit(tmp_path, *own, "loop.hard_stop=10").code == 0
     assert (tmp_path / "runs/own/checkpoints/step10" / file).is_file()
-    result = trained(*own, cwd=tmp_path)
+    result = forks.fit(tmp_path, *own)
+    assert result.code == 0, result.err
     assert "resuming at step 10 from step10" in result.err
     assert state(tmp_path / "runs/own") == state(straight)
-    assert train("ckpt", "verify", "runs/own", cwd=tmp_path).code == 0
-    assert "step20" in train("ckpt", "ls", "runs/own", cwd=tmp_path).out
-    assert train("validate", "ckpt=runs/own/checkpoints/step*", cwd=tmp_path).code == 0
+    assert forks.run(tmp_path, "ckpt", "verify", "runs/own").code == 0
+    assert "step20" in forks.run(tmp_path, "ckpt", "ls", "runs/own").out
+    assert forks.run(tmp_path, "validate", "ckpt=runs/own/checkpoints/step*").code == 0
     assert len(records(tmp_path / "runs/own/validation/validation.jsonl")) == 3
-    assert train("ckpt", "export", "runs/own", "--format", "torch", cwd=tmp_path).code == 0
+    assert forks.run(tmp_path, "ckpt", "export", "runs/own", "--format", "torch").code == 0
 
 
-def test_a_compression_without_an_archive_is_refused(tmp_path: Path) -> None:
-    result = train("fit", *SMALL, "checkpoint.compression=gz", cwd=tmp_path)
+def test_a_compression_without_an_archive_is_refused(forks: Forks, tmp_path: Path) -> None:
+    result = forks.fit(tmp_path, *SMALL, "checkpoint.compression=gz")
     assert result.code == 2
     assert "checkpoint.compression is gz, but checkpoint.format is tensors" in result.err
     assert "Set checkpoint.format=archive, or leave compression out." in result.err

@@ -17,7 +17,7 @@ import pytest
 from command import Running, running, trained
 from compare import assert_same_run, metrics
 
-KILLS = int(os.environ.get("TRAIN_KILLS", "3"))
+KILLS = int(os.environ.get("TRAIN_KILLS", "2"))
 SEED = int(os.environ.get("TRAIN_KILLS_SEED", "0"))
 TRAININGS = {
     "digits_mlp": ("experiment=digits_mlp", "loop.max_duration=12ep", "checkpoint.ephemeral_save_interval=4"),

@@ -27,7 +27,7 @@ from command import Running, make_project, names, running
 from trainer_cli.checkpoint.checkpointer import SyncCheckpointer
 
 STEPS = int(os.environ.get("TRAIN_WRITERS_STEPS", "30"))
-KILLS = int(os.environ.get("TRAIN_WRITERS_KILLS", "2"))
+KILLS = int(os.environ.get("TRAIN_WRITERS_KILLS", "1"))
 
 CODE = '''
 """A model that writes to its state in twelve ways, and a callback that notes what is there at each save."""
