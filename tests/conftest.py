@@ -37,6 +37,7 @@ _PROCESSES = (
     "tests/config/test_targets",
     "tests/data/",
     "tests/run/test_copies",
+    "tests/run/test_typed_commands",
     "tests/loggers/test_contract",
     "tests/loggers/test_tensorboard",
     "tests/parallel/",

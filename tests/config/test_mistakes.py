@@ -243,7 +243,7 @@ CASES = [
     Case(
         "key below a value",
         ["optimizer.lr.x=3"],
-        "optimizer.lr.x=3: optimizer.lr is not a mapping (command line).",
+        "optimizer.lr.x=3: optimizer.lr is not a mapping (command line). Write optimizer.lr=VALUE.",
     ),
     Case(
         "+ on a key that is there",
@@ -258,7 +258,7 @@ CASES = [
     Case(
         "removing what is not there",
         ["~model.depth"],
-        "there is no 'model.depth' to remove (command line).",
+        "there is no 'model.depth' to remove (command line). Did you mean 'model.dropout'?",
     ),
     Case(
         "section set to null",
@@ -294,7 +294,7 @@ CASES = [
     Case(
         "nothing before =",
         ["=3"],
-        "'=3' is no override (command line). Write key=value.",
+        "'=3' is no override (command line). Write key=value, group=option, +key=value for a new key, key+=value to add to a list, or ~key to remove.",
     ),
     Case(
         "spaces and brackets",
@@ -387,7 +387,7 @@ CASES = [
     Case(
         "bracket not closed on the command line",
         ["checkpoint.fixed_steps=[1,2"],
-        "cannot read the override 'checkpoint.fixed_steps=[1,2' (command line). A bracket is not closed, or one too many is.",
+        "cannot read the override 'checkpoint.fixed_steps=[1,2' (command line). A bracket is not closed, or one too many is: 'checkpoint.fixed_steps=[1,2]', or as a text 'checkpoint.fixed_steps=\"[1,2\"'.",
     ),
     Case(
         "home directory that no shell has put in",
@@ -508,7 +508,7 @@ CASES = [
     Case(
         "range that is not closed",
         ["fit", "-m", "seed=range(3"],
-        "cannot read the override 'seed=range(3' (command line). A bracket is not closed, or one too many is.",
+        "cannot read the override 'seed=range(3' (command line). A bracket is not closed, or one too many is: 'seed=range(3)', or as a text 'seed=\"range(3\"'.",
     ),
     Case(
         "interpolation of another type",
@@ -832,7 +832,7 @@ CASES = [
     Case(
         "key that is no text",
         ["+model.map={true: 1}"],
-        "model.map has the key true, but keys are texts (command line). Put it in quotes: 'true'.",
+        "model.map has the key true, but keys are texts (command line). Say it in a YAML file: 'true'.",
     ),
     Case(
         "both clippings",

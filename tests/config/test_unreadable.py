@@ -34,7 +34,6 @@ from trainer_cli.config.override_syntax import closes_at_end, hint_for
         ("+x={a:[(1,2),(3,4)]}", "A list stands in [ ]: '+x={a:[[1,2],[3,4]]}'."),
         ("+x={a, b}", "Within { } each key has its value, as in {KEY: VALUE}; a list stands in [ ]."),
         ("+x=[{a: [1], b:}]", "Within { } each key has its value, as in {KEY: VALUE}; a list stands in [ ]."),
-        ("+x={a:[1,2],b:3", "A bracket is not closed, or one too many is."),
         (
             '+x=["a,,b",c=d]',
             "Within brackets a text with letters beyond a-z or any of , : = ( ) [ ] { } # & needs quotes of its own, "

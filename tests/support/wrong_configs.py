@@ -39,7 +39,7 @@ _CODE = "".join(
     f"class {name}:\n    def __init__(self, **settings): ...\n"
     for name in ("MLP", "CNN", "Net", "Digits", "Text", "SGD")
 )
-_LEAD = re.compile(r"(?:Write|write|mean|Add|or|as in) (?=['\"+~$]|\w[\w.@/]*=)|: (?=['\"])")
+_LEAD = re.compile(r"(?:Write|write|mean|Add|or|as in) (?=['\"+~$]|\w[\w.@/]*\+?=)|: (?=['\"])")
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -21,7 +22,7 @@ _ELSEWHERE = {
 
 def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserError:
     """A first word that is no verb: an override without one, an experiment, a flag, or a misspelling."""
-    whole = " ".join(arguments)
+    whole = shlex.join(arguments)
     if "=" in word and not word.startswith("-"):
         return UserError(f"{word!r} stands where a verb belongs", cure=f"Did you mean 'train fit {whole}'?")
     if word.startswith("-"):
@@ -29,7 +30,7 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
     known = list(verbs)
     cure = did_you_mean(word, known).strip()
     if not cure and word in Choices.of().options(EXPERIMENT):
-        rest = " ".join([f"experiment={word}", *arguments[1:]])
+        rest = shlex.join([f"experiment={word}", *arguments[1:]])
         return UserError(f"{word!r} is an experiment, and no verb", cure=f"Did you mean 'train fit {rest}'?")
     return UserError(f"there is no verb {word!r}", cure=cure or f"There are: {', '.join(known)}.")
 

@@ -93,6 +93,12 @@ def check_keys(node: Mapping[str, Any], where: str) -> Iterator[ConfigError]:
             yield ConfigError(
                 f"{where}.{key} is not known", location=where, code=Code.argument, hint=f"Known: {', '.join(SPECIAL)}."
             )
+    if not isinstance(node.get("_partial_", False), bool):
+        yield ConfigError(
+            f"{where}._partial_ is {node['_partial_']!r}, but it must be true or false",
+            location=f"{where}._partial_",
+            code=Code.argument,
+        )
     if not isinstance(node.get("_args_", []), list | tuple):
         yield ConfigError(
             f"{where}._args_ is {node['_args_']!r}, but it must be a list",

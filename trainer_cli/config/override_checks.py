@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import Override, QuotedString
 
 from trainer_cli.config.fields import OPEN, KeyPath, sections, unknown_key
 from trainer_cli.config.hydra_compat import value_in_quotes
-from trainer_cli.config.override_syntax import as_text
+from trainer_cli.config.override_syntax import HOW_TO_OVERRIDE, as_text
 from trainer_cli.config.overrides import (
     COMMAND_LINE,
     CommandLine,
@@ -72,7 +72,7 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
         what = f"{key} is a group, and takes the name of an option"
         yield refused(what, f"Choose one of: {', '.join(options(search.dirs, key)) or 'none'}.", Code.wrong_type)
     elif not path:
-        yield refused(f"{line!r} is no override", "Write key=value.")
+        yield refused(f"{line!r} is no override", HOW_TO_OVERRIDE)
     elif override.package is not None or "/" in key:
         known = groups(search.dirs)
         hint = f"There are: {', '.join(known)}.{did_you_mean(key, known)}"

@@ -9,10 +9,23 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from trainer_cli.config.yaml_traps import why_no_interpolation
+
 _PLAIN = re.compile(r"[\w\-./:%+*@?|$]*", re.ASCII)
 _OPENS = re.compile(r"[\[{]|(?:range|choice|interval|glob|sort|shuffle|int|float|str|bool|tag)\(")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _QUOTED_KEY = re.compile(r"([{,]\s*)(?:'([^'\\]*)'|\"([^\"\\]*)\")(\s*:)")
+
+
+HOW_TO_OVERRIDE = (
+    "Write key=value, group=option, +key=value for a new key, key+=value to add to a list, or ~key to remove."
+)
+_USAGE = {
+    "choice": "choice(A,B)", "range": "range(START,STOP,STEP)", "interval": "interval(START,END)",
+    "glob": "glob(PATTERN)", "sort": "sort(A,B), of one type", "shuffle": "shuffle(A,B)", "tag": "tag(NAME,VALUES)",
+    "int": "int(NUMBER)", "float": "float(NUMBER)", "str": "str(VALUE)", "bool": "bool(true)",
+}  # fmt: skip
+"""Function of Hydra's grammar -> how it is written."""
 
 
 def as_text(text: str) -> str:
@@ -59,9 +72,11 @@ def hint_for(argument: str) -> str:
     """The hint for an argument that cannot be read."""
     key, equals, value = argument.partition("=")
     if not equals:
-        return (
-            "Write key=value, group=option, +key=value for a new key, key+=value to add to a list, or ~key to remove."
-        )
+        key, equals, value = argument.partition(":")
+        meant = f"{key.strip()}={value.strip()}"
+        return f"Did you mean {shlex.quote(meant)}?" if equals and value.strip() and _read(meant) else HOW_TO_OVERRIDE
+    if not key.strip("+~"):
+        return HOW_TO_OVERRIDE
     if found := re.fullmatch(r"([\w.]+)\[\d+\](.*)", key):
         name = found[1]
         return f"A single item cannot be set: write the whole list, {name}=[...], or add to its end, {name}+=ITEM."
@@ -70,27 +85,73 @@ def hint_for(argument: str) -> str:
         return f"A group takes one package: '{group}@{packages[-1]}={value}'."
     if (nested := _in_braces(key, value)) is not None:
         return f"A name with * stands in braces: '{nested}'."
-    if re.search(r"[^\w.\-/@+~]|\.\.|^\.|\.$", key, re.ASCII):
-        return f"{key!r} is no key: keys are words joined by dots."
+    if re.search(r"[^\w.\-/@+~]|\.\.|^[.-]|\.$", key, re.ASCII):
+        meant = f"{_plain_key(key)}={value}"
+        instead = f" Did you mean {shlex.quote(meant)}?" if meant != argument and _read(meant) is not None else ""
+        return f"{key!r} is no key: keys are words joined by dots.{instead}"
+    if value.startswith("=") and _read(f"{key}{value}") is not None:
+        return f"Did you mean {shlex.quote(key + value)}?"
     if value.startswith("~"):
         return f"Write the whole path, such as {key}=$HOME{value[1:]}."
     if found := re.fullmatch(r"\(([^()]*)\)", value):
         return f"For a list write '{key}=[{found[1]}]'."
     if _OPENS.match(value) and any(value.count(a) != value.count(b) for a, b in ("[]", "{}", "()")):
-        return "A bracket is not closed, or one too many is."
+        closed = f"{key}={value.rstrip(',')}{_closing(value)}"
+        return f"A bracket is not closed, or one too many is{_or_text(closed, key, value)}"
     if value[:1] in ("[", "{") and closes_at_end(value.rstrip()):
         return _within(key, value)
+    if value[:1] in ("[", "{") and value[-1] in "'\"" and closes_at_end(value[:-1]):
+        return f"One quote is too many{_instead(key, value[:-1])}"
+    if found := re.fullmatch(r"extend_list\((.*)\)", value):
+        item = found[1] if len(split_at_commas(found[1])) == 1 else f"[{found[1]}]"
+        return f"To add to the end of a list, write {shlex.quote(key.lstrip('+') + '+=' + item)}."
+    if (found := re.match(r"(\w+)\(", value)) and (usage := _USAGE.get(found[1])):
+        return f"It is written {usage}; for a text, write {in_quotes(key, value)}."
+    if "${" in value and why_no_interpolation(unquoted(value)) is not None:
+        return "An interpolation is written ${KEY}, and closed."
+    given = [part for part in split_at_commas(value) if part.strip()]
+    if 0 < len(given) < len(split_at_commas(value)) and _read(f"{key}={','.join(given)}") is not None:
+        return f"A value is missing beside a comma{_or_text(key + '=' + ','.join(given), key, value)}"
     if not _PLAIN.fullmatch(value):
         is_open = value[:1] in ("'", '"') and value.count(value[0]) == 1
-        inner = value[is_open:].replace("\\", "\\\\").replace('"', '\\"')
         why = (
             "The quote is not closed; a text needs two pairs"
             if is_open
             else ("A text with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes")
         )
-        quoted = shlex.quote(key + f'="{inner}"')
-        return f"{why}: {quoted}."
-    return "Write key=value."
+        return f"{why}: {in_quotes(key, value[is_open:])}."
+    return HOW_TO_OVERRIDE
+
+
+def in_quotes(key: str, value: str) -> str:
+    """The override with its value as a text, in the quotes of the parser and of a shell."""
+    # Hydra's grammar keeps a backslash as it is, unless a quote follows.
+    inner = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), value)
+    return shlex.quote(f'{key}="{inner}"')
+
+
+def _or_text(instead: str, key: str, value: str) -> str:
+    """The end of a sentence: what is probably meant, where that can be read, and the value as a text."""
+    meant = f": {shlex.quote(instead)}, or" if _read(instead) is not None else ":"
+    return f"{meant} as a text {in_quotes(key, value)}."
+
+
+def _closing(value: str) -> str:
+    """The brackets that are still open at the end of a value."""
+    still_open: list[str] = []
+    for letter in value:
+        if letter in "[{(":
+            still_open.append({"[": "]", "{": "}", "(": ")"}[letter])
+        elif still_open and letter == still_open[-1]:
+            still_open.pop()
+    return "".join(reversed(still_open))
+
+
+def _plain_key(key: str) -> str:
+    """A key without what does not belong to one: quotes, blanks around it, a flag's dashes, points too many."""
+    sign = "".join(re.findall(r"^[+~]+", key))
+    words = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", key[len(sign) :]).replace("'", "").replace('"', "").strip(" .-$")
+    return sign + re.sub(r"\.\.+", ".", words)
 
 
 def _within(key: str, value: str) -> str:
@@ -100,6 +161,9 @@ def _within(key: str, value: str) -> str:
         return f"Within {{ }} a key takes no quotes, and so {odd!r} cannot be one: say it in a YAML file."
     if quoted:
         return f"Keys within {{ }} take no quotes{_instead(key, _unquoted_keys(value))}"
+    doubled = value.replace("\\", "\\\\")
+    if doubled != value and _read(f"{key}={doubled}") is not None:
+        return f"A backslash before a quote keeps it open{_instead(key, doubled)}"
     bare = _QUOTED.sub(lambda found: "q" * len(found[0]), value)
     if re.search(r",\s*,", bare):
         return "An element is missing between two commas."
@@ -111,6 +175,8 @@ def _within(key: str, value: str) -> str:
     if value[0] == "{" and re.search(r"[{,]\s*[\w.*?-]+\s*=", bare):
         colons = re.sub(r"([{,]\s*[\w.*?-]+)\s*=\s*", r"\1: ", value)
         return f"Within {{ }} a key and its value are joined by a colon{_instead(key, colons)}"
+    if re.search(r"\{\s*[\[{]", bare):
+        return "Within { } a key is a word, as in {KEY: VALUE}."
     if "(" in bare:
         square = {"(": "[", ")": "]"}
         lists = "".join(square.get(plain, letter) for plain, letter in zip(bare, value, strict=True))
@@ -145,7 +211,11 @@ def _instead(key: str, value: str) -> str:
 def _can_be_key(name: str) -> bool:
     read = _read(f"x={{{name}:1}}")
     value = read.value() if read is not None and not read.is_sweep_override() else None
-    return isinstance(value, dict) and [str(key) for key in value] == [name]
+    return isinstance(value, dict) and list(value) in ([name], [_whole(name)])
+
+
+def _whole(name: str) -> int | None:
+    return int(name) if re.fullmatch(r"-?(0|[1-9]\d*)", name) else None
 
 
 def _read(text: str) -> Override | None:

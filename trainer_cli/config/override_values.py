@@ -46,7 +46,7 @@ def _why_refused(values: Mapping[str, Any], override: Override, search: SearchPa
         if isinstance(above, str) and "${" in above:
             return _of_an_interpolation(line, ".".join(path[:depth]), above)
     if override.is_delete():
-        return _no_removal(above, path, value)
+        return _no_removal(above, path, value, is_given="=" in line)
     if not adds and (problem := _no_value(values, path, line, search)) is not None:
         return problem
     last = above.get(path[-1]) if isinstance(above, Mapping) else None
@@ -122,11 +122,14 @@ def _no_value(values: Mapping[str, Any], path: KeyPath, line: str, search: Searc
         if isinstance(node, list):
             return _of_a_list(line, above)
         if not isinstance(node, Mapping):
-            hint = f"Choose one first, as in {above}=NAME." if node is None and depth == 1 else None
+            hint = f"Choose one first, as in {above}=NAME." if node is None and depth == 1 else f"Write {above}=VALUE."
             return refused(f"{line}: {above} is {'null' if node is None else 'not a mapping'}", hint)
         if part not in node:
             known = [".".join((*path[:depth], str(name))) for name in node]
             hint = f"{did_you_mean('.'.join(path), known).strip()} To add it, write '+{line}'.".strip()
+            if depth == 1 and above in ("callbacks", "loggers") and len(path) > 2:
+                value = line.partition("=")[2]
+                hint = f"Say what to make: '+{above}.{part}={{_target_: TARGET, {'.'.join(path[2:])}: {value}}}'."
             if depth == 1 and part in options(search.dirs, above):
                 several = above in ("callbacks", "loggers")
                 hint = f"Choose it first, as in {above}={f'[default,{part}]' if several else part}."
@@ -135,13 +138,14 @@ def _no_value(values: Mapping[str, Any], path: KeyPath, line: str, search: Searc
     return None
 
 
-def _no_removal(above: Any, path: KeyPath, value: Any) -> ConfigError | None:
+def _no_removal(above: Any, path: KeyPath, value: Any, *, is_given: bool) -> ConfigError | None:
     """Why `~key` or `~key=value` does not fit what stands above the key, or None."""
     key = ".".join(path)
-    known = above.get(path[-1]) if isinstance(above, Mapping) else None
-    if known is None or known == MISSING:
-        return refused(f"there is no '{key}' to remove")
-    if value is not None and value != known:
+    if not isinstance(above, Mapping) or path[-1] not in above:
+        names = [".".join((*path[:-1], str(name))) for name in above] if isinstance(above, Mapping) else []
+        return refused(f"there is no '{key}' to remove", did_you_mean(key, names).strip() or "Leave it out.")
+    known = above[path[-1]]
+    if is_given and value != known:
         return refused(f"{key} is {in_yaml(known)}, and not {in_yaml(value)}, so it is not removed", f"Write ~{key}.")
     return None
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import IntervalSweep, Override, Sweep
 from hydra.errors import HydraException
 
 from trainer_cli.config.fields import DATA_KEYS, KeyPath, sections
 from trainer_cli.config.hydra_compat import value_in_quotes
-from trainer_cli.config.override_syntax import closes_at_end, hint_for, split_at_commas, unquoted
+from trainer_cli.config.override_syntax import closes_at_end, hint_for, in_quotes, split_at_commas, unquoted
 from trainer_cli.config.suggest import did_you_mean, of_a_section
 from trainer_cli.config.yaml_traps import DEEPEST, PYTHONS_NULL, instead_of, looks_like_number
 from trainer_cli.errors import Code, ConfigError, raise_all
@@ -131,7 +132,10 @@ def parsed(arguments: Sequence[str]) -> CommandLine:
         if deep:
             line.mistakes.append(refused(f"{argument[:40]}... is nested more than {DEEPEST} deep"))
         elif override.is_sweep_override():
-            line.mistakes.append(_sweep(argument))
+            line.mistakes.append(_sweep(argument, override.value()))
+        elif _has_sweep(override.value()):
+            hint = f"Give whole values instead: '{override.get_key_element()}=[A],[B]', with -m (train fit -m)."
+            line.mistakes.append(refused(f"{argument!r} has values to sweep inside of another", hint))
         elif appends:
             added: Any = override.value()
             values = added if isinstance(added, list) else [added]
@@ -195,9 +199,22 @@ def _unreadable(argument: str) -> ConfigError:
     return refused(what, hint_for(argument))
 
 
-def _sweep(argument: str) -> ConfigError:
+def _sweep(argument: str, sweep: Any) -> ConfigError:
+    """The error for several values in one run. A function has no values in it that a list could hold."""
     key, _, value = argument.partition("=")
+    what = f"{argument!r} gives several values, but one run takes one"
+    text = in_quotes(key, value)
+    if isinstance(sweep, IntervalSweep):
+        return refused(what, f"An interval has no end of values: list them ({key}=1,2), with -m (train fit -m).")
+    if re.match(r"\w+\(", value):
+        return refused(what, f"Add -m to run each (train fit -m), or for a text write {text}.")
     number = looks_like_number(value)
     instead = f"For a number write '{key}={instead_of(value, number)}', for" if number is not None else "For"
-    instead += f" a list write '{key}=[{value}]', for a text '{key}=\"{value}\"', or -m to run each (train fit -m)."
-    return refused(f"{argument!r} gives several values, but one run takes one", instead)
+    instead += f" a list write {shlex.quote(f'{key}=[{value}]')}, for a text {text}, or -m to run each (train fit -m)."
+    return refused(what, instead)
+
+
+def _has_sweep(value: Any) -> bool:
+    """Whether values to sweep stand in a list or a mapping, where nothing tries each."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(isinstance(item, Sweep) or _has_sweep(item) for item in items)

@@ -53,7 +53,8 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 def of_a_section(word: str, keys: Iterable[str]) -> str:
     """The same, of the key whose last part is the word, or what other trainers call by it: `lr` is `optimizer.lr`."""
-    names = {key.rpartition(".")[2]: key for key in keys}
+    keys = list(keys)
+    names = {key.rpartition(".")[2]: key for key in keys} | {key.replace(".", "_"): key for key in keys}
     return _question(word, names.get(_plain(word)) or names.get(_OURS.get(_plain(word), "")))
 
 

@@ -190,8 +190,10 @@ def _globbed(override: Override, glob: Glob, known: Sequence[str] | None) -> lis
             "List the values: a,b,c.",
         )
 
-    def fits(name: str, patterns: Sequence[str]) -> bool:
-        return any(fnmatchcase(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns)
+    def fits(name: str, patterns: Sequence[Any]) -> bool:
+        return any(
+            fnmatchcase(name, pattern) and name.count("/") == pattern.count("/") for pattern in map(str, patterns)
+        )
 
     found = [name for name in known if fits(name, glob.include) and not fits(name, glob.exclude)]
     if not found:

@@ -233,7 +233,9 @@ class _Validation:
         for path, name in _odd_keys(value, (key,)):
             odd = "null" if name is None else str(name).lower()
             what = f"{'.'.join(path)} has the key {odd}, but keys are texts"
-            self._report(path, what, f"Put it in quotes: '{odd}'.", code=Code.wrong_type)
+            typed = self._provenance.source(path) == COMMAND_LINE
+            cure = f"Say it in a YAML file: '{odd}'." if typed else f"Put it in quotes: '{odd}'."
+            self._report(path, what, cure, code=Code.wrong_type)
         if key in (*_BY_NAME, "scheduler") and isinstance(value, Mapping) and "_target_" not in value:
             for name, node in value.items():
                 fits = isinstance(node, Mapping) or (node is None and key != "param_groups")

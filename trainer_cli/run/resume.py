@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,10 +95,11 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
         (f"may change ({why})" if why else "refused", one.key, one.values, str(one.origin(provenance) or ""))
         for one, why in verdicts
     ]
+    leave = shlex.quote(f"resume_allow=[{','.join(refused)}]")
     raise ConfigError(
         f"the config differs from the one that {run_dir} was trained with:\n{table([''] * 4, rows, indent='  ')}\n",
         hint=(
-            f"To go on all the same, add 'resume_allow=[{','.join(refused)}]'. To train this as another run, add "
+            f"To go on all the same, add {leave}. To train this as another run, add "
             f"name=OTHER, and {ckpt_argument(f'{run_dir}@latest')} to begin it with the weights of this one."
         ),
     )

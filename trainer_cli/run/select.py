@@ -157,6 +157,8 @@ def ckpt_argument(pattern: str | Path) -> str:
     # A value that begins so is a list, null or in quotes.
     if text == "null" or text[:1] in ("[", "'", '"', " "):
         text = f"./{text}"
+    if text.endswith(" ") and '"' not in text:
+        text = f'"{text}"'
     return f"ckpt={shlex.quote(text)}"
 
 

@@ -1,0 +1,239 @@
+"""What Hydra's grammar and OmegaConf refuse is refused by name, and what the message says to write composes.
+
+The rows are the wrong overrides, sweeps, interpolations and types of the test suites of Hydra and OmegaConf, and those
+beside them.
+"""
+
+# ruff: noqa: E501
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from wrong_configs import (
+    COMMAND_LINE,
+    OWN,
+    Attempt,
+    Wrong,
+    added,
+    body,
+    check,
+    edited,
+    left_out,
+    part,
+    shown,
+    small_project,
+    typed,
+    value,
+)
+
+from trainer_cli.errors import Code
+
+__all__ = ["small_project"]
+LINE, KEY, TYPE, VALUE, LOST = Code.override, Code.unknown_key, Code.wrong_type, Code.wrong_value, Code.unresolved
+
+
+def swept(line: str, says: str, cure, code: Code = LINE) -> Wrong:
+    """A wrong sweep: `-m` before it."""
+    return Wrong(["-m", line], code, COMMAND_LINE, says, cure)
+
+
+def _in_a_file(attempt: Attempt) -> None:
+    """The value stands in an experiment, as the hint says."""
+    assert "in a YAML file" in attempt.hint
+    attempt.typed[:] = ["+experiment=own"]
+
+
+ROWS = [
+    # Texts and quotes
+    *[typed(f"+model.x={text}", LINE, "cannot read the override", shown()) for text in (
+        "[]aa", "È", "\U0001f923", "\\#", "'Hi''there'", "''a'", "'a''", '"abc\\"', '"abc\\\\"def"', "'a", '"a', "a'b", "a#b",
+        "a;b", "a\nb", "a=b", "a=b=c", "a)", "(a", "a}", "]", "!x", "`x`", "<x>", "a&b", 'a"', "“a”", "'a'b", "'c:\\\\''")],
+    typed("run_dir=~/x", LINE, "cannot read the override", edited("run_dir=$HOME/x", "~/x", "/home/x")),
+    *[typed(f"+model.x={text}", LINE, "cannot read the override", edited("written ${KEY}, and closed", text, "${seed}")) for text in ("'${seed", "${", "${}", '"${a b}')],
+    # Brackets
+    typed("model.hidden=[1,2", LINE, "A bracket is not closed", shown(after="too many is:")),
+    typed("model.hidden=[1,[2", LINE, "A bracket is not closed", shown(after="too many is:")),
+    typed("+model.x={a:[1,2", LINE, "A bracket is not closed", shown(after="too many is:")),
+    typed("+model.x=[1,2}", LINE, "A bracket is not closed", shown(after="as a text ")),
+    typed("name=[", LINE, "A bracket is not closed", shown(after="as a text ")),
+    typed("model.hidden=[1,2,3]'", LINE, "One quote is too many", shown()),
+    typed("model.hidden=(1,2)", LINE, "For a list", shown()),
+    typed("model.hidden=[1,2,]", LINE, "missing between the last comma", shown()),
+    typed("model.hidden=[1,,2]", LINE, "missing between two commas", value(",,", ",")),
+    typed("model.hidden=[,1]", LINE, "missing between [ and the comma", value("[,", "[")),
+    typed("+model.x=[(1,2)]", LINE, "A list stands in [ ]", shown()),
+    typed("+model.x=['a\\', 'b']", LINE, "A backslash before a quote", shown()),
+    typed("+model.x={a: 'a\\', b: 'b'}", LINE, "A backslash before a quote", shown()),
+    typed("+model.x=[a=b]", LINE, "needs quotes of its own", shown()),
+    typed("+model.x={'0a': 0, \"1b\": 1}", LINE, "take no quotes", shown()),
+    typed("+model.x={'nan': 0}", LINE, "say it in a YAML file", _in_a_file, experiment__own="# @package _global_\nmodel:\n  x: {'nan': 0}\n"),
+    typed("+model.x={' abc ': 0}", LINE, "cannot be one: say it in a YAML file", _in_a_file,
+          experiment__own="# @package _global_\nmodel:\n  x: {' abc ': 0}\n"),
+    typed("+model.x={[0]: 1}", LINE, "a key is a word", edited("{KEY: VALUE}", "[0]", "a")),
+    typed("+model.x={a=1}", LINE, "joined by a colon", shown()),
+    typed("+model.x={a}", LINE, "each key has its value", edited("{KEY: VALUE}", "{a}", "{a: 1}")),
+    typed("+model.x={null: 1}", TYPE, "has the key null", value("null", "nil")),
+    typed("+model.x={true: 1}", TYPE, "has the key true", edited("YAML file", "true", "yes_")),
+    # Commas
+    typed("seed=1,", LINE, "A value is missing beside a comma", shown(after="comma:")),
+    typed("seed=,1", LINE, "A value is missing beside a comma", shown(after="comma:")),
+    typed("name=a,=b", LINE, "needs two pairs of quotes", shown()),
+    typed("seed=1,000", LINE, "gives several values", shown(after="For a number write ")),
+    typed("optimizer.lr=0,01", LINE, "gives several values", shown(after="For a number write ")),
+    typed("model.hidden=1,2", LINE, "gives several values", shown(after="For a list write ")),
+    typed("name=a, b", LINE, "gives several values", shown(after="for a text ")),
+    typed("name=it,x", LINE, "gives several values", shown(after="for a text ")),
+    typed("model=cnn,mlp", LINE, "gives several values", lambda attempt: attempt.typed.insert(0, "-m")),
+    *[typed(f"seed={text}", LINE, "gives several values", lambda attempt: attempt.typed.insert(0, "-m")) for text in ("1,2", "range(3)", "choice(1,2)", "shuffle(1,2)", "int(1,2)", "sort(2,1)")],
+    typed("seed=interval(1,2)", LINE, "gives several values", lambda attempt: attempt.typed.__setitem__(slice(None), ["-m", "seed=1,2"])),
+    typed("+model.x=[1,choice(2,3)]", LINE, "has values to sweep inside of another", lambda attempt: attempt.typed.__setitem__(slice(None), ["-m", "+model.x=[1,2],[1,3]"])),
+    # Functions
+    *[typed(f"seed={wrong}", LINE, "It is written", edited(says, wrong, right)) for wrong, says, right in (
+        ("int(a)", "int(NUMBER)", "int(2)"), ("int('')", "int(NUMBER)", "int(2)"), ("int('10.0')", "int(NUMBER)", "int('10')"), ("int([a,1])", "int(NUMBER)", "int(1)"),
+        ("float({a:xyz})", "float(NUMBER)", "int(1)"), ("int(value=1,no=2)", "int(NUMBER)", "int(value=1)"))],
+    typed("deterministic=bool('10')", LINE, "It is written bool(true)", edited("bool(true)", "bool('10')", "bool(true)")),
+    *[swept(f"seed={wrong}", "It is written", edited(says, wrong, right)) for wrong, says, right in (
+        ("range(a)", "range(START,STOP,STEP)", "range(0,2,1)"), ("range(start=10,20,1)", "range(START,STOP,STEP)", "range(10,20,5)"),
+        ("range(1,2,3,4)", "range(START,STOP,STEP)", "range(1,4,2)"), ("range(stop=3,x=1)", "range(START,STOP,STEP)", "range(0,3,1)"),
+        ("choice()", "choice(A,B)", "choice(1,2)"), ("choice(choice(1,2))", "choice(A,B)", "choice(1,2)"), ("sort()", "sort(A,B)", "sort(2,1)"),
+        ("sort(3,2,str(1))", "sort(A,B), of one type", "sort(3,2,1)"), ("shuffle(range(1,3),x)", "shuffle(A,B)", "shuffle(range(1,3))"),
+        ("tag(a,1)", "tag(NAME,VALUES)", "tag(a,choice(1,2))"))],
+    swept("model=glob()", "It is written glob(PATTERN)", edited("glob(PATTERN)", "glob()", "glob(c*)")),
+    typed("+model.x=foo(1)", LINE, "needs two pairs of quotes", shown()),
+    typed("+load.states=extend_list(optimizer)", LINE, "To add to the end of a list", shown()),
+    typed("model.hidden=extend_list(1,2)", LINE, "To add to the end of a list", shown()),
+    # Sweeps
+    swept("seed=interval(1,2)", "an interval has no end", edited("(a,b,c)", "interval(1,2)", "1,2")),
+    swept("seed=glob(*)", "glob() chooses among the options", edited("a,b,c", "glob(*)", "1,2")),
+    swept("model=glob(x*)", "fits nothing", edited("There are: cnn", "x*", "c*")),
+    swept("model=glob([x*,3])", "fits nothing", edited("There are: cnn", "x*", "c*")),
+    swept("seed=1,1", "gives 1 twice", edited("each value once", "1,1", "1,2")),
+    swept("seed=range(0,10,0)", "has no end", edited("range(START,STOP,STEP)", ",0)", ",5)")),
+    swept("seed=range(0,inf)", "has no end", edited("range(START,STOP,STEP)", "inf", "2")),
+    swept("seed=range(0,1e9)", "1,000,000,000 values", edited("At most", "1e9", "2")),
+    swept("seed=range(5,1)", "gives no value at all", value("5,1", "1,3")),
+    swept("seed=1,,2", "A value is missing beside a comma", shown(after="comma:")),
+    swept("seed=choice(1,", "A bracket is not closed", shown(after="too many is:")),
+    swept("model=cnn,nope", "no model called 'nope'", edited("There are: cnn", "nope", "mlp"), Code.unknown_option),
+    swept("~seed=1,2", "a removal takes no values", value("~seed=1,2", "seed=1,2")),
+    swept("model.hidden+=1,2", "what is added to a list is not swept", shown(after="lists:", **{"[a],[a,b]": "[1],[2]"})),
+    swept("run_dir=a,b", "each job of a sweep has a directory", edited("name=NAME", "run_dir=a,b", "name=a,b")),
+    swept("seed=3", "nothing is swept", edited("seed=range(3)", "seed=3", "seed=range(3)")),
+    Wrong(["-m", "seed=1,2", "seed=3"], LINE, COMMAND_LINE, "seed is swept, and given again", left_out),
+    # Keys
+    *[typed(line, LINE, "is no key: keys are words", shown()) for line in (
+        ".seed=1", "seed.=1", "model..hidden=[1]", "+model..x=1", "model[hidden]=[1]", "seed =1", "'seed'=1", '"seed"=1', "model.'hidden'=[1]", "-seed=1", "--seed=1")],
+    typed("$seed=1", KEY, "no key '$seed'", part("$seed")),
+    typed("seed==1", LINE, "cannot read", shown()),
+    typed("seed:1", LINE, "is no override", shown()),
+    typed("seed: 1", LINE, "is no override", shown()),
+    *[typed(line, LINE, "is no override", edited("key=value, group=option, +key=value", line, right)) for line, right in (
+        ("seed", "seed=1"), ("+seed", "+model.x=1"), ("~", "~model.hidden"), ("+", "+model.x=1"), ("+~model", "~optimizer"), ("=3", "seed=3"))],
+    typed("model.hidden[0]=3", LINE, "A single item cannot be set", edited("model.hidden=[...]", "hidden[0]=3", "hidden=[3]")),
+    typed("model.hidden.0=3", LINE, "not set singly", edited("model.hidden+=ITEM", "hidden.0=3", "hidden+=3")),
+    typed("+model.*bias.x=1", LINE, "stands in braces", shown()),
+    typed("SEED=1", KEY, "no key 'SEED'", part("SEED")),
+    typed("loop.max_step=1", KEY, "no key 'loop.max_step'", part("loop.max_step")),
+    typed("loop-max_duration=1", KEY, "no key 'loop-max_duration'", part("loop-max_duration")),
+    typed("loop_max_duration=1", KEY, "no key 'loop_max_duration'", part("loop_max_duration")),
+    typed("loop/max_duration=1", Code.unknown_option, "no group 'loop/max_duration'", shown()),
+    typed("optimizer.nope=1", KEY, "no key 'optimizer.nope'", shown(after="To add it, write ")),
+    typed("model.x.y=1", KEY, "no key 'model.x.y'", shown()),
+    typed("callbacks.x.y=1", KEY, "no key 'callbacks.x.y'", shown(TARGET="mine.Net")),
+    typed("param_groups.x.lr=1", KEY, "no key 'param_groups.x.lr'", shown()),
+    typed("scheduler.x=1", LINE, "scheduler is null", shown(NAME="warmup_cosine")),
+    typed("loop.max_duration.x=1", LINE, "loop.max_duration is not a mapping", shown(VALUE="5")),
+    typed("seed.x=1", LINE, "seed is not a mapping", shown(VALUE="1")),
+    typed("+seed=1", LINE, "seed exists already", edited("Leave out the '+'", "+", "")),
+    typed("model={a: 1}", KEY, "no key 'model.a'", shown(after="To add it, write ")),
+    typed("model.hidden={a: 1}", TYPE, "does not merge", shown("~model.hidden", after="'~model.hidden' ")),
+    typed("seed+=1", LINE, "seed is 0, and no list", shown()),
+    typed("+model.hidden+=1", LINE, "cannot read", shown()),
+    typed("~model.hidden+=1", LINE, "cannot read", shown()),
+    typed("model.nope+=1", KEY, "no key 'model.nope'", shown(after="To make the list, write ")),
+    typed("model+=cnn", LINE, "model is a group", shown(after="with ", NAME="cnn")),
+    typed("hydra.run.dir=x", Code.no_effect, "has no effect", edited("only composes", "hydra.run.dir", "run_dir")),
+    # Removals
+    typed("~model.hiden", LINE, "there is no 'model.hiden' to remove", part("model.hiden")),
+    typed("~model.zzz", LINE, "there is no 'model.zzz' to remove", left_out),
+    typed("~seed=5", LINE, "seed is 0, and not 5", shown()),
+    typed("~seed=null", LINE, "seed is 0, and not null", shown()),
+    typed("~seed=", LINE, "seed is 0, and not ''", shown()),
+    typed("~model.hidden=[1]", LINE, "model.hidden is [64], and not [1]", shown()),
+    # Values that must be given
+    Wrong(["data=text"], Code.not_given, "configs/data/text.yaml:2", "data.path must be given", added(VALUE="x")),
+    *[typed(f"{key}=???", Code.not_given, f"{key} must be given", added(VALUE="1")) for key in ("seed", "model.hidden", "optimizer.lr")],
+    # Interpolations
+    *[body(f"name: '{text}'", LOST, says, edited(hint, text, right)) for text, says, hint, right in (
+        ("${missing}", "names a key that is not there: missing", "", "${seed}"), ("x_${missing}", "not there: missing", "", "x_${seed}"),
+        ("${.missing}", "not there", "", "${.seed}"), ("${..missing}", "not there: ..missing", "", "${.seed}"), ("${seed.x}", "not there: seed.x", "", "${seed}"),
+        ("${missing[a].b[c]}", "not there: missing[a].b[c]", "", "${seed}"), ("${model.hidden.9}", "not there: model.hidden.9", "", "${model.hidden.0}"),
+        ("${Seed}", "not there: Seed", "Did you mean 'seed'", "${seed}"), ("${loop.maxduration}", "not there: loop.maxduration", "'loop.max_duration'", "${loop.max_duration}"),
+        ("${run_dir}", "leads back to itself", "Write the value", "x"), ("${name}", "leads back to itself", "Write the value", "x"),
+        ("${nope:x}", "which is no resolver", "Known: ${key}", "${oc.env:NOPE_2,x}"), ("${oc.env:NOPE_1}", "NOPE_1 is not set", "${oc.env:NOPE_1,DEFAULT}", "${oc.env:NOPE_1,x}"),
+        ("${oc.env}", "a resolver without its colon", "${oc.env:ARGUMENT}", "${oc.env:NOPE_2,x}"), ("${now}", "a resolver without its colon", "${now:ARGUMENT}", "${now:%Y}"),
+        ("${oc.env:}", "fails: TypeError", "", "${oc.env:NOPE_2,x}"), ("${oc.env:A,B,C}", "fails: TypeError", "", "${oc.env:A,B}"),
+        ("${oc.decode:${seed}}", "fails: TypeError", "", "${seed}"), ("${oc.dict.keys:seed}", "fails: TypeError", "", "x"), ("${mul:2}", "fails: TypeError", "", "${mul:2,3}"),
+        ("${fails:1}", "fails: RuntimeError: no luck", "", "${mul:2,3}"), ("${hydra:job.num}", "asks for Hydra's own settings", "only composes", "x"))],
+    *[body(f"name: '{text}'", Code.yaml, "is no interpolation", edited("Write ${key}", text, "${seed}")) for text in (
+        "${", "${}", "${a b}", "${te st:foo}", "${y@z:}", "${0:1}", "${some_${seed}:a}", "${oc.env:${name}", "${..}", "${seed.}", "${[a}", "${seed]}")],
+    body("name: ${model}", TYPE, "it must be a text or null", value("${model}", "x")),
+    body("name: ${loop}", TYPE, "it must be a text or null", value("${loop}", "x")),
+    body("checkpoint.fixed_steps: ['${model}']", TYPE, "must be a whole number", value("'${model}'", "3")),
+    body("seed: ${name}", VALUE, "comes to 'own', but it must be a whole number", value("${name}", "3")),
+    body("seed: ${loop.hard_stop}", TYPE, "seed is null", value("${loop.hard_stop}", "3")),
+    body("device: ${name}", VALUE, "one of auto, cpu, cuda, mps", value("${name}", "cpu")),
+    body("model.x: ${model}", LOST, "leads back to itself", value("${model}", "${seed}")),
+    body("model: ${nope}", LOST, "not there: nope", value("${nope}", "${data}")),
+    body("param_groups.x.lr: ${nope}", LOST, "not there: nope", value("${nope}", "${optimizer.lr}")),
+    Wrong(["+experiment=own"], LOST, f"{OWN}:3", "leads back to itself", edited("Write the value", "${loop.max_time}", "500s"),
+          {"experiment/own.yaml": "# @package _global_\nloop:\n  hard_stop: ${loop.max_time}\n  max_time: ${loop.hard_stop}\n"}),
+    body("model: {a: ${seed}}", Code.yaml, "got '{'", edited("in quotes", "${seed}", "'${seed}'")),
+    typed("name=${missing}", LOST, "not there: missing", value("missing", "seed")),
+    typed("seed=${name}", VALUE, "comes to 'default'", value("${name}", "3")),
+    # Types
+    *[body(f"seed: {wrong}", TYPE, "it must be a whole number", value(wrong, "7")) for wrong in ("hello", "null", "[1, 2]", "{a: 1}", "true", "1.5", "'3'", "~")],
+    *[typed(f"seed={wrong}", TYPE, "it must be a whole number", value(wrong, "7")) for wrong in ("hello", "null", "[1]", "{a:1}", "true", "1.5", "'3'", "''", "1 2", "0x10")],
+    body("seed: 1e3", TYPE, "it must be a whole number", part("1e3", after="Write ")),
+    body("seed: -1", VALUE, "of at least 0", value("-1", "1")),
+    body("seed: 99999999999999999999999", VALUE, "fit into 64 bits", value("99999999999999999999999", "9")),
+    *[body(f"deterministic: {wrong}", TYPE, "it must be true or false", value(wrong, "true")) for wrong in ("hello", "null", "[]", "2", "{a: 1}")],
+    body("deterministic: 1", TYPE, "it must be true or false", part("1", after="Write ")),
+    body("deterministic: yes", Code.yaml, "read by YAML as true", part("yes", after="Write ")),
+    *[body(f"name: {wrong}", TYPE, "it must be a text or null", value(wrong, "x")) for wrong in ("[a]", "{a: b}", "true")],
+    body("name: 1.5", TYPE, "it must be a text or null", edited("Put it in quotes", "1.5", "'1.5'")),
+    typed("name=1.5", TYPE, "it must be a text or null", shown()),
+    body("device: gpu", TYPE, "one of auto, cpu, cuda, mps", part("gpu")),
+    *[body(f"device: {wrong}", TYPE, "one of auto, cpu, cuda, mps", value(wrong, "cpu")) for wrong in ("1", "null", "[cpu]", "{a: 1}")],
+    *[body(f"loop.max_duration: {wrong}", VALUE, "duration", value(wrong, "3ep")) for wrong in ("soon", "[1]", "{a: 1}", "true", "0", "-1", "1.5", "null", "''")],
+    body("checkpoint.fixed_steps: 3", TYPE, "a list of whole numbers", part("3", after="Write ")),
+    *[body(f"checkpoint.fixed_steps: {wrong}", TYPE, "whole number", value(wrong, "[3]")) for wrong in ("[a]", "[1.5]", "[[1]]", "[null]", "null")],
+    body("checkpoint.fixed_steps: {a: 1}", Code.yaml, "it must be a list", value("{a: 1}", "[1]")),
+    *[body(f"precision.clip_norm: {wrong}", TYPE, "a number or null", value(wrong, "1.0")) for wrong in ("fast", "[1]", "true", "{a: 1}")],
+    body("precision.clip_norm: .nan", VALUE, "it must be finite", value(".nan", "1.0")),
+    *[body(f"loop: {wrong}", TYPE, "must be a section", edited("loop.max_duration", wrong, "{max_duration: 3}")) for wrong in ("3", "null", "text", "true")],
+    body("loop: [1]", Code.yaml, "a mapping of keys to values", value("[1]", "{max_duration: 3}")),
+    *[body(f"model: {wrong}", TYPE, "a node with `_target_`", value(wrong, "{_target_: mine.Net}")) for wrong in ("3", "text", "true")],
+    *[body(f"callbacks: {wrong}", TYPE, "it must be a mapping", value(wrong, "{}")) for wrong in ("3", "text", "null")],
+    body("callbacks: {x: 3}", TYPE, "a node with `_target_`, or null", value("3", "null")),
+    body("callbacks: {x: {y: 1}}", Code.target, "has no _target_", edited("_target_: package.module.Class", "y: 1", "_target_: mine.Net")),
+    body("param_groups: {x: 3}", TYPE, "a mapping of settings", value("3", "{lr: 0.1}")),
+    body("freeze: a", TYPE, "a list of texts", edited("[a]", ": a", ": [a]")),
+    body("ckpt: 3", TYPE, "a path, a glob or a list of them", value("3", "x")),
+    body("optimizer.lr: 0,1", Code.yaml, "not as a number", part("0,1", after="Write ")),
+    body("optimizer.lr: .inf", VALUE, "it must be finite", value(".inf", "0.5")),
+    body("loop.nope: 1", KEY, "no key 'loop.nope'", edited("loop.", "nope", "hard_stop")),
+    body("checkpoint.keep_best.moode: min", KEY, "no key 'checkpoint.keep_best.moode'", edited("checkpoint.keep_best.mode", "moode", "mode")),
+    # What Hydra's instantiate refuses
+    *[body(f"model._target_: {wrong}", Code.target, "is no dotted name", edited("package.module.Name", wrong, "mine.Net")) for wrong in ("3", "null", "''", "nope", ".mine", "mine..Net", "[a]", "mine.Net()")],
+    body("model._target_: mine.Nett", Code.target, "has no 'Nett'", edited("'Net'", "Nett", "Net")),
+    body("model._target_: os.system", Code.target, "is blocked", value("os.system", "mine.Net")),
+    *[body(f"model._args_: {wrong}", Code.argument, "it must be a list", value(wrong, "[]")) for wrong in ("3", "{a: 1}")],
+    *[body(f"model._partial_: {wrong}", Code.argument, "it must be true or false", value(wrong, "false")) for wrong in ("3", "x")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", ROWS, ids=str)
+def test_a_wrong_value_is_refused_where_it_stands_with_a_cure_that_composes(small_project: Path, wrong: Wrong) -> None:
+    check(wrong)
