@@ -178,20 +178,21 @@ def test_nothing_is_removed_while_it_is_copied_and_a_slow_folder_gets_the_newest
 
     class Look(Callback):
         def on_train_step_end(self, trainer: Trainer, *results: object) -> None:
-            if trainer.progress.step == 2:
+            if trainer.progress.step == 3:
                 assert begun.wait(20)
             if trainer.progress.step == 6:
                 seen.append(sorted(name for name in os.listdir(run.own) if not name.startswith(".")))
+            if trainer.progress.step == 7:
                 go.set()
 
     run.prepare = lambda checkpoint: setattr(checkpoint.saver.copier.storage, "disk", Slow())  # type: ignore[union-attr]
     with caplog.at_level(logging.INFO):
-        run.fit(6, Look(), every=1, max_checkpoints=1, save_async=False)
-    assert seen == [["step1", "step5"]]  # The one that is copied, and the newest, which waits.
-    assert "step2 is not copied: step3 is due before the copy of an earlier one is done" in caplog.text
-    assert sorted(LocalStorage(run.own).names()) == ["step6"]
-    assert run.copied == [6]
-    assert "copied step 1 to" in caplog.text
+        run.fit(7, Look(), every=2, max_checkpoints=1, save_async=False)
+    assert seen == [["step2", "step4", "step5"]]  # The one that is copied, the one that waits, the newest.
+    assert "step4 is not copied: step6 is due before the copy of an earlier one is done" in caplog.text
+    assert sorted(LocalStorage(run.own).names()) == ["step7"]
+    assert run.copied == [7]
+    assert "copied step 2 to" in caplog.text
 
 
 def test_a_copy_gets_the_metrics_of_an_evaluation_that_came_later(run: Run) -> None:
